@@ -1,0 +1,280 @@
+"""Local copies of runs: a directory of one subtask that the host's Python workers share.
+
+A file is an edge between two chain digests, named by them: it holds the changes of some successive batches.
+The state of a checkpoint is a path of edges from the empty state to the checkpoint's digest, so a file of an
+attempt that failed, of another epoch or of another history is simply not on the path. Nothing here is
+needed for correctness: what is missing or damaged is fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import CorruptionError
+from statelog.state.key_groups import HashRange
+from statelog.state.merge import choose_merge, merge_runs
+from statelog.state.run import LOCAL_BLOCK_ROWS, Run, RunWriter
+
+__all__ = ["Edge", "LocalRuns"]
+
+_GROUP_RUNS: Final = 64
+_GROUP_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A local file: the changes that lead from one digest to another.
+
+    Parameters
+    ----------
+    first, last : int
+        Batches whose changes it holds.
+    before, after : bytes
+        Chain digests before the first and after the last.
+    """
+
+    first: int
+    last: int
+    before: bytes
+    after: bytes
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file."""
+        return f"{self.first}-{self.last}-{self.before.hex()}-{self.after.hex()}.run"
+
+    @classmethod
+    def parse(cls, file_name: str) -> Edge | None:
+        """The edge of a file; None for other files."""
+        parts = file_name.removesuffix(".run").split("-")
+        if not file_name.endswith(".run") or len(parts) != 4:
+            return None
+        try:
+            return cls(int(parts[0]), int(parts[1]), bytes.fromhex(parts[2]), bytes.fromhex(parts[3]))
+        except ValueError:
+            return None
+
+
+class LocalRuns:
+    """The local runs of one subtask.
+
+    Several processes may use the directory at once: files are written under other names and then renamed,
+    and a file that disappears is treated as one that was never there.
+
+    Parameters
+    ----------
+    directory : Path
+        The subtask's directory; it is made when the first file is written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._opened: dict[str, Run] = {}
+
+    def edges(self) -> list[Edge]:
+        """All edges in the directory, without opening them."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        return [edge for name in names if (edge := Edge.parse(name)) is not None]
+
+    def path(self, start: bytes, head: bytes) -> list[Edge] | None:
+        """Edges that lead from one digest to another, oldest first, as few as there are; or None."""
+        by_after: dict[bytes, list[Edge]] = {}
+        for edge in self.edges():
+            by_after.setdefault(edge.after, []).append(edge)
+        return _walk_back(by_after, start, head)
+
+    def open(self, edge: Edge) -> Run:
+        """Open an edge's run, mapped into memory; opened runs are kept.
+
+        Raises
+        ------
+        CorruptionError
+            If the file is damaged; it was removed.
+        FileNotFoundError
+            If another process removed it.
+        """
+        run = self._opened.get(edge.file_name)
+        if run is None:
+            path = self.directory / edge.file_name
+            try:
+                run = _map(path)
+                run.verify()
+            except (CorruptionError, pa.ArrowInvalid):
+                path.unlink(missing_ok=True)
+                raise
+            self._opened[edge.file_name] = run
+        return run
+
+    def write(self, edge: Edge, data: bytes, token: str) -> None:
+        """Write the run of an edge.
+
+        Parameters
+        ----------
+        edge : Edge
+            What the run holds.
+        data : bytes
+            The run.
+        token : str
+            Unique among the directory's writers.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.directory / f"{edge.last}-{token}.tmp"
+        temporary.write_bytes(data)
+        temporary.rename(self.directory / edge.file_name)
+
+    def write_merged(
+        self, edge: Edge, runs: Iterable[Run], token: str, *, is_bottom: bool, within: HashRange | None = None
+    ) -> None:
+        """Merge runs into the run of an edge.
+
+        However many there are, only some of them are in memory at once: groups are merged into temporary
+        files, and these into the result.
+
+        Parameters
+        ----------
+        edge : Edge
+            What the result holds.
+        runs : iterable of Run
+            The inputs, oldest first.
+        token : str
+            Unique among the directory's writers.
+        is_bottom : bool
+            Whether the result starts at the empty state, so that removals need not be kept.
+        within : HashRange, optional
+            Keep only keys of these hashes.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        groups: list[Run] = []
+        for number, group in enumerate(_in_groups(runs)):
+            if number == 0:
+                groups = group
+                continue
+            scratch = self.directory / f"{edge.last}-{token}-{number}.tmp"
+            # Only the oldest rows may lose their removals, and the groups so far are the oldest.
+            groups = [_merge_to(scratch, [*groups, *group], is_bottom=is_bottom, within=within)]
+            scratch.unlink()
+        temporary = self.directory / f"{edge.last}-{token}.tmp"
+        _merge_to(temporary, groups, is_bottom=is_bottom, within=within)
+        temporary.rename(self.directory / edge.file_name)
+
+    def compact(
+        self,
+        edges: Sequence[Edge],
+        genesis: bytes,
+        fan_in: int,
+        token: str,
+        *,
+        before_merge: Callable[[], None] = lambda: None,
+    ) -> Edge | None:
+        """Merge the newest runs of a path if there are many of a size; all must be certain.
+
+        Parameters
+        ----------
+        edges : sequence of Edge
+            A path from the empty state.
+        genesis : bytes
+            Chain digest of the empty state.
+        fan_in : int
+            As in :func:`statelog.state.merge.choose_merge`.
+        token : str
+            Unique among the directory's writers.
+        before_merge : callable
+            Called if there is something to merge.
+
+        Returns
+        -------
+        Edge or None
+            The merged run, which replaces the others; None if nothing was to be done.
+        """
+        newest = choose_merge([self.open(edge).rows for edge in edges], fan_in)
+        if not newest:
+            return None
+        before_merge()
+        merged = edges[-newest:]
+        edge = Edge(merged[0].first, merged[-1].last, merged[0].before, merged[-1].after)
+        runs = [self.open(part) for part in merged]
+        self.write_merged(edge, runs, token, is_bottom=edge.before == genesis)
+        for part in merged:
+            (self.directory / part.file_name).unlink(missing_ok=True)
+        return edge
+
+    def sweep(self, path: Sequence[Edge], certain: int) -> None:
+        """Remove files of batches up to `certain` that are not on the path, and forget their maps.
+
+        Such files come from attempts that failed and from other histories. None is still being written: a
+        batch that is certain has no live attempt.
+        """
+        kept = {edge.file_name for edge in path}
+        for name in os.listdir(self.directory) if self.directory.exists() else ():
+            if name not in kept and _last_batch(name) <= certain:
+                (self.directory / name).unlink(missing_ok=True)
+        for name in [name for name in self._opened if name not in kept]:
+            del self._opened[name]
+
+    def digests(self, start: bytes) -> list[bytes]:
+        """All digests that edges lead to from `start`, itself included."""
+        by_before: dict[bytes, list[Edge]] = {}
+        for edge in self.edges():
+            by_before.setdefault(edge.before, []).append(edge)
+        reached = [start]
+        for digest in reached:
+            reached.extend(edge.after for edge in by_before.get(digest, ()) if edge.after not in reached)
+        return reached
+
+
+def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    group: list[Run] = []
+    size_bytes = 0
+    for run in runs:
+        group.append(run)
+        size_bytes += run.size_bytes
+        if len(group) >= _GROUP_RUNS or size_bytes >= _GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def _merge_to(path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None) -> Run:
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = RunWriter(sink, compress=False, block_rows=LOCAL_BLOCK_ROWS)
+        merge_runs(runs, writer, is_bottom=is_bottom, within=within)
+    return _map(path)
+
+
+def _map(path: Path) -> Run:
+    with pa.memory_map(str(path)) as mapped:
+        return Run(mapped.read_buffer(), str(path))
+
+
+def _last_batch(file_name: str) -> int:
+    edge = Edge.parse(file_name)
+    if edge is not None:
+        return edge.last
+    prefix = file_name.partition("-")[0]
+    return int(prefix) if prefix.isdecimal() else -1
+
+
+def _walk_back(by_after: dict[bytes, list[Edge]], start: bytes, head: bytes) -> list[Edge] | None:
+    """Depth-first from the head to the start, taking the longest edges first."""
+    pending: list[tuple[bytes, list[Edge]]] = [(head, [])]
+    seen: set[bytes] = set()
+    while pending:
+        digest, path = pending.pop()
+        if digest == start:
+            return path[::-1]
+        if digest in seen:
+            continue
+        seen.add(digest)
+        for edge in sorted(by_after.get(digest, ()), key=lambda edge: edge.first, reverse=True):
+            pending.append((edge.before, [*path, edge]))
+    return None

@@ -1,0 +1,115 @@
+"""Bringing a subtask's state to where its batch starts: local runs first, then what the log has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.changelog import chain
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.segment import MissingSegments, SegmentRef
+from statelog.errors import CorruptionError, ErrorKind, StorageError
+from statelog.state.key_groups import HashRange
+from statelog.state.run import Run
+from statelog.storage import Store
+
+__all__ = ["read_segments", "restore_runs"]
+
+_ATTEMPTS: Final = 3
+
+
+def restore_runs(
+    local: LocalRuns,
+    *,
+    genesis: bytes,
+    head: bytes,
+    last_batch: int,
+    within: HashRange,
+    fetch: Callable[[list[bytes]], MissingSegments],
+    open_store: Callable[[], Store],
+    token: str,
+) -> list[tuple[Edge, Run]]:
+    """Find or fetch the runs that make up a state.
+
+    Parameters
+    ----------
+    local : LocalRuns
+        The subtask's local runs.
+    genesis, head : bytes
+        Chain digests of the empty state and of the state that is wanted.
+    last_batch : int
+        The batch that the wanted state comes after.
+    within : HashRange
+        Hashes of the subtask.
+    fetch : callable
+        Asks the coordinator which segments are missing, given the digests that are here.
+    open_store : callable
+        Opens the store that holds the segments.
+    token : str
+        Unique among the directory's writers.
+
+    Returns
+    -------
+    list of (Edge, Run)
+        The state, oldest first; what was missing is local now.
+
+    Raises
+    ------
+    CorruptionError
+        If a stored segment is damaged.
+    StorageError
+        If a segment cannot be read, or local files disappear again and again.
+    """
+    for _ in range(_ATTEMPTS):
+        path = local.path(genesis, head)
+        if path is None:
+            missing = fetch(local.digests(genesis))
+            edge = Edge(missing.first_batch, last_batch, missing.since, head)
+            runs = read_segments(open_store(), missing.segments)
+            local.write_merged(edge, runs, token, is_bottom=missing.since == genesis, within=within)
+            continue
+        try:
+            return [(edge, local.open(edge)) for edge in path]
+        except (CorruptionError, FileNotFoundError):
+            # The damaged file is gone now, or another worker merged it; either way look again.
+            continue
+    raise StorageError(
+        f"The local runs in {local.directory} could not be opened in {_ATTEMPTS} attempts.",
+        hint="Is the disk failing, or does another program remove files there?",
+    )
+
+
+def read_segments(store: Store, segments: Iterable[SegmentRef]) -> Iterator[Run]:
+    """Read stored changesets one after the other.
+
+    Raises
+    ------
+    CorruptionError
+        If one is damaged or shorter than recorded; names the object and the offset.
+    StorageError
+        If one cannot be read.
+    """
+    for segment in segments:
+        data = _read(store, segment)
+        if len(data) != segment.length or chain.checksum(data) != segment.checksum:
+            raise CorruptionError(
+                f"{segment.name}: the changeset of subtask {segment.subtask} at offset {segment.offset},"
+                f" {segment.length} bytes, is damaged or cut short.",
+                hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+            )
+        yield Run(pa.py_buffer(data), segment.name, segment.offset)
+
+
+def _read(store: Store, segment: SegmentRef) -> bytes:
+    try:
+        return store.read(segment.name, offset=segment.offset, length=segment.length)
+    except StorageError as error:
+        if error.kind is not ErrorKind.OBJECT_MISSING:
+            raise
+        raise CorruptionError(
+            f"{error.message} It holds a changeset of subtask {segment.subtask} at offset {segment.offset}.",
+            kind=ErrorKind.OBJECT_MISSING,
+            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+        ) from error

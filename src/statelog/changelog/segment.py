@@ -1,0 +1,57 @@
+"""Where changesets are stored."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["MissingSegments", "SegmentRef"]
+
+
+class SegmentRef(msgspec.Struct, frozen=True):
+    """Where the changeset of one subtask is stored.
+
+    Parameters
+    ----------
+    subtask : int
+        Number of the subtask, of the checkpoint's parallelism.
+    attempt : int
+        Spark's task attempt id that wrote the changeset.
+    checksum : bytes
+        xxh3-128 of the changeset's bytes.
+    offset, length : int
+        Byte range. In a stored entry the offset counts from the start of the entry's payload while
+        `name` is empty; a reader sees absolute offsets in the object `name`.
+    rows : int
+        Number of changes.
+    input_rows : int
+        Number of input rows that the subtask read in this batch.
+    name : str
+        The object that holds the segment; empty while it is inside the entry itself.
+    """
+
+    subtask: int
+    attempt: int
+    checksum: bytes
+    offset: int
+    length: int
+    rows: int
+    input_rows: int
+    name: str = ""
+
+
+class MissingSegments(msgspec.Struct, frozen=True):
+    """What a subtask lacks of a state.
+
+    Parameters
+    ----------
+    since : bytes
+        Chain digest of the newest state that the subtask has; of the empty state if it has none.
+    first_batch : int
+        The first batch that it lacks.
+    segments : list of SegmentRef
+        What leads from there to the wanted state, oldest first. They may hold other subtasks' keys too.
+    """
+
+    since: bytes
+    first_batch: int
+    segments: list[SegmentRef]

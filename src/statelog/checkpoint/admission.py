@@ -1,0 +1,110 @@
+"""Whether a run may go on from the state of a location."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.history import History
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
+
+__all__ = ["OperatorRun", "require_admission"]
+
+
+@dataclass(frozen=True)
+class OperatorRun:
+    """One run of one operator.
+
+    Parameters
+    ----------
+    query_id, run_id, uid, instance : str
+        As in the tasks' calls.
+    parallelism : int
+        Number of subtasks.
+    key_schema : bytes
+        Arrow IPC schema message of the grouping columns.
+    states : list of StateSchema
+        The operator's states, by name.
+    """
+
+    query_id: str
+    run_id: str
+    uid: str
+    instance: str
+    parallelism: int
+    key_schema: bytes
+    states: list[StateSchema]
+
+
+def require_admission(run: OperatorRun, history: History, first_batch: int, name: str) -> None:
+    """Check that a location's state is the run's own and reaches up to its first batch.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    history : History
+        The location's checkpoints.
+    first_batch : int
+        The first batch that Spark runs.
+    name : str
+        Operator and location, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If the state belongs to another query or operator, or its keys or states are of other types.
+    StateMissingError
+        If the checkpoint before `first_batch` does not exist.
+    """
+    latest = history.latest
+    if latest is not None and (latest.query_id, latest.uid) != (run.query_id, run.uid):
+        raise ConfigurationError(
+            f"{name}: the state there belongs to operator '{latest.uid}' of query {latest.query_id},"
+            f" not to query {run.query_id}.",
+            kind=ErrorKind.OTHER_OWNER,
+            hint="Give this query another location, or start it with the checkpointLocation that the state belongs to.",
+        )
+    if first_batch == 0:
+        return
+    if latest is None or not history.has_batch(first_batch - 1):
+        raise _missing(latest, first_batch, name)
+    _require_same_schemas(run, latest, name)
+
+
+def _missing(latest: Checkpoint | None, batch: int, name: str) -> StateMissingError:
+    found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
+    hint = (
+        "Was the uid or the location changed, or the operator added to a query that had already run? Use"
+        " the old ones, or start with a new checkpointLocation."
+        if latest is None
+        else "Stop the query, run statelog.rewind(checkpointLocation) and start it again: Spark then"
+        " repeats the batches whose state is missing."
+    )
+    return StateMissingError(
+        f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but {found}.",
+        hint=hint,
+    )
+
+
+def _require_same_schemas(run: OperatorRun, latest: Checkpoint, name: str) -> None:
+    if latest.key_schema != run.key_schema:
+        raise ConfigurationError(
+            f"{name}: its state is keyed by ({_fields(latest.key_schema)}), this query by ({_fields(run.key_schema)}).",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Group by the same columns, or start with a new checkpointLocation.",
+        )
+    own = {state.name: state for state in run.states}
+    for stored in latest.states:
+        if stored.name in own and own[stored.name] != stored:
+            raise ConfigurationError(
+                f"{name}: the location holds {StateDescriptor.from_stored(stored)}, the processor"
+                f" declares {StateDescriptor.from_stored(own[stored.name])}.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Declare the state as it was, or use another name for the new one.",
+            )
+
+
+def _fields(schema: bytes) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in decode_schema(schema))

@@ -1,0 +1,470 @@
+"""The coordinator of one operator in one run: begin, acks, and the log entry that makes a checkpoint.
+
+It knows nothing of Spark: the batch's time comes from a callable, tasks call it through a server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from statelog.changelog import chain
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.entry import Checkpoint, Claim
+from statelog.checkpoint.history import History
+from statelog.checkpoint.log import Log
+from statelog.checkpoint.orphans import CHANGES_FOLDER, find_orphans
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
+from statelog.clock import Clock
+from statelog.errors import (
+    ConfigurationError,
+    CorruptionError,
+    ErrorKind,
+    FencedError,
+    StatelogError,
+    StateMissingError,
+    StorageError,
+)
+from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
+from statelog.options import Options
+from statelog.state.schema import StateSchema
+from statelog.storage import Store
+
+__all__ = ["BatchTime", "OperatorCoordinator"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """Spark's time and watermark of a batch, milliseconds since the Unix epoch."""
+
+    time_ms: int
+    watermark_ms: int
+
+
+@dataclass
+class _Taken:
+    """An ack that counts, and the changeset's bytes until they are stored."""
+
+    ack: Ack
+    payload: bytes
+    stored: SegmentRef | None = None
+
+
+@dataclass
+class _Batch:
+    """The batch in progress: it can be repeated until the next one begins."""
+
+    number: int
+    time: BatchTime
+    begun: dict[int, int] = field(default_factory=dict)
+    acks: dict[int, _Taken] = field(default_factory=dict)
+    durable: Checkpoint | None = None
+
+
+class OperatorCoordinator:
+    """Decides what each subtask starts from, and what each checkpoint consists of.
+
+    The order of calls is :meth:`open`, then :meth:`begin`, :meth:`fetch` and :meth:`ack` from any thread, then
+    :meth:`close`.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    store : Store
+        Where the operator's files are.
+    location : str
+        The store's location, for the tasks and for messages.
+    root : str
+        The operator's folder in the store.
+    log : Log
+        The operator's log.
+    options : Options
+        Options.
+    clock : Clock
+        Time.
+    new_token : callable
+        Makes 16 unique bytes.
+    batch_time : callable
+        Tells Spark's time of a batch.
+    """
+
+    def __init__(
+        self,
+        run: OperatorRun,
+        *,
+        store: Store,
+        location: str,
+        root: str,
+        log: Log,
+        options: Options,
+        clock: Clock,
+        new_token: Callable[[], bytes],
+        batch_time: Callable[[int], BatchTime],
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._location = location
+        self._root = root
+        self._log = log
+        self._options = options
+        self._clock = clock
+        self._new_token = new_token
+        self._batch_time = batch_time
+        self._lock = threading.Lock()
+        self._history = History()
+        self._epoch = 0
+        self._batch: _Batch | None = None
+        self._heads: list[bytes] = []
+        self._origins = [
+            chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in range(run.parallelism)
+        ]
+        self._stopped: StatelogError | None = None
+
+    @property
+    def _name(self) -> str:
+        return f"operator '{self._run.uid}' at {self._location}/{self._root}"
+
+    def open(self, first_batch: int) -> None:
+        """Claim the location for this run, and find the state before its first batch.
+
+        Raises
+        ------
+        ConfigurationError
+            If the location belongs to another query or operator, or its keys or states are of other types.
+        StateMissingError
+            If the checkpoint before `first_batch` does not exist.
+        CorruptionError, StorageError
+            If the log is damaged or cannot be read.
+        """
+        started_s = self._clock.monotonic_s()
+        # A run that may not use the location must not fence off the one that owns it: look before claiming.
+        require_admission(self._run, History(self._log.read()), first_batch, self._name)
+        entries = self._log.claim(self._make_claim)
+        require_admission(self._run, History(entries), first_batch, self._name)
+        self._history = History(entries if first_batch > 0 else ())
+        self._remove_orphans(History(entries))
+        log_s = self._clock.monotonic_s() - started_s
+        run = self._run
+        self._options.observer.restore(
+            RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
+        )
+
+    def _make_claim(self, epoch: int) -> Claim:
+        self._epoch = epoch
+        run = self._run
+        now_ms = int(self._clock.now_s() * 1000)
+        return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
+
+    def _remove_orphans(self, history: History) -> None:
+        orphans = find_orphans(
+            self._store,
+            self._root,
+            history,
+            epoch=self._epoch,
+            min_age_s=self._options.orphan_min_age_s,
+            clock=self._clock,
+        )
+        if orphans:
+            _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
+            self._store.delete(orphans)
+
+    def begin(self, request: Begin) -> Begun:
+        """A subtask begins a batch, for the first time or again.
+
+        Raises
+        ------
+        FencedError
+            If a newer run owns the location, or the batch is over.
+        StateMissingError
+            If the checkpoint before the batch does not exist.
+        ConfigurationError
+            If the task's partition is not the one that the operator made, or its rows are of another batch.
+        """
+        with self._lock:
+            self._require_running()
+            task = request.task
+            batch = self._enter(task)
+            self._check_partition(request, batch)
+            batch.begun[task.attempt] = task.subtask
+            return Begun(
+                epoch=self._epoch,
+                genesis=self._origins[task.subtask],
+                head=self._heads[task.subtask],
+                inline_bytes=self._options.inline_budget_bytes // self._run.parallelism,
+                upload_prefix=f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{task.subtask}",
+                store=self._location,
+                batch_time_ms=batch.time.time_ms,
+                watermark_ms=batch.time.watermark_ms,
+            )
+
+    def _enter(self, task: TaskId) -> _Batch:
+        """The batch that a task belongs to; the first task of a batch starts it."""
+        current = self._batch
+        if current is not None and task.batch == current.number:
+            return current
+        if current is not None and task.batch < current.number:
+            raise self._stale(task, current)
+        if current is not None and (task.batch > current.number + 1 or current.durable is None):
+            raise self._incomplete(task, current)
+        if current is None:
+            self._heads = [
+                self._history.digest(origin, subtask, self._run.parallelism, task.batch - 1)
+                for subtask, origin in enumerate(self._origins)
+            ]
+        else:
+            assert current.durable is not None
+            self._heads = [
+                chain.extend(head, current.number, [segment.checksum])
+                for head, segment in zip(self._heads, current.durable.segments, strict=True)
+            ]
+        self._batch = _Batch(task.batch, self._batch_time(task.batch))
+        return self._batch
+
+    def _stale(self, task: TaskId, current: _Batch) -> FencedError:
+        return FencedError(
+            f"{self._name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
+            kind=ErrorKind.STALE_BATCH,
+            hint="The task is a leftover of an earlier batch; its result is not needed.",
+        )
+
+    def _incomplete(self, task: TaskId, current: _Batch) -> StateMissingError:
+        missing = sorted(set(range(self._run.parallelism)) - set(current.acks))
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        if task.batch > current.number + 1:
+            what = f"no subtask ran in batch {task.batch - 1}"
+        else:
+            what = f"of batch {current.number} these subtasks did not run to their end: {shown}"
+        return StateMissingError(
+            f"{self._name}: checkpoint {task.batch - 1} does not exist: {what}. An action of the query did not"
+            " read the operator's whole output (limit, take, first, isEmpty, or no action at all in"
+            " foreachBatch).",
+            kind=ErrorKind.CHECKPOINT_INCOMPLETE,
+            hint="Run an action that reads everything in every batch. Then stop the query, run"
+            " statelog.rewind(checkpointLocation) and start it again: Spark repeats the batch.",
+        )
+
+    def _check_partition(self, request: Begin, batch: _Batch) -> None:
+        task = request.task
+        is_misplaced = request.input_rows > 0 and request.partition != task.subtask
+        if not 0 <= task.subtask < self._run.parallelism or is_misplaced or task.attempt in batch.begun:
+            raise ConfigurationError(
+                f"{self._name}: subtask {task.subtask} of {self._run.parallelism} ran as partition"
+                f" {request.partition} of task attempt {task.attempt}"
+                f"{', which had already run another one' if task.attempt in batch.begun else ''}. A"
+                " coalesce or union directly after the operator has renumbered or joined its partitions.",
+                kind=ErrorKind.PARTITIONS_RENUMBERED,
+                hint="Put a repartition between the operator and the coalesce or union.",
+            )
+        if request.batch_time_ms is not None and request.batch_time_ms != batch.time.time_ms:
+            raise ConfigurationError(
+                f"{self._name}: rows of the batch of {request.batch_time_ms} ms ran as batch {batch.number}, whose"
+                f" time is {batch.time.time_ms} ms.",
+                kind=ErrorKind.STALE_DATAFRAME,
+                hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
+                " its own foreachBatch call.",
+            )
+
+    def fetch(self, request: Fetch) -> Fetched:
+        """Tell a subtask which segments it lacks of the state before its batch."""
+        with self._lock:
+            self._require_running()
+            task = request.task
+            self._require_begun(task)
+            missing = self._history.missing_segments(
+                self._origins[task.subtask],
+                task.subtask,
+                self._run.parallelism,
+                task.batch - 1,
+                set(request.known),
+            )
+            return Fetched(missing)
+
+    def ack(self, ack: Ack, payload: bytes) -> None:
+        """Take a subtask's result; return for the last one when the checkpoint is durable.
+
+        Parameters
+        ----------
+        ack : Ack
+            The result.
+        payload : bytes
+            The changeset, unless `ack` names an object.
+
+        Raises
+        ------
+        FencedError
+            If a newer run owns the location, or the batch is over.
+        CorruptionError
+            If the payload is not what the ack says.
+        StorageError
+            If the entry could not be written; the task may call again.
+        """
+        received_s = self._clock.monotonic_s()
+        if not ack.name and (len(payload) != ack.length or chain.checksum(payload) != ack.checksum):
+            raise CorruptionError(
+                f"{self._name}: the changeset of subtask {ack.task.subtask} was damaged on its way.",
+                hint="Start the query again.",
+            )
+        with self._lock:
+            self._require_running()
+            batch = self._require_begun(ack.task)
+            replaced = self._take(batch, ack, payload)
+            if len(batch.acks) == self._run.parallelism:
+                self._commit(batch, received_s)
+            if replaced is not None and replaced.ack.name:
+                self._delete_quietly(replaced.ack.name)
+
+    def _take(self, batch: _Batch, ack: Ack, payload: bytes) -> _Taken | None:
+        """Let an ack count unless a better one does; return the one that no longer counts."""
+        held = batch.acks.get(ack.task.subtask)
+        new = _Taken(ack, payload)
+        if held is None:
+            batch.acks[ack.task.subtask] = new
+            return None
+        if held.ack.checksum == ack.checksum or ack.task.attempt < held.ack.task.attempt:
+            return new if ack.name != held.ack.name else None
+        if held.ack.input_rows > 0 and ack.input_rows == 0:
+            raise ConfigurationError(
+                f"{self._name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {batch.number},"
+                " and none when the batch was run again.",
+                kind=ErrorKind.STALE_DATAFRAME,
+                hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
+                " its own foreachBatch call.",
+            )
+        _log.warning(
+            "%s: attempts %d and %d of subtask %d gave different results in batch %d: the processor or its input"
+            " is not deterministic; the later attempt counts",
+            self._name,
+            held.ack.task.attempt,
+            ack.task.attempt,
+            ack.task.subtask,
+            batch.number,
+        )
+        batch.acks[ack.task.subtask] = new
+        return held
+
+    def _commit(self, batch: _Batch, received_s: float) -> None:
+        taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
+        if batch.durable is not None and all(one.stored is not None for one in taken):
+            return
+        self._options.observer.step(Step.LAST_ACK, batch.number, -1)
+        segments, payload = _layout(taken)
+        run = self._run
+        entry = Checkpoint(
+            epoch=self._epoch,
+            batch=batch.number,
+            revision=0 if batch.durable is None else batch.durable.revision + 1,
+            query_id=run.query_id,
+            run_id=run.run_id,
+            uid=run.uid,
+            parallelism=run.parallelism,
+            segments=segments,
+            key_schema=run.key_schema,
+            states=self._known_states(),
+            batch_time_ms=batch.time.time_ms,
+            watermark_ms=batch.time.watermark_ms,
+            token=self._new_token(),
+        )
+        try:
+            batch.durable = self._log.append(entry, payload)
+        except FencedError as error:
+            self._stopped = error
+            raise
+        for one, stored in zip(taken, batch.durable.segments, strict=True):
+            one.stored = stored
+            one.payload = b""
+        self._history.add(batch.durable)
+        commit_s = self._clock.monotonic_s() - received_s
+        self._options.observer.step(Step.DURABLE, batch.number, -1)
+        self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s))
+
+    def _known_states(self) -> list[StateSchema]:
+        """The declared states, and those that an earlier version of the processor left in the location."""
+        states = {state.name: state for state in self._history.latest.states} if self._history.latest else {}
+        states.update({state.name: state for state in self._run.states})
+        return [states[name] for name in sorted(states)]
+
+    def _metrics(self, entry: Checkpoint, taken: list[_Taken], commit_s: float) -> CheckpointMetrics:
+        uploads = sum(1 for one in taken if one.ack.name)
+        return CheckpointMetrics(
+            query_id=entry.query_id,
+            uid=entry.uid,
+            batch=entry.batch,
+            revision=entry.revision,
+            parallelism=entry.parallelism,
+            input_rows=sum(one.ack.input_rows for one in taken),
+            changes=sum(one.ack.rows for one in taken),
+            changed_bytes=sum(one.ack.length for one in taken),
+            objects=uploads + self._log.objects_per_entry,
+            commit_s=commit_s,
+            subtask_s=max(one.ack.subtask_s for one in taken),
+        )
+
+    def _require_running(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _require_begun(self, task: TaskId) -> _Batch:
+        batch = self._batch
+        if batch is not None and task.batch < batch.number:
+            raise self._stale(task, batch)
+        if batch is None or batch.number != task.batch or batch.begun.get(task.attempt) != task.subtask:
+            raise FencedError(
+                f"{self._name}: attempt {task.attempt} of subtask {task.subtask} has not begun batch {task.batch}.",
+                kind=ErrorKind.STALE_RUN,
+                hint="The task is a leftover of an earlier run.",
+            )
+        return batch
+
+    def _delete_quietly(self, name: str) -> None:
+        try:
+            self._store.delete([name])
+        except StorageError as error:
+            _log.warning("%s: an unreferenced upload stays until the next start: %s", self._name, error)
+
+    def close(self) -> None:
+        """Stop serving tasks and release the log. Uploads that no entry references are removed."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = FencedError(
+                    f"{self._name}: the run {self._run.run_id} is over.",
+                    kind=ErrorKind.STALE_RUN,
+                    hint="The task is a leftover of an earlier run.",
+                )
+            if self._batch is not None and self._batch.durable is None:
+                for taken in self._batch.acks.values():
+                    if taken.ack.name:
+                        self._delete_quietly(taken.ack.name)
+            self._log.close()
+
+
+def _layout(taken: list[_Taken]) -> tuple[list[SegmentRef], list[bytes]]:
+    """Place the changesets that are not stored yet one after the other in the entry's payload."""
+    segments: list[SegmentRef] = []
+    payload: list[bytes] = []
+    offset = 0
+    for subtask, one in enumerate(taken):
+        ack = one.ack
+        if one.stored is not None:
+            segments.append(one.stored)
+            continue
+        segment = SegmentRef(
+            subtask=subtask,
+            attempt=ack.task.attempt,
+            checksum=ack.checksum,
+            offset=0 if ack.name else offset,
+            length=ack.length,
+            rows=ack.rows,
+            input_rows=ack.input_rows,
+            name=ack.name,
+        )
+        segments.append(segment)
+        if not ack.name:
+            payload.append(one.payload)
+            offset += ack.length
+    return segments, payload

@@ -1,0 +1,190 @@
+"""Log entries: claims, fences and checkpoints, and the frame that each is stored in.
+
+The byte layout is specified in ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+import xxhash
+
+from statelog.changelog.segment import SegmentRef
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.state.schema import StateSchema
+
+__all__ = [
+    "FRAME_HEADER_BYTES",
+    "Checkpoint",
+    "Claim",
+    "Entry",
+    "Fence",
+    "FrameHeader",
+    "decode_header",
+    "decode_index",
+    "encode_frame",
+]
+
+FRAME_MAGIC: Final = b"SLE1"
+_HEADER: Final = struct.Struct("<4sIQQQ")
+FRAME_HEADER_BYTES: Final = _HEADER.size
+"""Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim"):
+    """A run takes over the location; everything written by older epochs after it is void."""
+
+    epoch: int
+    query_id: str
+    run_id: str
+    uid: str
+    token: bytes
+    time_ms: int
+
+
+class Fence(msgspec.Struct, frozen=True, tag="fence"):
+    """Where the files of older epochs end, as read after the claim; append form only."""
+
+    epoch: int
+    ends: dict[str, int]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """The state after one micro-batch: the changesets of all subtasks of the batch.
+
+    Parameters
+    ----------
+    epoch : int
+        The epoch that wrote the entry.
+    batch : int
+        Spark's batch id, which is the checkpoint's id.
+    revision : int
+        0, or the number of times that an attempt with another result replaced one.
+    parallelism : int
+        Number of subtasks.
+    segments : list of SegmentRef
+        One per subtask, by number.
+    key_schema : bytes
+        Arrow IPC schema message of the key columns.
+    states : list of StateSchema
+        The operator's states, by name.
+    batch_time_ms, watermark_ms : int
+        Spark's time and watermark of the batch, milliseconds since the Unix epoch.
+    token : bytes
+        Unique per written entry.
+    """
+
+    epoch: int
+    batch: int
+    revision: int
+    query_id: str
+    run_id: str
+    uid: str
+    parallelism: int
+    segments: list[SegmentRef]
+    key_schema: bytes
+    states: list[StateSchema]
+    batch_time_ms: int
+    watermark_ms: int
+    token: bytes
+
+
+Entry = Claim | Fence | Checkpoint
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Entry)
+
+
+class FrameHeader(msgspec.Struct, frozen=True):
+    """Lengths of a frame's parts, and the checksum of its index."""
+
+    index_bytes: int
+    payload_bytes: int
+    index_checksum: int
+
+    @property
+    def frame_bytes(self) -> int:
+        """Length of the whole frame."""
+        return FRAME_HEADER_BYTES + self.index_bytes + self.payload_bytes
+
+    @property
+    def payload_offset(self) -> int:
+        """Where the payload starts, from the start of the frame."""
+        return FRAME_HEADER_BYTES + self.index_bytes
+
+
+def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
+    """Encode an entry and the segments it carries.
+
+    Returns
+    -------
+    list of bytes
+        Parts of the frame in order: the header with the index, then the segments as given.
+    """
+    index = _encoder.encode(entry)
+    payload_bytes = sum(map(len, payload))
+    checksum = xxhash.xxh3_64_intdigest(index)
+    head = _HEADER.pack(FRAME_MAGIC, len(index), payload_bytes, checksum, 0)[:-8]
+    return [head + xxhash.xxh3_64_digest(head)[::-1] + index, *payload]
+
+
+def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
+    """Decode the first FRAME_HEADER_BYTES of a frame that stands at `offset` of object `name`.
+
+    Raises
+    ------
+    CorruptionError
+        If magic or checksum are wrong.
+    """
+    magic, index_bytes, payload_bytes, index_checksum, own = _HEADER.unpack(data)
+    if magic != FRAME_MAGIC:
+        raise CorruptionError(
+            f"{name}: no log entry at offset {offset}: it starts with {magic!r}.",
+            kind=ErrorKind.FORMAT,
+            hint="The file is damaged or was written by another version of statelog.",
+        )
+    if own != xxhash.xxh3_64_intdigest(data[:-8]):
+        raise CorruptionError(
+            f"{name}: the header of the log entry at offset {offset} is damaged.",
+            hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+        )
+    return FrameHeader(index_bytes, payload_bytes, index_checksum)
+
+
+def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int) -> Entry:
+    """Decode an entry's index, with the segments' offsets made absolute.
+
+    Parameters
+    ----------
+    header : FrameHeader
+        The frame's header.
+    index : bytes
+        `header.index_bytes` bytes that follow the header.
+    name : str
+        The object that holds the frame.
+    offset : int
+        Where the frame starts in it.
+    """
+    if xxhash.xxh3_64_intdigest(index) != header.index_checksum:
+        raise CorruptionError(
+            f"{name}: the index of the log entry at offset {offset} is damaged.",
+            hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+        )
+    try:
+        entry = _decoder.decode(index)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(
+            f"{name}: the log entry at offset {offset} is of an unknown form: {error}.",
+            kind=ErrorKind.FORMAT,
+            hint="Was it written by a newer version of statelog?",
+        ) from error
+    if not isinstance(entry, Checkpoint):
+        return entry
+    base = offset + header.payload_offset
+    segments = [
+        segment if segment.name else msgspec.structs.replace(segment, name=name, offset=base + segment.offset)
+        for segment in entry.segments
+    ]
+    return msgspec.structs.replace(entry, segments=segments)

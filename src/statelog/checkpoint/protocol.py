@@ -1,0 +1,156 @@
+"""Messages between tasks and the coordinator; encoded as MessagePack, never unpickled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from statelog.changelog.segment import MissingSegments
+
+__all__ = [
+    "Ack",
+    "Acked",
+    "Begin",
+    "Begun",
+    "Failure",
+    "Fetch",
+    "Fetched",
+    "Reply",
+    "Request",
+    "TaskId",
+]
+
+
+class TaskId(msgspec.Struct, frozen=True):
+    """Which task calls.
+
+    Parameters
+    ----------
+    query_id, run_id : str
+        Spark's ids of the query and of its run.
+    uid : str
+        The operator.
+    instance : str
+        The operator's place in the driver's program, to tell two operators of one uid apart.
+    batch : int
+        Spark's batch id.
+    subtask : int
+        Number of the subtask.
+    attempt : int
+        Spark's task attempt id.
+    """
+
+    query_id: str
+    run_id: str
+    uid: str
+    instance: str
+    batch: int
+    subtask: int
+    attempt: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A subtask begins a batch.
+
+    Parameters
+    ----------
+    task : TaskId
+        The caller.
+    partition : int
+        Spark's partition id of the task.
+    input_rows : int
+        Rows that the subtask has read.
+    batch_time_ms : int or None
+        The batch time in the rows, milliseconds since the Unix epoch; None if there are none.
+    """
+
+    task: TaskId
+    partition: int
+    input_rows: int
+    batch_time_ms: int | None
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """What the subtask starts from.
+
+    Parameters
+    ----------
+    epoch : int
+        The run's epoch.
+    genesis, head : bytes
+        Chain digests of the subtask's empty state and of its state before the batch.
+    inline_bytes : int
+        Changesets up to this size are sent with the ack.
+    upload_prefix : str
+        Larger ones are written under this prefix.
+    store : str
+        Location of the store.
+    batch_time_ms, watermark_ms : int
+        Spark's time and watermark of the batch.
+    """
+
+    epoch: int
+    genesis: bytes
+    head: bytes
+    inline_bytes: int
+    upload_prefix: str
+    store: str
+    batch_time_ms: int
+    watermark_ms: int
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """A subtask asks what it lacks; `known` are the digests of the states that it has."""
+
+    task: TaskId
+    known: list[bytes]
+
+
+class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+    """What leads from a state that the subtask has to the state before the batch."""
+
+    missing: MissingSegments
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """A subtask has processed all its rows; the changeset follows as bytes unless it has a name.
+
+    Parameters
+    ----------
+    task : TaskId
+        The caller.
+    checksum : bytes
+        Checksum of the changeset.
+    length : int
+        Its size in bytes.
+    rows, input_rows : int
+        Changes in it, and rows that the subtask read.
+    name : str
+        The object that holds it; empty if its bytes follow.
+    subtask_s : float
+        Time spent on the checkpoint since the processor returned, and on encoding before.
+    """
+
+    task: TaskId
+    checksum: bytes
+    length: int
+    rows: int
+    input_rows: int
+    name: str
+    subtask_s: float
+
+
+class Acked(msgspec.Struct, frozen=True, tag="acked"):
+    """The ack is taken; if it was the last of the batch, the checkpoint is durable."""
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """The call failed with one of statelog's errors."""
+
+    error: str
+    message: str
+    kind: str
+    hint: str
+
+
+Request = Begin | Fetch | Ack
+Reply = Begun | Fetched | Acked | Failure

@@ -1,0 +1,216 @@
+"""The task's side of a checkpoint: begin, restore, process, write, ack, merge. No Spark here."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.restore import restore_runs
+from statelog.changelog.segment import MissingSegments
+from statelog.changelog.writer import Changeset, write_changeset
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Reply, Request, TaskId
+from statelog.clock import Clock
+from statelog.errors import ProtocolError
+from statelog.observer import Step
+from statelog.options import Options
+from statelog.state.changes import ListPosition
+from statelog.state.key_groups import Hashes, hash_range
+from statelog.state.memory_table import MemoryTable
+from statelog.state.run import Run
+from statelog.state.runs_table import RunsTable
+from statelog.state.subtask import KeyedOperator, KeyedSubtask
+from statelog.state.table import StateTable
+from statelog.storage import Store
+
+__all__ = ["BatchInput", "BatchTask", "MemoryTables"]
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """All input rows of a subtask in one batch.
+
+    Parameters
+    ----------
+    rows : pyarrow.RecordBatch
+        n rows in order of arrival; no columns if there are none.
+    hashes : numpy.ndarray of uint64, shape (n,)
+        Their key hashes.
+    subtask : int
+        The subtask that owns them.
+    time_ms : int or None
+        The batch time that they carry; None if there are none.
+    """
+
+    rows: pa.RecordBatch
+    hashes: Hashes
+    subtask: int
+    time_ms: int | None
+
+
+class MemoryTables:
+    """The memory tables that a process keeps from batch to batch."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
+
+    def at(self, local: LocalRuns, genesis: bytes, head: bytes) -> MemoryTable:
+        """A table brought to a digest, from where it was left if that is on the way."""
+        left_at, table = self._tables.pop(local.directory, (genesis, MemoryTable()))
+        path = local.path(left_at, head)
+        if path is None:
+            table, path = MemoryTable(), local.path(genesis, head) or []
+        table.apply([local.open(edge) for edge in path])
+        self._tables[local.directory] = (head, table)
+        return table
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """One attempt of one subtask in one batch.
+
+    Parameters
+    ----------
+    task : TaskId
+        Who calls.
+    partition : int
+        Spark's partition id.
+    parallelism : int
+        Number of subtasks.
+    operator : KeyedOperator
+        The operator.
+    options : Options
+        Options.
+    call : callable
+        Calls the coordinator.
+    local : LocalRuns
+        The subtask's local runs.
+    tables : MemoryTables
+        The process's memory tables.
+    open_store : callable
+        Opens a store from its location.
+    clock : Clock
+        Time.
+    token : str
+        Unique among all attempts.
+    """
+
+    task: TaskId
+    partition: int
+    parallelism: int
+    operator: KeyedOperator
+    options: Options
+    call: Callable[[Request, bytes], Reply]
+    local: LocalRuns
+    tables: MemoryTables
+    open_store: Callable[[str], Store]
+    clock: Clock
+    token: str
+
+    def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
+        """Process the batch.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Output rows. The last ones come after the coordinator has taken this subtask's changes.
+
+        Raises
+        ------
+        StatelogError
+            Of every kind; nothing of the attempt counts then.
+        """
+        task = self.task
+        begun = self._begin(read)
+        runs = self._restore(begun)
+        path = [edge for edge, _ in runs]
+        self.local.sweep(path, certain=task.batch - 1)
+        self._step(Step.RESTORED)
+
+        table = self._table(begun, [run for _, run in runs])
+        subtask = KeyedSubtask(self.operator, table, ListPosition(begun.epoch, task.batch), self.clock)
+        held: pa.RecordBatch | None = None
+        for output in subtask.process(read.rows, read.hashes):
+            if held is not None:
+                yield held
+            held = output
+        self._ack(begun, subtask, read.rows.num_rows)
+        if held is not None:
+            yield held
+        self._compact(begun, path)
+
+    def _begin(self, read: BatchInput) -> Begun:
+        reply = self.call(Begin(self.task, self.partition, read.rows.num_rows, read.time_ms), b"")
+        if not isinstance(reply, Begun):
+            raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__}.")
+        return reply
+
+    def _restore(self, begun: Begun) -> list[tuple[Edge, Run]]:
+        return restore_runs(
+            self.local,
+            genesis=begun.genesis,
+            head=begun.head,
+            last_batch=self.task.batch - 1,
+            within=hash_range(self.task.subtask, self.parallelism),
+            fetch=self._fetch,
+            open_store=lambda: self.open_store(begun.store),
+            token=self.token,
+        )
+
+    def _fetch(self, known: list[bytes]) -> MissingSegments:
+        # Whatever other parallelism this host has runs of, the query has left it.
+        own = self.local.directory.parent
+        for other in own.parent.glob("*"):
+            if other != own:
+                shutil.rmtree(other, ignore_errors=True)
+        reply = self.call(Fetch(self.task, known), b"")
+        if not isinstance(reply, Fetched):
+            raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")
+        return reply.missing
+
+    def _table(self, begun: Begun, runs: list[Run]) -> StateTable:
+        if self.options.table == "memory":
+            return self.tables.at(self.local, begun.genesis, begun.head)
+        return RunsTable(runs)
+
+    def _ack(self, begun: Begun, subtask: KeyedSubtask, input_rows: int) -> None:
+        started_s = self.clock.monotonic_s()
+        changeset: Changeset = write_changeset(
+            subtask.changes,
+            local=self.local,
+            head=begun.head,
+            batch=self.task.batch,
+            inline_bytes=begun.inline_bytes,
+            upload_name=f"{begun.upload_prefix}/{self.task.batch}-{self.token}.run",
+            open_store=lambda: self.open_store(begun.store),
+            token=self.token,
+        )
+        self._step(Step.ACKING)
+        ack = Ack(
+            task=self.task,
+            checksum=changeset.checksum,
+            length=changeset.length,
+            rows=changeset.rows,
+            input_rows=input_rows,
+            name=changeset.name,
+            subtask_s=subtask.flush_s + self.clock.monotonic_s() - started_s,
+        )
+        self.call(ack, changeset.payload)
+        self._step(Step.ACKED)
+
+    def _compact(self, begun: Begun, path: list[Edge]) -> None:
+        # Everything up to the batch before is certain now, so it may be merged.
+        self.local.compact(
+            path,
+            begun.genesis,
+            self.options.merge_fan_in,
+            self.token,
+            before_merge=lambda: self._step(Step.MERGING),
+        )
+
+    def _step(self, step: Step) -> None:
+        self.options.observer.step(step, self.task.batch, self.task.subtask)

@@ -1,0 +1,47 @@
+"""Time as an argument: production code takes a clock and never reads one from the environment."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "ManualClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """Wall-clock and monotonic time, both in seconds."""
+
+    def now_s(self) -> float:
+        """Seconds since the Unix epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds of a clock that never goes back; only differences have a meaning."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.perf_counter()
+
+
+class ManualClock:
+    """A clock for tests that stands still until it is advanced."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks forward."""
+        self._now_s += seconds
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def monotonic_s(self) -> float:
+        return self._now_s

@@ -1,0 +1,151 @@
+"""Errors, grouped by what a handler would do about them.
+
+::
+
+    StatelogError
+      ConfigurationError   change a setting, the location or the query's plan, then start again
+      ProcessorError       fix the code of the stateful processor
+      StateMissingError    Spark and the log disagree: rewind or restore, then start again
+      FencedError          a newer run owns the location: this one must stop
+      StorageError         the store did not answer: try again
+      CorruptionError      stored bytes are damaged: restore, and report it
+      ProtocolError        a message of another version or from a stranger: check the installation
+
+Every error has a stable ``kind``, the object it concerns in its message, and a hint that says what to do.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "ConfigurationError",
+    "CorruptionError",
+    "ErrorKind",
+    "FencedError",
+    "ProcessorError",
+    "ProtocolError",
+    "StateMissingError",
+    "StatelogError",
+    "StorageError",
+    "error_from_parts",
+]
+
+
+class ErrorKind(StrEnum):
+    """Stable codes; codes are only ever added."""
+
+    INVALID_OPTION = "invalid-option"
+    UNSUPPORTED_SETTING = "unsupported-setting"
+    UNSUPPORTED_FEATURE = "unsupported-feature"
+    UNSUPPORTED_KEY_TYPE = "unsupported-key-type"
+    UNSUPPORTED_STATE_TYPE = "unsupported-state-type"
+    UID_REQUIRED = "uid-required"
+    WORKER_IMPORT = "worker-import"
+    PARTITIONS_RENUMBERED = "partitions-renumbered"
+    NO_BATCH_ID = "no-batch-id"
+    STALE_DATAFRAME = "stale-dataframe"
+    OTHER_OWNER = "other-owner"
+    OTHER_SCHEMA = "other-schema"
+    PROCESSOR_NOT_PICKLABLE = "processor-not-picklable"
+    PROCESSOR_FAILED = "processor-failed"
+    OUTPUT_MISMATCH = "output-mismatch"
+    VALUE_MISMATCH = "value-mismatch"
+    STATE_USAGE = "state-usage"
+    CHECKPOINT_MISSING = "checkpoint-missing"
+    CHECKPOINT_INCOMPLETE = "checkpoint-incomplete"
+    NEWER_EPOCH = "newer-epoch"
+    STALE_RUN = "stale-run"
+    STALE_BATCH = "stale-batch"
+    STORE_FAILED = "store-failed"
+    OBJECT_MISSING = "object-missing"
+    CHECKSUM = "checksum"
+    FORMAT = "format"
+    RPC = "rpc"
+
+
+class StatelogError(Exception):
+    """Base of all errors that statelog raises.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong, and where: operator, state, key, batch or object.
+    kind : ErrorKind
+        Stable code of the error.
+    hint : str
+        What to do about it; a sentence.
+    """
+
+    default_kind = ErrorKind.STORE_FAILED
+
+    def __init__(self, message: str, *, kind: ErrorKind | None = None, hint: str = "") -> None:
+        self.message = message
+        self.kind = kind or self.default_kind
+        self.hint = hint
+        super().__init__(f"{message} {hint}".strip() + f" [{self.kind}]")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (error_from_parts, (type(self).__name__, self.message, str(self.kind), self.hint))
+
+
+class ConfigurationError(StatelogError, ValueError):
+    """A setting, the location or the shape of the query is wrong; nothing was changed."""
+
+    default_kind = ErrorKind.INVALID_OPTION
+
+
+class ProcessorError(StatelogError):
+    """The user's processor failed, or returned what does not fit the schemas it declared."""
+
+    default_kind = ErrorKind.PROCESSOR_FAILED
+
+
+class StateMissingError(StatelogError):
+    """The checkpoint that Spark's next batch starts from does not exist in the log."""
+
+    default_kind = ErrorKind.CHECKPOINT_MISSING
+
+
+class FencedError(StatelogError):
+    """A newer run has claimed the location, or the call belongs to a run or batch that is over."""
+
+    default_kind = ErrorKind.NEWER_EPOCH
+
+
+class StorageError(StatelogError):
+    """A store operation failed; trying again is safe."""
+
+    default_kind = ErrorKind.STORE_FAILED
+
+
+class CorruptionError(StatelogError):
+    """Stored bytes are not what was written; the message names file and offset."""
+
+    default_kind = ErrorKind.CHECKSUM
+
+
+class ProtocolError(StatelogError):
+    """A message between tasks and coordinator that cannot be trusted or understood."""
+
+    default_kind = ErrorKind.RPC
+
+
+_CLASSES: dict[str, type[StatelogError]] = {
+    cls.__name__: cls
+    for cls in (
+        StatelogError,
+        ConfigurationError,
+        ProcessorError,
+        StateMissingError,
+        FencedError,
+        StorageError,
+        CorruptionError,
+        ProtocolError,
+    )
+}
+
+
+def error_from_parts(name: str, message: str, kind: str, hint: str) -> StatelogError:
+    """Rebuild an error that crossed a process boundary as text."""
+    return _CLASSES.get(name, StatelogError)(message, kind=ErrorKind(kind), hint=hint)

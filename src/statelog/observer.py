@@ -1,0 +1,109 @@
+"""What happens inside, told to whoever wants to know: metrics of checkpoints, and the steps of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["CheckpointMetrics", "Observer", "RestoreMetrics", "Step"]
+
+
+class Step(StrEnum):
+    """Points of a batch, in the order in which they are passed."""
+
+    RESTORED = "restored"
+    """Task: the runs of the checkpoint before are here."""
+    ACKING = "acking"
+    """Task: the changeset is ready; the ack is about to be sent."""
+    LAST_ACK = "last-ack"
+    """Driver: the acks of all subtasks are in; the log entry is about to be written."""
+    DURABLE = "durable"
+    """Driver: the log entry is durable; the last task does not know it yet."""
+    ACKED = "acked"
+    """Task: the coordinator has answered."""
+    MERGING = "merging"
+    """Task: local runs are about to be merged; the result replaces them afterwards."""
+
+
+@dataclass(frozen=True)
+class CheckpointMetrics:
+    """One checkpoint, measured.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        Spark's batch id.
+    revision : int
+        How often a later attempt with another result replaced an earlier one.
+    parallelism : int
+        Number of subtasks.
+    input_rows, changes : int
+        Rows read and changes logged, of all subtasks.
+    changed_bytes : int
+        Bytes of the changesets as stored.
+    objects : int
+        Objects written for the checkpoint, the log entry included unless it was appended to a file.
+    commit_s : float
+        From the last ack received to the entry durable.
+    subtask_s : float
+        The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
+        run and sending the ack.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    revision: int
+    parallelism: int
+    input_rows: int
+    changes: int
+    changed_bytes: int
+    objects: int
+    commit_s: float
+    subtask_s: float
+
+
+@dataclass(frozen=True)
+class RestoreMetrics:
+    """How a run of an operator found its state.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        The first batch of the run.
+    parallelism : int
+        Number of subtasks.
+    log_entries : int
+        Entries read from the log.
+    log_s : float
+        Time to claim and read the log.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    parallelism: int
+    log_entries: int
+    log_s: float
+
+
+class Observer:
+    """Base class of observers; every method does nothing.
+
+    An observer is given with :class:`statelog.Options` and sent to the tasks, so it must be picklable. On the
+    driver the object itself is called, by several threads; on the tasks a copy of it. An exception fails the
+    task or the checkpoint.
+    """
+
+    def step(self, step: Step, batch: int, subtask: int) -> None:
+        """A point of a batch is passed; `subtask` is -1 on the driver."""
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        """A checkpoint is durable. Called on the driver."""
+
+    def restore(self, metrics: RestoreMetrics) -> None:
+        """A run has claimed its location and found its state. Called on the driver."""

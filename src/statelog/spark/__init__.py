@@ -1,0 +1,1 @@
+"""What ties it to Spark: the plan, the workers' entry, calls to the driver, rewinding."""

@@ -1,0 +1,258 @@
+"""Spark's types as storage types, and Spark's values as stored values."""
+
+from __future__ import annotations
+
+import datetime
+import operator
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    Row,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.state.values import FieldCodec, RowCodec
+
+__all__ = ["arrow_type", "key_schema", "row_codec", "row_maker"]
+
+_Convert = Callable[[Any], Any]
+
+_ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    BinaryType: pa.binary(),
+    DateType: pa.date32(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+    TimestampNTZType: pa.timestamp("us"),
+    DayTimeIntervalType: pa.duration("us"),
+    NullType: pa.null(),
+}
+# Float and decimal are missing: a Python float must be rounded to 32 bits, a decimal to its scale.
+_EXACT: Final[dict[type[DataType], type]] = {
+    BooleanType: bool,
+    ByteType: int,
+    ShortType: int,
+    IntegerType: int,
+    LongType: int,
+    DoubleType: float,
+    StringType: str,
+    BinaryType: bytes,
+    DateType: datetime.date,
+}
+
+
+def arrow_type(kind: DataType, subject: str) -> pa.DataType:
+    """Storage type of a Spark type.
+
+    Parameters
+    ----------
+    kind : DataType
+        The Spark type.
+    subject : str
+        What has the type, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    if isinstance(kind, StringType):
+        if getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY":
+            raise _unsupported(kind, subject, "Strings of this collation may be equal and differ in bytes.")
+        return pa.string()
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ArrayType):
+        element = pa.field("element", arrow_type(kind.elementType, subject), kind.containsNull)
+        return pa.list_(element)
+    if isinstance(kind, MapType):
+        value = pa.field("value", arrow_type(kind.valueType, subject), kind.valueContainsNull)
+        return pa.map_(arrow_type(kind.keyType, subject), value)
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
+    atomic = _ATOMIC.get(type(kind))
+    if atomic is None:
+        raise _unsupported(kind, subject, "Convert it to a string, number, timestamp, array, map or struct.")
+    return atomic
+
+
+def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{subject} has type {kind.simpleString()}, which is not supported.",
+        kind=ErrorKind.UNSUPPORTED_STATE_TYPE,
+        hint=hint,
+    )
+
+
+def row_codec(schema: StructType, subject: str) -> RowCodec:
+    """Codec of the rows of a Spark schema; `subject` names them in messages."""
+    fields = [
+        FieldCodec(
+            name=field.name,
+            type=arrow_type(field.dataType, f"{subject}, field '{field.name}',"),
+            exact=_EXACT.get(type(field.dataType)),
+            to_storage=_to_storage(field.dataType),
+            from_storage=_from_storage(field.dataType),
+        )
+        for field in schema
+    ]
+    return RowCodec(fields, subject)
+
+
+def key_schema(schema: StructType, columns: list[str]) -> pa.Schema:
+    """Storage types of grouping columns.
+
+    Raises
+    ------
+    ConfigurationError
+        If a column's type cannot be a key.
+    """
+    fields: list[pa.Field] = []
+    for name in columns:
+        kind = schema[name].dataType
+        try:
+            fields.append(pa.field(name, arrow_type(kind, f"grouping column '{name}'")))
+        except ConfigurationError as error:
+            raise ConfigurationError(error.message, kind=ErrorKind.UNSUPPORTED_KEY_TYPE, hint=error.hint) from error
+    return pa.schema(fields)
+
+
+def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
+    """Make a function that turns columns of values into Spark rows.
+
+    The rows are a subclass of :class:`pyspark.sql.Row` with the field names in the class, which makes them
+    several times faster to build and to read than rows that carry the names one by one.
+    """
+    attributes: dict[str, Any] = {"__fields__": list(names)}
+    for index, name in enumerate(names):
+        if not hasattr(Row, name) and name not in attributes:
+            attributes[name] = property(operator.itemgetter(index))
+    kind = type("Row", (Row,), attributes)
+    new = tuple.__new__
+
+    def make(columns: list[list[Any]]) -> list[Any]:
+        return [new(kind, values) for values in zip(*columns, strict=True)]
+
+    return make
+
+
+def _to_storage(kind: DataType) -> _Convert | None:
+    """Conversion of a value that Arrow does not take as Spark does."""
+    if isinstance(kind, TimestampType):
+        return _local_to_utc
+    if isinstance(kind, DecimalType):
+        return _DecimalScale(kind)
+    if isinstance(kind, StructType):
+        return _struct_to_storage(kind)
+    if isinstance(kind, ArrayType):
+        convert = _each(_to_storage(kind.elementType))
+        return None if convert is None else lambda values: [convert(value) for value in values]
+    if isinstance(kind, MapType):
+        of_key, of_value = _each(_to_storage(kind.keyType)), _each(_to_storage(kind.valueType))
+        if of_key is None and of_value is None:
+            return None
+        first, second = of_key or _same, of_value or _same
+        return lambda values: {first(key): second(value) for key, value in values.items()}
+    return None
+
+
+def _from_storage(kind: DataType) -> _Convert | None:
+    """Conversion of a value that Arrow does not give as Spark does."""
+    if isinstance(kind, TimestampType):
+        return _utc_to_local
+    if isinstance(kind, StructType):
+        return _struct_from_storage(kind)
+    if isinstance(kind, ArrayType):
+        convert = _each(_from_storage(kind.elementType))
+        return None if convert is None else lambda values: [convert(value) for value in values]
+    if isinstance(kind, MapType):
+        of_key, of_value = _each(_from_storage(kind.keyType)), _each(_from_storage(kind.valueType))
+        if of_key is None and of_value is None:
+            return None
+        first, second = of_key or _same, of_value or _same
+        return lambda values: {first(key): second(value) for key, value in values.items()}
+    return None
+
+
+def _each(convert: _Convert | None) -> _Convert | None:
+    return None if convert is None else lambda value: None if value is None else convert(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _local_to_utc(value: datetime.datetime) -> datetime.datetime:
+    # A datetime without a zone is local time, as everywhere in PySpark.
+    return value.astimezone(datetime.UTC)
+
+
+def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
+    return value.astimezone().replace(tzinfo=None)
+
+
+class _DecimalScale:
+    """Brings numbers to a decimal type's scale; Arrow refuses to."""
+
+    def __init__(self, kind: DecimalType) -> None:
+        self._step = Decimal(1).scaleb(-kind.scale)
+
+    def __call__(self, value: Any) -> Decimal:
+        exact = value if isinstance(value, Decimal) else Decimal(str(value))
+        scaled = exact.quantize(self._step)
+        if scaled != exact:
+            raise ValueError(f"it has more than {-int(self._step.as_tuple().exponent)} decimals")
+        return scaled
+
+
+def _struct_to_storage(kind: StructType) -> _Convert:
+    names = kind.names
+    converts = [_each(_to_storage(field.dataType)) or _same for field in kind]
+
+    def convert(value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            values = [value.get(name) for name in names]
+        else:
+            values = list(value)
+            if len(values) != len(names):
+                raise ValueError(f"it has {len(values)} fields, not {len(names)}")
+        return {name: one(item) for name, one, item in zip(names, converts, values, strict=True)}
+
+    return convert
+
+
+def _struct_from_storage(kind: StructType) -> _Convert:
+    converts = [_each(_from_storage(field.dataType)) or _same for field in kind]
+    make = row_maker(kind.names)
+
+    def convert(value: dict[str, Any]) -> Any:
+        return make([[one(item)] for one, item in zip(converts, value.values(), strict=True)])[0]
+
+    return convert

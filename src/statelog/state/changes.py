@@ -1,0 +1,119 @@
+"""Changes of a batch, collected column by column until they become a changeset."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.state.run import Operation, Section, change_schema, encode_run
+from statelog.state.schema import StateDescriptor
+from statelog.state.table import KeyBatch
+from statelog.state.values import RowCodec
+
+__all__ = ["ChangeBuffer", "ListPosition"]
+
+_LIST_PREFIX: Final = struct.Struct(">IQ")
+_LIST_ORDINAL: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class ListPosition:
+    """Where list elements of a batch stand among those of other batches.
+
+    An element's entry key is (epoch, batch, ordinal), so appending reads nothing.
+    """
+
+    epoch: int
+    batch: int
+
+    def entries(self, first: int, count: int) -> list[bytes]:
+        """Entry keys of `count` elements whose first is the `first`-th of this batch for its key."""
+        prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
+        return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(first, first + count)]
+
+
+class ChangeBuffer:
+    """The changes of one subtask in one batch, in run order.
+
+    Attributes
+    ----------
+    rows : int
+        Number of changes.
+    describe_key : callable
+        Names the key at a position of the current window, for messages.
+    """
+
+    def __init__(self) -> None:
+        self.describe_key: Callable[[int], str] = str
+        self._batches: dict[str, list[pa.RecordBatch]] = {}
+        self._states: dict[str, StateDescriptor] = {}
+        self.rows = 0
+
+    def add(
+        self,
+        state: StateDescriptor,
+        codec: RowCodec,
+        keys: KeyBatch,
+        positions: Sequence[int],
+        entries: Sequence[bytes] | None,
+        values: Sequence[tuple[Any, ...] | None],
+        operations: Sequence[int] | None = None,
+    ) -> None:
+        """Add changes of keys that come after those of all calls before for this state.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            The state.
+        codec : RowCodec
+            Its values' codec.
+        keys : KeyBatch
+            The keys that `positions` count.
+        positions : sequence of int
+            The key of each change, ascending.
+        entries : sequence of bytes or None
+            The entry of each change, ascending within a key; None if all are empty.
+        values : sequence of tuple or None
+            The new value of each change; None where there is none.
+        operations : sequence of int, optional
+            What each change does; by default a put where there is a value, else a delete.
+        """
+        count = len(positions)
+        if count == 0:
+            return
+        if count == len(keys) and positions[-1] - positions[0] == count - 1:
+            hashes, key_bytes = keys.hashes, keys.keys
+        else:
+            picked = np.asarray(positions, np.int64)
+            hashes, key_bytes = keys.hashes[picked], keys.keys.take(pa.array(picked))
+        if operations is None:
+            has_value = np.fromiter((value is not None for value in values), bool, count)
+            operation_column = np.where(has_value, Operation.PUT, Operation.DELETE).astype(np.uint8)
+        else:
+            operation_column = np.fromiter(operations, np.uint8, count)
+        columns = [
+            pa.array(hashes),
+            key_bytes,
+            _empty_entries(count) if entries is None else pa.array(entries, pa.binary()),
+            pa.array(operation_column),
+            *codec.encode(values, lambda index: self.describe_key(positions[index])),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+        self._states[state.name] = state
+        self._batches.setdefault(state.name, []).append(batch)
+        self.rows += count
+
+    def encode(self, *, compress: bool, block_rows: int) -> bytes:
+        """Encode the changes as a run."""
+        sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
+        return encode_run(sections, compress=compress, block_rows=block_rows)
+
+
+def _empty_entries(count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

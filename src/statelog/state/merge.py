@@ -1,0 +1,225 @@
+"""Merging runs into one, and deciding which to merge.
+
+A merge goes through its inputs in slices of the hash range, so its memory is bounded by a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.state.key_groups import HashRange
+from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run, RunSection, RunWriter
+from statelog.state.schema import StateDescriptor, StateKind
+
+__all__ = ["choose_merge", "merge_runs"]
+
+_SMALLEST_TIER_ROWS: Final = 16_384
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+def choose_merge(rows: Sequence[int], fan_in: int) -> int:
+    """Decide how many of the newest runs to merge: size-tiered compaction of adjacent runs.
+
+    Runs belong to tiers, each `fan_in` times larger than the one below. Once a tier and those below hold
+    `fan_in` runs they become one, so a row is rewritten once per tier and a search visits at most
+    ``fan_in - 1`` runs per tier.
+
+    Parameters
+    ----------
+    rows : sequence of int
+        Rows of each run, oldest first.
+    fan_in : int
+        At least 2.
+
+    Returns
+    -------
+    int
+        The number of newest runs to merge; 0 for none.
+    """
+    tiers = [_tier(count, fan_in) for count in rows]
+    for tier in sorted(set(tiers)):
+        newest = 0
+        while newest < len(tiers) and tiers[-1 - newest] <= tier:
+            newest += 1
+        if newest >= fan_in:
+            return newest
+    return 0
+
+
+def _tier(rows: int, fan_in: int) -> int:
+    tier = 0
+    limit = _SMALLEST_TIER_ROWS
+    while rows > limit:
+        tier += 1
+        limit *= fan_in
+    return tier
+
+
+def merge_runs(
+    runs: Sequence[Run],
+    writer: RunWriter,
+    *,
+    is_bottom: bool,
+    within: HashRange | None = None,
+    slice_rows: int = LOCAL_BLOCK_ROWS,
+) -> int:
+    """Merge runs into one: of each entry the newest change stays.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        The inputs, oldest first. Runs of one checkpoint, whose keys are disjoint, may stand in any order.
+    writer : RunWriter
+        Takes the result.
+    is_bottom : bool
+        Whether nothing older exists, so that removals need not be kept.
+    within : HashRange, optional
+        Keep only keys of these hashes.
+    slice_rows : int
+        About how many input rows are in memory at once.
+
+    Returns
+    -------
+    int
+        Rows written.
+
+    Raises
+    ------
+    CorruptionError
+        If an input is damaged.
+    """
+    states: dict[str, StateDescriptor] = {}
+    for run in runs:
+        for name, section in run.sections.items():
+            states[name] = section.state
+    for state in states.values():
+        sections = [found for run in runs if (found := run.section(state)) is not None]
+        for first, last in _slices(sections, within, slice_rows):
+            merged = _merge_slice(state, sections, first, last, is_bottom=is_bottom)
+            writer.add(state, merged)
+    return writer.finish()
+
+
+def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut the hash range where a section's block ends, so that about `slice_rows` rows lie in each."""
+    first, last = (within.first, within.last) if within else (0, (1 << 64) - 1)
+    ends = sorted((block.last_hash, block.rows) for section in sections for block in section.blocks)
+    rows = 0
+    for end, count in ends:
+        rows += count
+        if rows >= slice_rows and first <= end < last:
+            yield first, end
+            first, rows = end + 1, 0
+    yield first, last
+
+
+def _merge_slice(
+    state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int, *, is_bottom: bool
+) -> pa.RecordBatch:
+    batches: list[pa.RecordBatch] = []
+    ages: list[npt.NDArray[np.int64]] = []
+    for age, section in enumerate(reversed(sections)):
+        for block in section.blocks_between(first, last):
+            batch = _rows_between(block.load(), first, last)
+            batches.append(batch)
+            ages.append(np.full(batch.num_rows, age, np.int64))
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+    rows = pa.concat_batches(batches)
+    kept = _surviving_rows(state, rows, np.concatenate(ages))
+    if is_bottom:
+        operations = rows.column(3).to_numpy()
+        kept = kept[operations[kept] == Operation.PUT]
+    return rows.take(pa.array(kept))
+
+
+def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatch:
+    hashes = batch.column(0).to_numpy()
+    start = int(np.searchsorted(hashes, np.uint64(first), "left"))
+    end = int(np.searchsorted(hashes, np.uint64(last), "right"))
+    return batch if end - start == batch.num_rows else batch.slice(start, end - start)
+
+
+def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions of the rows that a merge keeps, in run order.
+
+    `rows` holds the inputs one after the other, the newest first; `ages` counts the inputs from the newest.
+    """
+    hashes = rows.column(0).to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    if state.kind is StateKind.VALUE and not _has_collisions(rows.column(1), order, is_first):
+        return order[is_first]
+    is_alone = is_first.copy()
+    is_alone[:-1] &= is_first[1:]
+    groups = np.cumsum(is_first)[~is_alone]
+    shared = order[~is_alone]
+    if not len(shared):
+        return order
+    shared, groups = _sort_shared(rows, shared, groups, ages)
+    newest = _newest_of_each(rows, shared, groups, ages)
+    kept = np.concatenate((order[is_alone], shared[newest]))
+    kept_groups = np.concatenate((np.cumsum(is_first)[is_alone], groups[newest]))
+    return kept[np.argsort(kept_groups, kind="stable")]
+
+
+def _has_collisions(keys: pa.Array, order: npt.NDArray[np.int64], is_first: npt.NDArray[np.bool_]) -> bool:
+    """Whether two rows of one hash belong to different keys."""
+    followers = np.flatnonzero(~is_first)
+    if not len(followers):
+        return False
+    same = pc.equal(keys.take(pa.array(order[followers])), keys.take(pa.array(order[followers - 1])))
+    return bool(same.false_count)
+
+
+def _sort_shared(
+    rows: pa.RecordBatch,
+    shared: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    ages: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    picked = pa.array(shared)
+    columns: dict[str, Any] = {
+        "group": groups,
+        "key": rows.column(1).take(picked),
+        "entry": rows.column(2).take(picked),
+        "age": ages[shared],
+    }
+    table = pa.table(columns)
+    order = pc.sort_indices(table, [(name, "ascending") for name in columns]).to_numpy()
+    return shared[order], groups[order]
+
+
+def _newest_of_each(
+    rows: pa.RecordBatch,
+    shared: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    ages: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Which of the sorted rows are the newest of their entry and not cleared by a newer run."""
+    picked = pa.array(shared)
+    same_key = np.zeros(len(shared), bool)
+    same_key[1:] = groups[1:] == groups[:-1]
+    same_key[1:] &= _equals_previous(rows.column(1).take(picked))
+    same_entry = same_key.copy()
+    same_entry[1:] &= _equals_previous(rows.column(2).take(picked))
+    row_ages = ages[shared]
+    clears = rows.column(3).to_numpy()[shared] == Operation.CLEAR
+    key_starts = np.flatnonzero(~same_key)
+    cleared_at = np.minimum.reduceat(np.where(clears, row_ages, _NEVER), key_starts)
+    per_row = np.repeat(cleared_at, np.diff(np.append(key_starts, len(shared))))
+    return ~same_entry & (row_ages <= per_row)
+
+
+def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
+    equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+    result: npt.NDArray[np.bool_] = equal.to_numpy(zero_copy_only=False)
+    return result

@@ -1,0 +1,116 @@
+"""The state table contract: what a subtask reads its state from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.state.key_groups import Hashes
+from statelog.state.run import Run
+from statelog.state.schema import StateDescriptor
+
+__all__ = ["EntryRows", "KeyBatch", "StateTable", "ValueRows"]
+
+
+@dataclass(frozen=True)
+class KeyBatch:
+    """Distinct keys, sorted by hash and then by their bytes.
+
+    Parameters
+    ----------
+    hashes : numpy.ndarray of uint64, shape (n,)
+        Key hashes. Different keys may share one.
+    keys : pyarrow.Array of binary, length n
+        Canonical bytes of the keys.
+    """
+
+    hashes: Hashes
+    keys: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def slice(self, start: int, end: int) -> KeyBatch:
+        """The keys from `start` up to, not including, `end`."""
+        return KeyBatch(self.hashes[start:end], self.keys.slice(start, end - start))
+
+    def take(self, positions: npt.NDArray[np.int64]) -> KeyBatch:
+        """The keys at ascending positions."""
+        return KeyBatch(self.hashes[positions], self.keys.take(pa.array(positions)))
+
+
+@dataclass(frozen=True)
+class ValueRows:
+    """Values found for a batch of keys.
+
+    Parameters
+    ----------
+    positions : numpy.ndarray of int64, shape (m,)
+        Which keys of the batch have a value, ascending.
+    values : pyarrow.RecordBatch, m rows
+        Their values, a column per field.
+    """
+
+    positions: npt.NDArray[np.int64]
+    values: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class EntryRows:
+    """Entries found for a batch of keys.
+
+    Parameters
+    ----------
+    positions : numpy.ndarray of int64, shape (m,)
+        The key of the batch that each entry belongs to, ascending.
+    entries : pyarrow.Array of binary, length m
+        Entry keys, ascending within a key.
+    values : pyarrow.RecordBatch, m rows
+        The entries' values, a column per field.
+    """
+
+    positions: npt.NDArray[np.int64]
+    entries: pa.Array
+    values: pa.RecordBatch
+
+
+class StateTable(ABC):
+    """The state of one subtask as of one checkpoint, read in bulk.
+
+    A table is changed only by applying the runs of later checkpoints to it. Reading never changes it.
+    """
+
+    @abstractmethod
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        """Values of a value state for a batch of keys."""
+
+    @abstractmethod
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        """All entries of a list or map state for a batch of keys."""
+
+    @abstractmethod
+    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+        """One entry of a map state, found without reading the key's other entries.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            A map state.
+        key : KeyBatch
+            One key.
+        entry : bytes
+            Canonical bytes of the map key.
+        """
+
+    @abstractmethod
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        """An upper bound of the number of entries of each key, found without reading them."""
+
+    @abstractmethod
+    def apply(self, runs: Sequence[Run]) -> None:
+        """Add the changes of later checkpoints, oldest first."""

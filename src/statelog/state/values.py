@@ -1,0 +1,169 @@
+"""Values as the user sees them (tuples) and as they are stored (Arrow columns)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.errors import ErrorKind, ProcessorError
+
+__all__ = ["FieldCodec", "RowCodec"]
+
+
+@dataclass(frozen=True)
+class FieldCodec:
+    """How one field is stored and read.
+
+    Parameters
+    ----------
+    name : str
+        The field's name.
+    type : pyarrow.DataType
+        Storage type.
+    exact : type or None
+        Values of exactly this Python class are stored as they are; others are converted one by one. None
+        if every value must be converted, as mutable ones must.
+    to_storage, from_storage : callable or None
+        Convert a value that is not None before Arrow takes it, and after Arrow gave it.
+    """
+
+    name: str
+    type: pa.DataType
+    exact: type | None = None
+    to_storage: Callable[[Any], Any] | None = None
+    from_storage: Callable[[Any], Any] | None = None
+
+    def normalize(self, value: Any) -> Any:
+        """The value as it would be read back, without sharing anything with `value`."""
+        if value is None or type(value) is self.exact:
+            return value
+        stored = value if self.to_storage is None else self.to_storage(value)
+        read = pa.scalar(stored, self.type).as_py(maps_as_pydicts="strict")
+        return read if self.from_storage is None else self.from_storage(read)
+
+
+class RowCodec:
+    """Converts tuples of one schema to columns and back.
+
+    Parameters
+    ----------
+    fields : sequence of FieldCodec
+        The fields in order.
+    subject : str
+        What the rows are, in messages: "state 'x'", "map key of state 'x'".
+    """
+
+    def __init__(self, fields: Sequence[FieldCodec], subject: str) -> None:
+        self.fields = list(fields)
+        self.subject = subject
+        self.schema = pa.schema([(field.name, field.type) for field in fields])
+        self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
+        self._exact_types = tuple(field.exact for field in fields)
+
+    def normalize(self, row: Any) -> tuple[Any, ...]:
+        """Check a row that the user gives, and convert its values to the schema's types.
+
+        Raises
+        ------
+        ProcessorError
+            If the row is no tuple of the schema's length, or a value does not fit its field.
+        """
+        if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
+            raise self._mismatch(
+                f"{self.subject} takes a tuple of {len(self.fields)} values"
+                f" ({', '.join(self.schema.names)}), not {_shown(row)}.",
+                "Wrap a single value as (value,).",
+            )
+        if tuple(map(type, row)) == self._exact_types:
+            return tuple(row)
+        values: list[Any] = []
+        for field, value in zip(self.fields, row, strict=True):
+            try:
+                values.append(field.normalize(value))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise self._misfit(field, value, error) from error
+        return tuple(values)
+
+    def decode(self, rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """Convert columns to tuples, a tuple per row."""
+        columns: list[list[Any]] = []
+        for field, column in zip(self.fields, rows.columns, strict=True):
+            values = column.to_pylist(maps_as_pydicts="strict")
+            convert = field.from_storage
+            if convert is not None:
+                values = [None if value is None else convert(value) for value in values]
+            columns.append(values)
+        return list(zip(*columns, strict=True))
+
+    def encode(self, rows: Sequence[tuple[Any, ...] | None], owner_of: Callable[[int], str]) -> list[pa.Array]:
+        """Convert normalized tuples to columns; None is a row of nulls.
+
+        Parameters
+        ----------
+        rows : sequence of tuple or None
+            The rows.
+        owner_of : callable
+            Names the key that the i-th row belongs to, for messages.
+
+        Raises
+        ------
+        ProcessorError
+            If a number is too large for its field.
+        """
+        if None in rows:
+            nulls = (None,) * len(self.fields)
+            rows = [nulls if row is None else row for row in rows]
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
+        return [
+            self._encode_column(field, column, owner_of) for field, column in zip(self.fields, columns, strict=True)
+        ]
+
+    def to_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One normalized row in storage types."""
+        return tuple(
+            value if value is None or field.to_storage is None else field.to_storage(value)
+            for field, value in zip(self.fields, row, strict=True)
+        )
+
+    def from_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One row of storage types as the user sees it."""
+        return tuple(
+            value if value is None or field.from_storage is None else field.from_storage(value)
+            for field, value in zip(self.fields, row, strict=True)
+        )
+
+    def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
+        convert = field.to_storage
+        if convert is not None:
+            values = [None if value is None else convert(value) for value in values]
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            for index, value in enumerate(values):
+                try:
+                    pa.scalar(value, field.type)
+                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                    raise self._misfit(field, value, error, f" of key {owner_of(index)}") from error
+            raise
+
+    def copied(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row, or a copy of it if the user could change it."""
+        return copy.deepcopy(row) if self.is_mutable else row
+
+    def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
+        return self._mismatch(
+            f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type {field.type}: {error}.",
+            "Convert the value, or declare the field with another type.",
+        )
+
+    def _mismatch(self, message: str, hint: str) -> ProcessorError:
+        return ProcessorError(message, kind=ErrorKind.VALUE_MISMATCH, hint=hint)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

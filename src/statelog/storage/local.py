@@ -1,0 +1,257 @@
+"""A directory as a store: on a local disk, or on a file system that all hosts mount."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
+from statelog.storage.posix import AppendFile, read_all, sync_data, sync_directory, write_all
+from statelog.storage.store import ObjectInfo, Store
+
+__all__ = ["LocalStore"]
+
+_DIRECTORY_RACES: Final = 100
+
+
+class LocalStore(Store):
+    """Objects as files below a root directory, which is made by the first write.
+
+    A whole object is written to a temporary file, synced, then linked or renamed to its name, and the
+    directory is synced. Temporary files of writers that crashed stay behind: they are hidden from
+    :meth:`list` and cost only their space. Files and directories are private to their owner.
+
+    Parameters
+    ----------
+    root : str or Path
+        The directory; a relative path is resolved now, so that other processes see the same one.
+    new_token : callable
+        Makes the unique part of a temporary file's name.
+    """
+
+    def __init__(self, root: str | Path, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
+        self._root = os.path.abspath(root)
+        self._new_token = new_token
+        self._appended: dict[str, AppendFile] = {}
+        self._durable_directories: set[str] = set()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (partial(LocalStore, new_token=self._new_token), (self._root,))
+
+    @property
+    def can_append(self) -> bool:
+        return True
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        path = self._path(name)
+        with _reported("read", path, missing=True):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                available = max(os.fstat(fd).st_size - offset, 0)
+                return read_all(fd, available if length is None else min(length, available), offset)
+            finally:
+                os.close(fd)
+
+    def size_bytes(self, name: str) -> int:
+        path = self._path(name)
+        with _reported("size", path, missing=True):
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "not a file")
+            return status.st_size
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        path = self._path(name)
+        with _reported("put", path):
+            temporary = self._write_temporary(os.path.dirname(path), data)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                os.unlink(temporary)
+                raise
+            sync_directory(os.path.dirname(path))
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        path = self._path(name)
+        with _reported("put_if_absent", path):
+            temporary = self._write_temporary(os.path.dirname(path), data)
+            try:
+                os.link(temporary, path)
+                won = True
+            except FileExistsError:
+                # NFS repeats a link whose answer was lost, and then reports its own file as a conflict.
+                won = os.stat(temporary).st_nlink > 1
+            finally:
+                os.unlink(temporary)
+            # After a conflict too: the caller acts on the winner's file.
+            sync_directory(os.path.dirname(path))
+            return won
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        path = self._path(name)
+        with _reported("append", path, missing=True):
+            self._append_files().setdefault(name, AppendFile(path)).append(parts, at)
+
+    def sync(self, name: str) -> None:
+        path = self._path(name)
+        with _reported("sync", path, missing=True):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync_data(fd)
+            finally:
+                os.close(fd)
+
+    def delete(self, names: list[str]) -> None:
+        directories = set()
+        for name in names:
+            path = self._path(name)
+            with _reported("delete", path):
+                try:
+                    os.unlink(path)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+            directories.add(os.path.dirname(path))
+            if file := self._append_files().pop(name, None):
+                file.close()
+        for directory in sorted(directories, reverse=True):
+            with _reported("delete from", directory):
+                self._settle_deletion(directory)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        folder, slash, start = prefix.rpartition("/")
+        if start == ".." or (slash and not folder):
+            raise _bad_name(prefix)
+        top = self._path(folder) if folder else self._root
+        with _reported("list", top):
+            found = _walk(top, folder + slash, start)
+            return sorted(found, key=lambda info: info.name)
+
+    def close(self) -> None:
+        for file in tuple(self._append_files().values()):
+            file.close()
+
+    def _append_files(self) -> dict[str, AppendFile]:
+        if self._pid != os.getpid():
+            # After a fork the open files are the parent's: neither used nor closed here.
+            self._appended, self._pid = {}, os.getpid()
+        return self._appended
+
+    def _path(self, name: str) -> str:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in name or _is_temporary(parts[-1]):
+            raise _bad_name(name)
+        return f"{self._root}/{name}"
+
+    def _write_temporary(self, directory: str, data: bytes | memoryview) -> str:
+        path = f"{directory}/.{os.getpid()}.{self._new_token()}.tmp"
+        for attempt in range(_DIRECTORY_RACES):
+            try:
+                self._make_directory(directory)
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                break
+            except FileNotFoundError:
+                # Another process removed a directory that was empty until now.
+                self._durable_directories.clear()
+                if attempt + 1 == _DIRECTORY_RACES:
+                    raise
+        try:
+            write_all(fd, [data], 0)
+            os.fsync(fd)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        return path
+
+    def _make_directory(self, directory: str) -> None:
+        """Make a directory and its parents, durably.
+
+        Below the root every parent is synced once, also if the directory exists: the process that
+        made it may not have come that far.
+        """
+        if directory in self._durable_directories:
+            return
+        for path in (*reversed(Path(directory).parents), Path(directory)):
+            try:
+                path.mkdir(0o700)
+                made = True
+            except OSError:
+                if not path.is_dir():
+                    raise
+                made = False
+            if made or str(path).startswith(f"{self._root}/"):
+                sync_directory(str(path.parent))
+        self._durable_directories.add(directory)
+
+    def _settle_deletion(self, directory: str) -> None:
+        """Remove a directory and its parents as far as they are empty, and sync what remains."""
+        while directory != self._root:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                break
+            self._durable_directories.discard(directory)
+            directory = os.path.dirname(directory)
+        with suppress(FileNotFoundError):
+            sync_directory(directory)
+
+
+def _is_temporary(base_name: str) -> bool:
+    return base_name.startswith(".") and base_name.endswith(".tmp")
+
+
+def _walk(directory: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
+    """Files of a directory and below whose own name starts with `start`; what vanishes is passed over."""
+    try:
+        with os.scandir(directory) as entries:
+            children = [entry for entry in entries if entry.name.startswith(start)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for child in children:
+        if child.is_dir():
+            yield from _walk(child.path, f"{prefix}{child.name}/", "")
+        elif not _is_temporary(child.name):
+            try:
+                status = child.stat()
+            except FileNotFoundError:
+                continue
+            yield ObjectInfo(prefix + child.name, status.st_size, status.st_mtime)
+
+
+@contextmanager
+def _reported(operation: str, path: str, *, missing: bool = False) -> Iterator[None]:
+    """Turn an OSError into a StorageError; `missing` says that a missing file has a kind of its own."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{operation} {path} failed: {error.strerror or error}."
+        if missing and isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise StorageError(
+                text, kind=ErrorKind.OBJECT_MISSING, hint="It was deleted, or the location is another one."
+            ) from error
+        raise StorageError(
+            text, hint="Check that the directory is mounted and writable on this host and has free space."
+        ) from error
+
+
+def _bad_name(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name!r} is not a name of an object.",
+        hint="Names are relative, with '/' between their parts, and have no empty, '.' or '..' part.",
+    )

@@ -1,0 +1,79 @@
+"""Reading, writing and syncing of files, with short reads and writes taken care of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["AppendFile", "read_all", "sync_data", "sync_directory", "write_all"]
+
+_IOV_MAX: Final = 1024
+# macOS has no fdatasync.
+sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
+
+
+class AppendFile:
+    """An object kept open for appending; threads take turns."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._fd = -1
+
+    def append(self, parts: list[bytes | memoryview], at: int) -> None:
+        """Drop what stands beyond `at`, write the parts there, and make them durable."""
+        with self._lock:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            status = os.fstat(self._fd)
+            if status.st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted while it was open")
+            if status.st_size < at:
+                raise OSError(errno.EINVAL, f"its {status.st_size} bytes end before offset {at}")
+            if status.st_size > at:
+                os.ftruncate(self._fd, at)
+            write_all(self._fd, parts, at)
+            sync_data(self._fd)
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is used again."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def read_all(fd: int, length: int, offset: int) -> bytes:
+    """Read `length` bytes from `offset`; fewer only at the end of the file."""
+    data = os.pread(fd, length, offset)
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more
+    return data
+
+
+def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
+    """Write parts one after the other from offset `at`."""
+    pending = [view for part in parts if (view := memoryview(part).cast("B"))]
+    first = 0
+    while first < len(pending):
+        written = os.pwritev(fd, pending[first : first + _IOV_MAX], at)
+        if written == 0:
+            raise OSError(errno.EIO, "nothing was written")
+        at += written
+        while first < len(pending) and written >= len(pending[first]):
+            written -= len(pending[first])
+            first += 1
+        if written:
+            pending[first] = pending[first][written:]
+
+
+def sync_directory(directory: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,87 @@
+"""The store contract: what a place that keeps checkpoints must be able to do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+__all__ = ["ObjectInfo", "Store"]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored object, as a listing shows it.
+
+    Parameters
+    ----------
+    name : str
+        Name relative to the store's root, with ``/`` between its parts.
+    size_bytes : int
+        Size of the object.
+    modified_s : float
+        Time of the last change, seconds since the Unix epoch, by the store's own clock.
+    """
+
+    name: str
+    size_bytes: int
+    modified_s: float
+
+
+class Store(ABC):
+    """Named immutable objects under one root.
+
+    Names are relative, use ``/`` and contain no ``.`` or ``..`` part. Every write is durable when the
+    call returns: it survives a crash of the process and of the machine. A store holds no open
+    connection or file before its first call and may be pickled and sent to another process.
+
+    Raises
+    ------
+    StorageError
+        By every method, for a failed operation (kind ``store-failed``) or a missing object
+        (kind ``object-missing``). After a failed write the object may exist or not.
+    """
+
+    @property
+    @abstractmethod
+    def can_append(self) -> bool:
+        """Whether :meth:`append` is supported."""
+
+    @abstractmethod
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Read `length` bytes from `offset`, or up to the end; shorter where the object ends."""
+
+    @abstractmethod
+    def size_bytes(self, name: str) -> int:
+        """Size of an object."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write a whole object under a name that is used once."""
+
+    @abstractmethod
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        """Write a whole object unless the name exists; of several callers exactly one gets True."""
+
+    @abstractmethod
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        """Write `parts` one after the other at offset `at` of an existing object.
+
+        Anything beyond `at` is dropped first, so a failed append can be repeated.
+        """
+
+    def sync(self, name: str) -> None:
+        """Make durable what other processes have appended to an object so far, without changing it.
+
+        Only stores that can append need it: elsewhere an object is durable as soon as it exists.
+        """
+
+    @abstractmethod
+    def delete(self, names: list[str]) -> None:
+        """Delete objects; a name that does not exist is passed over."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """All objects whose name starts with `prefix`, sorted by name."""
+
+    def close(self) -> None:
+        """Release files and connections; the store opens them again when it is used again."""

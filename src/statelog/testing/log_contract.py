@@ -1,0 +1,474 @@
+"""What every form of the log must do; subclass :class:`LogContract` to check a new one.
+
+Races are not left to chance: a test lets the other process act at each store operation in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint, Claim, Entry
+from statelog.checkpoint.log import Log
+from statelog.errors import CorruptionError, FencedError, StorageError
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.store import Store
+
+__all__ = ["PREFIX", "Action", "FlippedStore", "LogContract", "make_checkpoint", "make_claim"]
+
+PREFIX = "operator/log"
+
+
+def make_claim(run: str) -> Callable[[int], Claim]:
+    """Return a function that makes the claims of a run."""
+    return lambda epoch: Claim(epoch, "query", run, "uid", f"{run}-{epoch}".encode(), 0)
+
+
+def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[Checkpoint, list[bytes]]:
+    """Make a checkpoint of two subtasks, whose content depends on all arguments, with its payload."""
+    text = f"{run} {epoch} {batch} {token}".encode()
+    payload = [text, b"\0" * 40 + text]
+    segments = [
+        SegmentRef(0, 10, b"sum", 0, len(payload[0]), 1, 1),
+        SegmentRef(1, 11, b"sum", len(payload[0]), len(payload[1]), 1, 1),
+    ]
+    checkpoint = Checkpoint(epoch, batch, 0, "query", run, "uid", 2, segments, b"k", [], 0, 0, text)
+    return checkpoint, payload
+
+
+class Action:
+    """What another process does at some point: keeps the result, and forgives a failure.
+
+    Parameters
+    ----------
+    function : callable
+        Acts.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.results: list[Any] = []
+        self.calls = 0
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the action took place, with or without success."""
+        return self.calls > 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        with suppress(FencedError, StorageError):
+            self.results.append(self._function())
+
+
+class FlippedStore(FaultStore):
+    """Shows one object with one bit flipped.
+
+    Parameters
+    ----------
+    inner : Store
+        The store.
+    name : str
+        The damaged object.
+    position, bit : int
+        The damaged byte and its bit.
+    """
+
+    def __init__(self, inner: Store, name: str, position: int, bit: int) -> None:
+        super().__init__(inner, FaultPlan())
+        self._name = name
+        self._position = position
+        self._bit = bit
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        data = bytearray(super().read(name, offset=offset, length=length))
+        if name == self._name and offset <= self._position < offset + len(data):
+            data[self._position - offset] ^= 1 << self._bit
+        return bytes(data)
+
+
+class LogContract:
+    """Conformance tests of a log; pytest collects them from a subclass.
+
+    A subclass overrides the fixture :meth:`open_store` and the method :meth:`make_log`.
+    """
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], Store]:
+        """Return a function that opens one store again and again, as other processes would."""
+        raise NotImplementedError
+
+    def make_log(self, store: Store) -> Log:
+        """Return the log in the folder PREFIX of a store."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def open_log(self, open_store: Callable[[], Store]) -> Callable[..., Log]:
+        """Return a function that opens the log on the same storage, as another process would."""
+
+        def open_log(*plans: FaultPlan) -> Log:
+            store = open_store()
+            for plan in plans:
+                store = FaultStore(store, plan)
+            return self.make_log(store)
+
+        return open_log
+
+    def test_read_before_the_first_claim(self, open_log: Callable[..., Log]) -> None:
+        assert open_log().read() == []
+
+    def test_what_was_appended_is_read(self, open_log: Callable[..., Log]) -> None:
+        log = open_log()
+        assert log.claim(make_claim("a")) == []
+        written = [log.append(*make_checkpoint("a", 1, batch)) for batch in range(3)]
+        assert open_log().read() == [make_claim("a")(1), *written]
+        log.close()
+        other = open_log()
+        assert other.claim(make_claim("b")) == [make_claim("a")(1), *written]
+        more = other.append(*make_checkpoint("b", 2, 3))
+        assert open_log().read() == [make_claim("a")(1), *written, make_claim("b")(2), more]
+
+    def test_segments_are_where_they_say(self, open_log: Callable[..., Log], open_store: Callable[[], Store]) -> None:
+        log = open_log()
+        log.claim(make_claim("a"))
+        for batch in range(3):
+            entry, payload = make_checkpoint("a", 1, batch)
+            placed = log.append(entry, payload)
+            assert [read_segment(open_store(), segment) for segment in placed.segments] == payload
+
+    def test_segments_elsewhere_stay_where_they_are(self, open_log: Callable[..., Log]) -> None:
+        log = open_log()
+        log.claim(make_claim("a"))
+        elsewhere = SegmentRef(0, 10, b"sum", 7, 5, 1, 1, "operator/changes/1/0/x")
+        entry = Checkpoint(1, 0, 0, "query", "a", "uid", 1, [elsewhere], b"k", [], 0, 0, b"t")
+        assert log.append(entry, []).segments == [elsewhere]
+        assert checkpoints(open_log().read())[0].segments == [elsewhere]
+
+    def test_large_index_and_payload(self, open_log: Callable[..., Log], open_store: Callable[[], Store]) -> None:
+        log = open_log()
+        log.claim(make_claim("a"))
+        payload = [bytes([subtask % 256]) * 100 for subtask in range(3000)]
+        segments = [SegmentRef(n, n, b"s" * 16, 100 * n, 100, 1, 1) for n in range(3000)]
+        entry = Checkpoint(1, 0, 0, "query", "a", "uid", 3000, segments, b"k", [], 0, 0, b"t")
+        placed = log.append(entry, payload)
+        after = log.append(*make_checkpoint("a", 1, 1))
+        assert checkpoints(open_log().read()) == [placed, after]
+        assert read_segment(open_store(), placed.segments[2999]) == payload[2999]
+
+    def test_the_older_writer_is_fenced(self, open_log: Callable[..., Log]) -> None:
+        older, newer = open_log(), open_log()
+        older.claim(make_claim("a"))
+        first = older.append(*make_checkpoint("a", 1, 0))
+        seen = newer.claim(make_claim("b"))
+        assert seen == [make_claim("a")(1), first]
+        for _ in range(2):
+            with pytest.raises(FencedError, match=r"epoch 1 .*operator/log.*Stop this driver"):
+                older.append(*make_checkpoint("a", 1, 1))
+        second = newer.append(*make_checkpoint("b", 2, 1))
+        expected = [*seen, make_claim("b")(2), second]
+        assert open_log().read() == expected
+        older.close()
+        newer.close()
+        assert open_log().read() == expected
+
+    def test_only_a_claimed_open_log_can_be_appended_to(self, open_log: Callable[..., Log]) -> None:
+        log = open_log()
+        with pytest.raises(FencedError):
+            log.append(*make_checkpoint("a", 1, 0))
+        log.claim(make_claim("a"))
+        log.append(*make_checkpoint("a", 1, 0))
+        log.close()
+        with pytest.raises(FencedError):
+            log.append(*make_checkpoint("a", 1, 1))
+        assert len(log.claim(make_claim("a"))) == 2
+        log.append(*make_checkpoint("a", 2, 1))
+
+    def test_close_leaves_nothing_of_a_lonely_claim(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        log = open_log()
+        log.claim(make_claim("a"))
+        log.close()
+        log.close()
+        assert open_store().list() == []
+        log = open_log()
+        assert log.claim(make_claim("b")) == []
+        log.append(*make_checkpoint("b", 1, 0))
+        before = open_log().read()
+        log.close()
+        lonely = open_log()
+        lonely.claim(make_claim("c"))
+        lonely.close()
+        assert open_log().read() == [*before, make_claim("c")(2)]
+
+    def test_a_claim_between_any_two_steps_of_a_close(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for step in steps():
+            newer = open_log()
+            claim = Action(partial(newer.claim, make_claim("b")))
+            closing = open_log(FaultPlan.at(call=step, action=claim))
+            with suppress(FencedError):
+                closing.claim(make_claim("a"))
+            closing.close()
+            if not claim.results:
+                return
+            b, a = newest_claims(open_log(), "b", "a")
+            if b > a:
+                written = newer.append(*make_checkpoint("b", b, 0))
+                assert checkpoints(open_log().read()) == [written]
+            else:
+                with pytest.raises(FencedError):
+                    newer.append(*make_checkpoint("b", b, 0))
+            wipe(open_store())
+
+    def test_a_close_between_any_two_steps_of_a_claim(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for step in steps():
+            closing = open_log()
+            closing.claim(make_claim("a"))
+            close = Action(closing.close)
+            newer = open_log(FaultPlan.at(call=step, action=close))
+            with suppress(StorageError):
+                newer.claim(make_claim("b"))
+            if not close.results:
+                return
+            newer.claim(make_claim("b"))
+            (b,) = newest_claims(open_log(), "b")
+            written = newer.append(*make_checkpoint("b", b, 0))
+            assert checkpoints(open_log().read()) == [written]
+            wipe(open_store())
+
+    def test_a_claim_between_any_two_steps_of_a_writer(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for step in steps():
+            newer = open_log()
+            claim = Action(partial(newer.claim, make_claim("b")))
+            older = open_log(FaultPlan.at(call=step, action=claim))
+            acked: list[Checkpoint] = []
+            with suppress(FencedError):
+                older.claim(make_claim("a"))
+                (epoch,) = newest_claims(open_log(), "a")
+                for batch in range(3):
+                    acked.append(older.append(*make_checkpoint("a", epoch, batch)))
+            if not claim.results:
+                return
+            history = open_log().read()
+            b, a = newest_claims(open_log(), "b", "a")
+            if b > a:
+                (seen,) = claim.results
+                assert history == [*seen, make_claim("b")(b)]
+                assert checkpoints(seen)[: len(acked)] == acked
+                with pytest.raises(FencedError):
+                    older.append(*make_checkpoint("a", a, 3))
+                written = newer.append(*make_checkpoint("b", b, 3))
+                assert open_log().read() == [*history, written]
+            else:
+                assert checkpoints(history) == acked
+                assert len(acked) == 3
+                with pytest.raises(FencedError):
+                    newer.append(*make_checkpoint("b", b, 3))
+            wipe(open_store())
+
+    def test_an_append_between_any_two_steps_of_a_claim(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for step in steps():
+            older = open_log()
+            older.claim(make_claim("a"))
+            acked = [older.append(*make_checkpoint("a", 1, 0))]
+            append = Action(partial(older.append, *make_checkpoint("a", 1, 1)))
+            newer = open_log(FaultPlan.at(call=step, action=append))
+            seen = newer.claim(make_claim("b"))
+            if not append.is_called:
+                return
+            acked += append.results
+            assert checkpoints(seen)[: len(acked)] == acked
+            with pytest.raises(FencedError):
+                older.append(*make_checkpoint("a", 1, 2))
+            assert open_log().read() == [*seen, make_claim("b")(2)]
+            wipe(open_store())
+
+    def test_a_claim_and_an_append_between_any_two_steps_of_a_claim(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for step in steps():
+            oldest, other = open_log(), open_log()
+            oldest.claim(make_claim("a"))
+            first = oldest.append(*make_checkpoint("a", 1, 0))
+            append = Action(partial(oldest.append, *make_checkpoint("a", 1, 1)))
+
+            def claim_and_append(other: Log = other, append: Action = append) -> list[Entry]:
+                seen = other.claim(make_claim("c"))
+                append()
+                return seen
+
+            claim = Action(claim_and_append)
+            one = open_log(FaultPlan.at(call=step, action=claim))
+            seen: list[Entry] = []
+            with suppress(FencedError):
+                seen = one.claim(make_claim("b"))
+            if not claim.results:
+                return
+            assert append.is_called
+            assert not append.results
+            b, c = newest_claims(open_log(), "b", "c")
+            winner, run, epoch, view = (one, "b", b, seen) if b > c else (other, "c", c, claim.results[0])
+            assert checkpoints(view)[:1] == [first]
+            written = winner.append(*make_checkpoint(run, epoch, 1))
+            assert open_log().read() == [*view, make_claim(run)(epoch), written]
+            with pytest.raises(FencedError):
+                (other if winner is one else one).append(*make_checkpoint("b", 0, 1))
+            wipe(open_store())
+
+    @pytest.mark.parametrize("when", ["before", "after"])
+    @pytest.mark.parametrize("revised", [False, True])
+    def test_trying_again_after_a_failure_at_any_step(
+        self,
+        open_log: Callable[..., Log],
+        open_store: Callable[[], Store],
+        when: Literal["before", "after"],
+        revised: bool,
+    ) -> None:
+        for step in steps():
+            log = open_log(FaultPlan.at(call=step, when=when))
+            claim = Action(partial(log.claim, make_claim("a")))
+            claim()
+            if not claim.results:
+                claim()
+            (epoch,) = newest_claims(open_log(), "a")
+            acked: list[Checkpoint] = []
+            failures = claim.calls - 1
+            for batch in range(3):
+                try:
+                    acked.append(log.append(*make_checkpoint("a", epoch, batch)))
+                except StorageError:
+                    failures += 1
+                    token = "revised, and longer" if revised else ""
+                    acked.append(log.append(*make_checkpoint("a", epoch, batch, token)))
+            if not failures:
+                return
+            found = checkpoints(open_log().read())
+            assert latest_by_batch(found) == acked
+            assert len(found) <= 3 + revised
+            for entry in acked:
+                texts = [read_segment(open_store(), segment) for segment in entry.segments]
+                assert texts == [entry.token, b"\0" * 40 + entry.token]
+            assert checkpoints(open_log().claim(make_claim("b"))) == found
+            wipe(open_store())
+
+    @pytest.mark.parametrize("lost", range(1, 12))
+    def test_an_unanswered_entry_that_a_newer_epoch_counted_stays_whole(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store], lost: int
+    ) -> None:
+        for step in steps():
+            claim = Action(partial(open_log().claim, make_claim("b")))
+            older = open_log(FaultPlan.at(call=lost, when="after"), FaultPlan.at(call=step, action=claim))
+            with suppress(StorageError, FencedError):
+                older.claim(make_claim("a"))
+            (a,) = newest_claims(open_log(), "a")
+            append = Action(partial(older.append, *make_checkpoint("a", a, 0)))
+            revise = Action(partial(older.append, *make_checkpoint("a", a, 0, "revised, and longer")))
+            append()
+            revise()
+            if not claim.results:
+                return
+            (seen,) = claim.results
+            b, a = newest_claims(open_log(), "b", "a")
+            assert open_log().read()[: len(seen)] == seen
+            for entry in checkpoints(seen):
+                texts = [read_segment(open_store(), segment) for segment in entry.segments]
+                assert texts == [entry.token, b"\0" * 40 + entry.token]
+            if b > a:
+                acked = {entry.token for entry in append.results + revise.results}
+                assert acked <= {entry.token for entry in checkpoints(seen)}
+            wipe(open_store())
+
+    def test_a_flipped_bit_is_found_or_has_no_effect(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for run, epoch in (("a", 1), ("b", 2)):
+            log = open_log()
+            log.claim(make_claim(run))
+            log.append(*make_checkpoint(run, epoch, epoch))
+            log.close()
+        store = open_store()
+        truth = open_log().read()
+        payload_bytes = {
+            (segment.name, segment.offset + position)
+            for entry in checkpoints(truth)
+            for segment in entry.segments
+            for position in range(segment.length)
+        }
+        for info in store.list():
+            for position in range(info.size_bytes):
+                damaged = self.make_log(FlippedStore(store, info.name, position, position % 8))
+                if (info.name, position) in payload_bytes:
+                    assert damaged.read() == truth
+                else:
+                    with pytest.raises(CorruptionError, match=info.name):
+                        damaged.read()
+
+    def test_a_missing_object_in_the_middle_is_found(
+        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+    ) -> None:
+        for epoch in range(1, 5):
+            log = open_log()
+            log.claim(make_claim("a"))
+            log.append(*make_checkpoint("a", epoch, epoch))
+            log.close()
+        names = [info.name for info in open_store().list()]
+        open_store().delete(names[:1])
+        open_log().read()
+        open_store().delete(names[2:3])
+        with pytest.raises(CorruptionError, match="not"):
+            open_log().read()
+
+    def test_many_claims_in_a_row(self, open_log: Callable[..., Log]) -> None:
+        expected: list[Entry] = []
+        for epoch in range(1, 8):
+            log = open_log()
+            assert log.claim(make_claim("a")) == expected
+            expected.append(make_claim("a")(epoch))
+            if epoch % 3:
+                expected.append(log.append(*make_checkpoint("a", epoch, epoch)))
+        assert open_log().read() == expected
+
+
+def steps() -> Iterator[int]:
+    """Count store operations; a test returns at the first that its scenario does not reach."""
+    yield from range(1, 100)
+    pytest.fail("the scenario takes more store operations than the test can have meant")
+
+
+def checkpoints(entries: list[Entry]) -> list[Checkpoint]:
+    """Return the checkpoints among entries."""
+    return [entry for entry in entries if isinstance(entry, Checkpoint)]
+
+
+def latest_by_batch(entries: list[Checkpoint]) -> list[Checkpoint]:
+    """Return the last checkpoint of each batch, by batch."""
+    return [entry for _, entry in sorted({entry.batch: entry for entry in entries}.items())]
+
+
+def newest_claims(log: Log, *runs: str) -> list[int]:
+    """Return the newest epoch that each run claimed, or 0."""
+    epochs = {claim.run_id: claim.epoch for claim in log.read() if isinstance(claim, Claim)}
+    return [epochs.get(run, 0) for run in runs]
+
+
+def wipe(store: Store) -> None:
+    """Delete everything."""
+    store.delete([info.name for info in store.list()])
+
+
+def read_segment(store: Store, segment: SegmentRef) -> bytes:
+    """Read the bytes that a segment refers to."""
+    return store.read(segment.name, offset=segment.offset, length=segment.length)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from statelog.checkpoint.append_log import AppendLog
+from statelog.checkpoint.entry import encode_frame
+from statelog.checkpoint.log import Log
+from statelog.checkpoint.object_log import ObjectLog
+from statelog.checkpoint.open_log import open_log
+from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
+from statelog.storage import LocalStore, Store
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.log_contract import PREFIX, Action, LogContract, make_checkpoint, make_claim, steps
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here crashes the machine, and syncing would take most of the time."""
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+        monkeypatch.setattr(target, lambda fd: None)
+
+
+class TestAppendLog(LogContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: LocalStore(tmp_path)
+
+    def make_log(self, store: Store) -> Log:
+        return AppendLog(store, PREFIX)
+
+    @pytest.mark.parametrize("zeros", [0, 1, 31, 32, 5000])
+    def test_torn_tails_of_every_length(self, tmp_path: Path, zeros: int) -> None:
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        path = tmp_path / PREFIX / "epoch-00000001.log"
+        ends = [path.stat().st_size]
+        entries = [*self.make_log(LocalStore(tmp_path)).read()]
+        for batch in range(2):
+            entries.append(log.append(*make_checkpoint("a", 1, batch)))
+            ends.append(path.stat().st_size)
+        whole = path.read_bytes()
+        for length in range(ends[-1], ends[0] - 1, -1) if zeros == 0 else ends:
+            path.write_bytes(whole[:length] + bytes(zeros))
+            complete = sum(end <= length for end in ends)
+            assert self.make_log(LocalStore(tmp_path)).read() == entries[:complete]
+        path.write_bytes(whole[: ends[0] - 1])
+        with pytest.raises(CorruptionError, match="does not begin with the claim"):
+            self.make_log(LocalStore(tmp_path)).read()
+
+    def test_a_zero_gap_is_not_a_torn_tail(self, tmp_path: Path) -> None:
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        log.append(*make_checkpoint("a", 1, 0))
+        with (tmp_path / PREFIX / "epoch-00000001.log").open("ab") as file:
+            file.write(bytes(70_000) + b"x")
+        with pytest.raises(CorruptionError, match=r"epoch-00000001\.log: no log entry at offset"):
+            self.make_log(LocalStore(tmp_path)).read()
+
+    def test_a_torn_tail_is_replaced_by_a_shorter_entry(self, tmp_path: Path) -> None:
+        entry, payload = make_checkpoint("a", 1, 0, "long" * 50)
+        size = sum(map(len, payload)) + 300
+        for torn_bytes in range(0, size, 40):
+            store = LocalStore(tmp_path / str(torn_bytes))
+            log = self.make_log(FaultStore(store, FaultPlan.at("append", torn_bytes=torn_bytes)))
+            log.claim(make_claim("a"))
+            with pytest.raises(Exception, match="injected"):
+                log.append(entry, payload)
+            assert self.make_log(store).read() == [make_claim("a")(1)]
+            written = log.append(*make_checkpoint("a", 1, 0))
+            assert self.make_log(store).read() == [make_claim("a")(1), written]
+
+    def test_entries_before_a_fence_cannot_get_lost_unnoticed(self, tmp_path: Path) -> None:
+        for epoch in (1, 2):
+            log = self.make_log(LocalStore(tmp_path))
+            log.claim(make_claim("a"))
+            log.append(*make_checkpoint("a", epoch, epoch))
+        path = tmp_path / PREFIX / "epoch-00000001.log"
+        whole = path.read_bytes()
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            with pytest.raises(CorruptionError, match=r"epoch-00000001\.log"):
+                self.make_log(LocalStore(tmp_path)).read()
+        path.write_bytes(whole + b"written by a fenced run")
+        assert len(self.make_log(LocalStore(tmp_path)).read()) == 4
+
+    def test_a_writer_notices_that_its_file_is_gone(self, tmp_path: Path) -> None:
+        name = f"{PREFIX}/epoch-00000001.log"
+        for step in steps():
+            store = LocalStore(tmp_path / str(step))
+            remove = Action(partial(LocalStore(tmp_path / str(step)).delete, [name]))
+            log = self.make_log(FaultStore(store, FaultPlan.at(call=step, action=remove)))
+            with suppress(FencedError):
+                log.claim(make_claim("a"))
+            is_claimed = not remove.is_called
+            with suppress(FencedError):
+                log.append(*make_checkpoint("a", 1, 0))
+                assert not (is_claimed and remove.is_called)
+            if not remove.is_called:
+                break
+
+    def test_a_replaced_file_is_not_taken_for_the_own(self, tmp_path: Path) -> None:
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        log.append(*make_checkpoint("a", 1, 0))
+        (tmp_path / PREFIX / "epoch-00000001.log").unlink()
+        other = self.make_log(LocalStore(tmp_path))
+        other.claim(make_claim("b"))
+        with pytest.raises(FencedError):
+            log.append(*make_checkpoint("a", 1, 1))
+        assert other.read() == [make_claim("b")(1)]
+
+    def test_a_tail_that_vanishes_while_it_is_read_does_not_count(self, tmp_path: Path) -> None:
+        for step in steps():
+            store = LocalStore(tmp_path / str(step))
+            log = self.make_log(store)
+            log.claim(make_claim("a"))
+            name = f"{PREFIX}/epoch-00000001.log"
+            end = store.size_bytes(name)
+            written = log.append(*make_checkpoint("a", 1, 0))
+            cut = Action(partial(store.append, name, [], at=end))
+            reader = self.make_log(FaultStore(store, FaultPlan.at(call=step, action=cut)))
+            read = Action(reader.read)
+            read()
+            if not cut.is_called:
+                assert read.results == [[make_claim("a")(1), written]]
+                break
+            assert read.results in ([], [[make_claim("a")(1)]])
+
+    def test_older_files_are_synced_before_they_are_fenced(self, tmp_path: Path) -> None:
+        older = self.make_log(LocalStore(tmp_path))
+        older.claim(make_claim("a"))
+        written = older.append(*make_checkpoint("a", 1, 0))
+        newer = self.make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("sync")))
+        with pytest.raises(StorageError, match=r"sync operator/log/epoch-00000001\.log"):
+            newer.claim(make_claim("b"))
+        claim = b"".join(encode_frame(make_claim("b")(2), []))
+        assert (tmp_path / PREFIX / "epoch-00000002.log").read_bytes() == claim
+        assert newer.claim(make_claim("b")) == [make_claim("a")(1), written, make_claim("b")(2)]
+
+
+class TestObjectLog(LogContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: LocalStore(tmp_path)
+
+    def make_log(self, store: Store) -> Log:
+        return ObjectLog(store, PREFIX)
+
+    def test_an_incomplete_object_is_damage(self, tmp_path: Path) -> None:
+        log = self.make_log(LocalStore(tmp_path))
+        log.claim(make_claim("a"))
+        log.append(*make_checkpoint("a", 1, 0))
+        path = tmp_path / PREFIX / f"{2:020}.entry"
+        whole = path.read_bytes()
+        for damaged in (*(whole[:length] for length in range(len(whole))), whole + b"x", bytes(len(whole))):
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptionError, match=f"{2:020}.entry"):
+                self.make_log(LocalStore(tmp_path)).read()
+
+    def test_entries_of_an_older_epoch_after_a_claim_are_void(self, tmp_path: Path) -> None:
+        older, newer = (self.make_log(LocalStore(tmp_path)) for _ in range(2))
+        older.claim(make_claim("a"))
+        newer.claim(make_claim("b"))
+        folder = tmp_path / PREFIX
+        (folder / f"{2:020}.entry").rename(folder / "moved")
+        older.append(*make_checkpoint("a", 1, 0))
+        (folder / f"{2:020}.entry").rename(folder / f"{3:020}.entry")
+        (folder / "moved").rename(folder / f"{2:020}.entry")
+        assert self.make_log(LocalStore(tmp_path)).read() == [make_claim("a")(1), make_claim("b")(2)]
+
+
+def test_open_log_keeps_to_the_form_that_is_there(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert isinstance(open_log(store, "new"), AppendLog)
+    assert isinstance(open_log(store, "new", "object"), ObjectLog)
+    AppendLog(store, "a").claim(make_claim("a"))
+    ObjectLog(store, "o").claim(make_claim("a"))
+    assert isinstance(open_log(store, "a"), AppendLog)
+    assert isinstance(open_log(store, "o"), ObjectLog)
+    for prefix, form in (("a", "object"), ("o", "append"), ("a", "other")):
+        with pytest.raises(ConfigurationError, match=form):
+            open_log(store, prefix, form)
+    ObjectLog(store, "a").claim(make_claim("a"))
+    with pytest.raises(ConfigurationError, match="two logs"):
+        open_log(store, "a")
+
+
+def test_open_log_on_a_store_that_cannot_append(tmp_path: Path) -> None:
+    class WithoutAppend(FaultStore):
+        @property
+        def can_append(self) -> bool:
+            return False
+
+    store = WithoutAppend(LocalStore(tmp_path), FaultPlan())
+    assert isinstance(open_log(store, "log"), ObjectLog)
+    with pytest.raises(ConfigurationError, match="cannot append"):
+        open_log(store, "log", "append")

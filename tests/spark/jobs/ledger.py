@@ -1,0 +1,71 @@
+"""A driver program: the ledger query, with a fault if one is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from statelog import Observer, Options
+from tests.spark.support import Job, KillAt, KillAtMany, Ledger, StallAt, make_session
+
+
+def main(arguments: dict[str, Any]) -> None:
+    """Run the query over all input that is there."""
+    root = Path(arguments["root"])
+    session = make_session(arguments.get("master", "local[2]"))
+    note_jvm(session, arguments)
+    job = Job(root, arguments.get("uid"), arguments.get("location"))
+    options = Options(observer=_observer(arguments), **arguments.get("options", {}))
+    df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
+    if "kill_seed" in arguments:
+        _kill_sometime(random.Random(arguments["kill_seed"]), arguments)
+    job.run(df)
+
+
+def note_jvm(session: SparkSession, arguments: dict[str, Any]) -> None:
+    """Write down the JVM's process id."""
+    jvm: Any = session._jvm
+    Path(arguments["jvm_pid_file"]).write_text(str(jvm.java.lang.ProcessHandle.current().pid()))
+
+
+def _observer(arguments: dict[str, Any]) -> Observer:
+    if "stall" in arguments:
+        return StallAt(**arguments["stall"])
+    return KillAtMany(tuple(KillAt(**fault) for fault in arguments.get("kills", [])))
+
+
+def _kill_sometime(rng: random.Random, arguments: dict[str, Any]) -> None:
+    delay_s = rng.uniform(0.5, 6.0)
+    victim = os.getpid() if rng.random() < 0.5 else int(Path(arguments["jvm_pid_file"]).read_text())
+
+    def kill() -> None:
+        time.sleep(delay_s)
+        os.kill(victim, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+
+
+def run_main(entry: Any) -> None:
+    """Run a driver program; nothing of it may outlive a failure."""
+    try:
+        entry(json.loads(sys.argv[1]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run_main(main)

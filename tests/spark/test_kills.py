@@ -1,0 +1,106 @@
+"""SIGKILL at every point that matters: run, kill, run again with another parallelism, compare.
+
+Workers are killed in the shared session, whose tasks have one attempt; drivers and JVMs are processes of
+their own, and what they leave behind is taken over by the shared session.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statelog import Options, Step
+from tests.spark.support import Job, KillAt, Ledger, make_marker, make_orders, start_driver
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("step", [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING])
+@pytest.mark.parametrize("inline_bytes", [8 << 20, 0], ids=["inline", "uploaded"])
+def test_a_worker_killed_at_a_step_loses_nothing(
+    spark: SparkSession, tmp_path: Path, step: Step, inline_bytes: int
+) -> None:
+    job = Job(tmp_path).add(make_orders(5, seed=3))
+    kill = KillAt(step, 3, make_marker(tmp_path / "kill"))
+    options = Options(merge_fan_in=2, inline_budget_bytes=inline_bytes, orphan_min_age_s=0)
+
+    text = job.fail(job.ledger(spark, 2, Options(merge_fan_in=2, inline_budget_bytes=inline_bytes, observer=kill)))
+    assert "Python worker exited unexpectedly" in text
+    job.run(job.ledger(spark, 3, options))
+
+    job.require_exact()
+
+
+def test_a_worker_killed_in_user_code_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(make_orders(2, seed=4))
+    job.run(job.ledger(spark, 3))
+
+    job.add(make_orders(2, seed=5))
+    text = job.fail(job.ledger(spark, 3, processor=Ledger(make_marker(tmp_path / "poison"))))
+    assert "Python worker exited unexpectedly" in text
+    job.run(job.ledger(spark, 1))
+
+    job.require_exact()
+
+
+def test_workers_that_spark_replaces_lose_nothing(tmp_path: Path) -> None:
+    """With several attempts per task the query survives its workers."""
+    job = Job(tmp_path).add(make_orders(8, seed=6))
+    points = [(Step.ACKING, 1), (Step.MERGING, 3), (Step.ACKED, 4), (Step.RESTORED, 5), (Step.MERGING, 6)]
+    kills = [{"at": step, "batch": batch, "marker": make_marker(tmp_path / f"kill-{batch}")} for step, batch in points]
+    driver = start_driver(
+        "ledger",
+        tmp_path,
+        {
+            "master": "local[2,4]",
+            "parallelism": 3,
+            "kills": kills,
+            "poison": make_marker(tmp_path / "poison"),
+            "options": {"merge_fan_in": 2},
+        },
+    )
+
+    assert driver.wait() == 0, driver.text
+    assert not list(tmp_path.glob("kill-*")), "some fault did not happen"
+    assert not (tmp_path / "poison").exists()
+    job.require_exact()
+
+
+@pytest.mark.parametrize("victim", ["driver", "jvm"])
+@pytest.mark.parametrize("step", [Step.LAST_ACK, Step.DURABLE])
+@pytest.mark.parametrize("log_form", ["append", "object"])
+def test_a_driver_killed_around_the_log_entry_loses_nothing(
+    spark: SparkSession, tmp_path: Path, victim: str, step: Step, log_form: str
+) -> None:
+    job = Job(tmp_path).add(make_orders(5, seed=7))
+    pid_file = str(tmp_path / "jvm-0.pid") if victim == "jvm" else ""
+    kill = {"at": step, "batch": 2, "marker": make_marker(tmp_path / "kill"), "pid_file": pid_file}
+    arguments = {"parallelism": 2, "kills": [kill], "options": {"log_form": log_form}}
+
+    driver = start_driver("ledger", tmp_path, arguments)
+    assert driver.wait() == (-signal.SIGKILL if victim == "driver" else 1), driver.text
+    assert max(job.results()) == 1
+    job.run(job.ledger(spark, 3))
+    job.add(make_orders(1, seed=8))
+    job.run(job.ledger(spark, 2))
+
+    job.require_exact()
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_kills_at_any_moment_lose_nothing(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    job = Job(tmp_path)
+    for life in range(2):
+        job.add(make_orders(12, seed=100 * seed + life, rows=60))
+        arguments = {
+            "parallelism": 1 + (seed + life) % 3,
+            "kill_seed": 10 * seed + life,
+            "options": {"merge_fan_in": 2, "inline_budget_bytes": 0 if life else 8 << 20},
+        }
+        start_driver("ledger", tmp_path, arguments).wait()
+    job.run(job.ledger(spark, 4))
+
+    job.require_exact(f"seed {seed}")

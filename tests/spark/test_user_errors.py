@@ -1,0 +1,220 @@
+"""Mistakes in the user's code and set-up: the message names what and where, and nothing of the batch is kept."""
+
+from __future__ import annotations
+
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+import statelog
+from statelog import ConfigurationError, ErrorKind, ProcessorError
+from tests.spark.support import LEDGER, Job, Ledger, make_orders
+
+pytestmark = pytest.mark.spark
+
+
+# ---- Found when the query is built ----
+
+
+class WithLock(Ledger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class WithSession(Ledger):
+    def __init__(self, session: SparkSession) -> None:
+        super().__init__()
+        self.session = session
+
+
+class InitFails(Ledger):
+    def init(self, handle: Any) -> None:
+        raise KeyError("DATABASE_URL")
+
+
+class WithTtl(Ledger):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("account", "count long", 1000)
+
+
+class WithTimer(Ledger):
+    def init(self, handle: Any) -> None:
+        handle.registerTimer(5)
+
+
+class WithBadSchema(Ledger):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("account", "count lon")
+
+
+class WithOddType(Ledger):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("account", "span interval year to month")
+
+
+class DeclaredTwice(Ledger):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("account", "count long")
+        handle.getListState("account", "count long")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "kind", "words"),
+    [
+        (lambda _: WithLock(), ProcessorError, ErrorKind.PROCESSOR_NOT_PICKLABLE, ["WithLock", "in init()"]),
+        (WithSession, ProcessorError, ErrorKind.PROCESSOR_NOT_PICKLABLE, ["WithSession", "SparkSession"]),
+        (lambda _: InitFails(), ProcessorError, ErrorKind.PROCESSOR_FAILED, ["InitFails", "DATABASE_URL"]),
+        (lambda _: WithTtl(), ConfigurationError, ErrorKind.UNSUPPORTED_FEATURE, ["'account' has a TTL"]),
+        (lambda _: WithTimer(), ConfigurationError, ErrorKind.UNSUPPORTED_FEATURE, ["timer"]),
+        (lambda _: WithBadSchema(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'count lon'", "'account'"]),
+        (lambda _: WithOddType(), ConfigurationError, ErrorKind.UNSUPPORTED_STATE_TYPE, ["'account'", "'span'"]),
+        (lambda _: DeclaredTwice(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'account' is declared twice"]),
+        (lambda _: Ledger, ConfigurationError, ErrorKind.INVALID_OPTION, ["an object, not a class"]),
+    ],
+    ids=["lock", "session", "init", "ttl", "timer", "schema", "type", "twice", "class"],
+)
+def test_a_processor_that_cannot_run_is_refused_when_the_query_is_built(
+    spark: SparkSession,
+    tmp_path: Path,
+    make: Callable[[SparkSession], Any],
+    error: type[Exception],
+    kind: ErrorKind,
+    words: list[str],
+) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    with pytest.raises(error) as failure:
+        job.ledger(spark, 2, processor=make(spark))
+    assert str(failure.value).endswith(f"[{kind}]")
+    for word in words:
+        assert word in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"timeMode": "ProcessingTime"}, ["Timers", "not supported yet"]),
+        ({"timeMode": "EventTime", "eventTimeColumnName": "at"}, ["Timers", "not supported yet"]),
+        ({"initialState": object()}, ["initialState", "not supported yet"]),
+        ({"outputMode": "sometimes"}, ["'sometimes'", "'append'"]),
+        ({"outputStructType": "user strin"}, ["'user strin'"]),
+        ({"parallelism": 0}, ["parallelism is 0", "1 to 32768"]),
+        ({"uid": ""}, ["uid is ''"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_argument_that_is_not_supported_is_refused(
+    spark: SparkSession, tmp_path: Path, changed: dict[str, Any], words: list[str]
+) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    arguments: dict[str, Any] = {
+        "statefulProcessor": Ledger(),
+        "outputStructType": LEDGER,
+        "outputMode": "update",
+        "timeMode": "None",
+    }
+    with pytest.raises(ConfigurationError) as failure:
+        statelog.key_by(job.read(spark), "user").transformWithState(**{**arguments, **changed})
+    for word in words:
+        assert word in str(failure.value)
+
+
+@pytest.mark.parametrize("key", ["map(user, seq)", "array(user)", "struct(user)"])
+def test_a_key_type_that_is_not_supported_is_refused(spark: SparkSession, tmp_path: Path, key: str) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    with pytest.raises(ConfigurationError, match="grouping column 'key'") as failure:
+        statelog.key_by(job.read(spark).selectExpr(f"{key} AS key", "*"), "key")
+    assert failure.value.kind == ErrorKind.UNSUPPORTED_KEY_TYPE
+
+
+# ---- Found when rows are processed ----
+
+
+class Raises(Ledger):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "user-3":
+            raise ZeroDivisionError("an account without orders")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+class MissingColumn(Ledger):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield Row(user=key[0], count=1)
+
+
+class WrongOutputType(Ledger):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(**{**row.asDict(), "count": "many"})
+
+
+class Writes(Ledger):
+    """Writes a value that does not fit into a state of (small int, name string)."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self._odd = handle.getValueState("odd", "small int, name string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "user-3":
+            self._odd.update(self._value)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@pytest.mark.parametrize(
+    ("processor", "kind", "words"),
+    [
+        (Raises(), ErrorKind.PROCESSOR_FAILED, ["('user-3',)", "ZeroDivisionError: an account without orders"]),
+        (MissingColumn(), ErrorKind.OUTPUT_MISMATCH, ["Row(user=", "(user, count, amount, history, items)"]),
+        (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type int64"]),
+        (Writes(("five", "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "'five'"]),
+        (Writes((1,)), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "2 values (small, name)"]),
+        (Writes(1), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "Wrap a single value as (value,)"]),
+        (Writes((1 << 31, "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "2147483648"]),
+    ],
+    ids=["raises", "missing column", "output type", "value type", "arity", "no tuple", "overflow"],
+)
+def test_a_processor_that_fails_on_a_row_is_named_and_the_batch_can_be_repeated(
+    spark: SparkSession, tmp_path: Path, processor: Ledger, kind: ErrorKind, words: list[str]
+) -> None:
+    job = Job(tmp_path).add(make_orders(1, seed=3)[:1])
+    job.run(job.ledger(spark, 2))
+    job.add(make_orders(1, seed=4, rows=60))
+    text = job.fail(job.ledger(spark, 2, processor=processor))
+    assert f"[{kind}]" in text
+    assert "operator 'main'" in text
+    for word in words:
+        assert word in text
+    job.run(job.ledger(spark, 3))
+
+    job.require_exact()
+
+
+def test_workers_without_statelog_say_which_interpreter_lacks_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path).add(make_orders(2, seed=5))
+    python = tmp_path / "python-without-statelog"
+    hide = "import runpy, sys; sys.modules['statelog'] = None; sys.argv = sys.argv[2:]; "
+    run = "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{hide}{run}" "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    with monkeypatch.context() as patch:
+        patch.setattr(spark.sparkContext, "pythonExec", str(python))
+        text = job.fail(job.ledger(spark, 2))
+    assert "[worker-import]" in text
+    assert f"The Python workers run {sys.executable}, which cannot import statelog" in text
+    assert "set PYSPARK_PYTHON" in text
+    job.run(job.ledger(spark, 2))
+
+    job.require_exact()

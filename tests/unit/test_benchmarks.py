@@ -1,0 +1,286 @@
+"""The benchmarks' frame: what may be reported, and what the command line does with it. No Spark here."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import commit, count
+from benchmarks.child import run_in_child
+from benchmarks.distribution import Distribution
+from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, require_space, scratch
+
+
+def shuffled(count: int) -> list[float]:
+    """1 to `count` in random order: by nearest rank, the p-th percentile is the number itself."""
+    numbers = [float(number) for number in range(1, count + 1)]
+    random.Random(count).shuffle(numbers)
+    return numbers
+
+
+class TestDistribution:
+    @pytest.mark.parametrize(
+        ("samples", "p99", "p999"),
+        [
+            (1, None, None),
+            (299, None, None),
+            (300, 297, None),
+            (1_000, 990, None),
+            (9_999, 9_900, None),
+            (10_000, 9_900, 9_990),
+            (12_345, 12_222, 12_333),
+        ],
+    )
+    def test_a_percentile_needs_enough_samples(self, samples: int, p99: float | None, p999: float | None) -> None:
+        distribution = Distribution.of(shuffled(samples))
+
+        assert distribution.percentile("p99") == p99
+        assert distribution.percentile("p99.9") == p999
+
+    def test_with_few_samples_json_has_maximum_and_number(self) -> None:
+        assert Distribution.of(shuffled(18)).to_json() == {"samples": 18, "median": 9.5, "max": 18}
+
+    def test_with_many_samples_json_has_the_percentiles_too(self) -> None:
+        expected = {"samples": 10_000, "median": 5000.5, "p99": 9900, "p99.9": 9990, "max": 10_000}
+
+        assert Distribution.of(shuffled(10_000)).to_json() == expected
+
+
+class TestTarget:
+    @pytest.mark.parametrize(
+        ("value", "sense", "met"),
+        [
+            (25.0, "at_least", True),
+            (24.99, "at_least", False),
+            (25.01, "at_most", False),
+            (25.0, "at_most", True),
+            (None, "at_least", False),
+            (None, "at_most", False),
+        ],
+    )
+    def test_is_met_on_its_side_of_the_limit(self, value: float | None, sense: Any, met: bool) -> None:
+        target = Target("speed", value, 25, sense)
+
+        assert target.met is met
+        assert target.to_json() == {"name": "speed", "value": value, "limit": 25, "sense": sense, "met": met}
+        assert str(target).startswith("met: " if met else "MISSED: ")
+
+
+class FakeBenchmark:
+    """A benchmark that returns what it is told to."""
+
+    def __init__(self, *targets: Target, failure: Exception | None = None) -> None:
+        self._targets = list(targets)
+        self._failure = failure
+        self.calls: list[dict[str, Any]] = []
+        self.benchmark = Benchmark(
+            name="fake",
+            description="Measures nothing.",
+            options=[click.Option(["--size"], type=int, default=7)],
+            run=self.run,
+        )
+
+    def run(self, **parameters: Any) -> Result:
+        self.calls.append(parameters)
+        if self._failure is not None:
+            raise self._failure
+        return Result({"speed": 3.5}, self._targets, ["side", "speed"], [["A", "3.5"]], ["a remark"])
+
+    def invoke(self, *arguments: str) -> Any:
+        return CliRunner().invoke(command_line([self.benchmark]), arguments)
+
+
+class TestCommandLine:
+    def test_lists_names_and_descriptions(self) -> None:
+        answer = FakeBenchmark().invoke("--list")
+
+        assert answer.exit_code == 0
+        assert answer.output.split(maxsplit=1) == ["fake", "Measures nothing.\n"]
+
+    def test_a_missed_target_is_printed_and_no_failure(self) -> None:
+        targets = [Target("speed", 3.5, 2, "at_least"), Target("delay", 9.0, 5, "at_most")]
+
+        answer = FakeBenchmark(*targets).invoke("fake")
+
+        assert answer.exit_code == 0
+        assert "met: speed: 3.5 (at least 2)" in answer.output
+        assert "MISSED: delay: 9 (at most 5)" in answer.output
+        assert "a remark" in answer.output
+
+    def test_json_holds_machine_parameters_figures_and_targets(self, tmp_path: Path) -> None:
+        path = tmp_path / "result.json"
+
+        FakeBenchmark(Target("delay", 9.0, 5, "at_most")).invoke("fake", "--size", "3", "--json", str(path))
+
+        report = json.loads(path.read_text())
+        assert report["benchmark"] == "fake"
+        assert report["parameters"] == {"size": 3}
+        assert report["figures"] == {"speed": 3.5}
+        assert report["targets"] == [{"name": "delay", "value": 9.0, "limit": 5, "sense": "at_most", "met": False}]
+        assert report["machine"].keys() >= {"cores", "cpu", "memory_bytes", "python", "java", "spark"}
+
+    def test_defaults_reach_the_benchmark(self) -> None:
+        fake = FakeBenchmark()
+
+        fake.invoke("fake")
+
+        assert fake.calls == [{"size": 7}]
+
+    @pytest.mark.parametrize("failure", [click.ClickException("the child failed"), RuntimeError("a bug")])
+    def test_a_failure_is_an_exit_code_and_leaves_no_json(self, failure: Exception, tmp_path: Path) -> None:
+        path = tmp_path / "result.json"
+
+        answer = FakeBenchmark(failure=failure).invoke("fake", "--json", str(path))
+
+        assert answer.exit_code != 0
+        assert not path.exists()
+
+    def test_a_json_file_that_cannot_be_written_is_refused_before_the_run(self, tmp_path: Path) -> None:
+        fake = FakeBenchmark()
+
+        answer = fake.invoke("fake", "--json", str(tmp_path / "missing" / "result.json"))
+
+        assert answer.exit_code != 0
+        assert fake.calls == []
+
+
+def test_sides_alternate() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    results = alternate({"A": lambda: side("A"), "B": lambda: side("B")}, 3)
+
+    assert order == ["A", "B", "A", "B", "A", "B"]
+    assert results == {"A": [1, 3, 5], "B": [2, 4, 6]}
+
+
+class TestScratch:
+    def test_is_removed_also_after_a_failure(self, tmp_path: Path) -> None:
+        def fail() -> None:
+            with scratch(tmp_path) as place:
+                (place / "file").write_text("x")
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            fail()
+
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_full_disk_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
+        with pytest.raises(click.ClickException, match=r"GB free.*needs 1250000000\.0 GB\. Do less\."):
+            require_space(tmp_path, 10**18, "Do less.")
+
+
+class TestChild:
+    def test_returns_what_the_function_returns(self, tmp_path: Path) -> None:
+        assert run_in_child("builtins:dict", {"a": 1, "b": [None, "x"]}, tmp_path) == {"a": 1, "b": [None, "x"]}
+
+    def test_a_failure_shows_the_end_of_the_output(self, tmp_path: Path) -> None:
+        with pytest.raises(click.ClickException, match="FileNotFoundError"):
+            run_in_child("builtins:open", {"file": str(tmp_path / "missing")}, tmp_path)
+
+
+class TestCount:
+    def test_rows_for_changed_keys_by_simulation(self) -> None:
+        rows = count.rows_for_changed_keys(4_500, 50_000)
+        assert rows is not None
+        source = random.Random(1)
+
+        seen = [len({source.randrange(50_000) for _ in range(rows)}) for _ in range(20)]
+
+        assert statistics.mean(seen) == pytest.approx(4_500, rel=0.005)
+        assert count.changed_keys(rows, 50_000) == pytest.approx(4_500, rel=0.001)
+
+    def test_too_few_keys_for_so_many_changes(self) -> None:
+        assert count.rows_for_changed_keys(90_000, 90_000) is None
+
+    def test_figures_and_targets(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        result = run_count(monkeypatch, tmp_path, keys=1_000_000)
+
+        sides = result.figures["sides"]
+        # Medians of the batches from the third on: 250, 400, 400 and 2,000 ms.
+        assert sides[count.CEILING]["rows_per_s"] == pytest.approx(800_000)
+        assert sides[count.STATELOG]["rows_per_s"] == pytest.approx(500_000)
+        assert sides[count.SPARK]["rows_per_s"] == pytest.approx(10_000)
+        assert result.figures["statelog_to_ceiling_rows_per_s"] == pytest.approx(0.625)
+        assert [(target.value, target.met) for target in result.targets] == [
+            (pytest.approx(50), True),
+            (pytest.approx(41), True),
+        ]
+
+    def test_too_few_changed_keys_leave_the_target_unmeasured(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        result = run_count(monkeypatch, tmp_path, keys=10_000)
+
+        assert [target.value for target in result.targets] == [pytest.approx(50), None]
+
+    def test_warming_up_must_leave_batches(self, tmp_path: Path) -> None:
+        with pytest.raises(click.UsageError, match="4 batches leave nothing after 4"):
+            count.run(**{**COUNT_OPTIONS, "warm_up": 4, "directory": tmp_path, "keys": 10})
+
+
+COUNT_OPTIONS: dict[str, Any] = {
+    "rows_per_batch": 200_000,
+    "batches": 6,
+    "spark_rows_per_batch": 20_000,
+    "spark_batches": 4,
+    "parallelism": 2,
+    "warm_up": 2,
+    "rounds": 1,
+}
+
+
+def run_count(monkeypatch: pytest.MonkeyPatch, directory: Path, keys: int) -> Result:
+    """Run ``count`` on children that only say what they measured."""
+    batch_ms = {count.CEILING: 250, count.STATELOG: 400, count.SPARK: 2_000}
+
+    def child(function: str, arguments: dict[str, Any], _: Path) -> dict[str, Any]:
+        side, batches = arguments["side"], range(arguments["batches"])
+        checkpoint = {"changes": 90_100, "changed_bytes": 10, "subtask_s": 0.030, "commit_s": 0.011}
+        return {
+            "batches": [
+                {"batch": batch, "triggerExecution": 9_999 if batch < 2 else batch_ms[side]} for batch in batches
+            ],
+            "checkpoints": [{"batch": batch, **checkpoint} for batch in batches if side == count.STATELOG],
+            "files_live": 1,
+            "bytes_live": 2,
+            "files_seen": 3,
+            "bytes_seen": 4,
+        }
+
+    monkeypatch.setattr(count, "run_in_child", child)
+    return count.run(**COUNT_OPTIONS, keys=keys, directory=directory)
+
+
+@pytest.mark.parametrize(
+    ("log_form", "calls", "files"), [("append", "rpc", 1), ("append", "direct", 1), ("object", "rpc", 5)]
+)
+def test_commit_measures_real_checkpoints(log_form: str, calls: str, files: int, tmp_path: Path) -> None:
+    result = commit.run(
+        store="local",
+        log_form=log_form,
+        checkpoints=20,
+        subtasks=(3,),
+        changeset_bytes=1_000,
+        calls=calls,
+        fresh_every=8,
+        directory=tmp_path,
+    )
+
+    measured = result.figures["runs"]["3 subtasks"]
+    # The last of the locations has the last 4 checkpoints, and as objects the claim besides.
+    assert measured["files"] == files
+    assert 12_000 < measured["bytes"] < 24_000
+    assert measured["commit_ms"]["samples"] == measured["coordinator_commit_ms"]["samples"] == 20
+    assert list(tmp_path.iterdir()) == []

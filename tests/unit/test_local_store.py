@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
+from statelog.storage import LocalStore, open_store
+from statelog.storage.faults import Call, FaultPlan, FaultStore
+
+
+def files_below(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def run_in_child(action: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "root")
+    assert store.list() == []
+    store.delete(["a/b"])
+    store.close()
+    assert files_below(tmp_path) == set()
+
+
+def test_files_are_private_and_leave_no_temporary_files(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "root")
+    store.put("a/b/x", b"1")
+    assert not store.put_if_absent("a/b/x", b"2")
+    assert files_below(tmp_path) == {"root", "root/a", "root/a/b", "root/a/b/x"}
+    assert stat.S_IMODE((tmp_path / "root/a").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "root/a/b/x").stat().st_mode) == 0o600
+
+
+def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "root")
+    for name in ("a/b/c/1", "a/2"):
+        store.put(name, b"")
+    store.delete(["a/b/c/1"])
+    assert files_below(tmp_path) == {"root", "root/a", "root/a/2"}
+    store.delete(["a/2"])
+    assert files_below(tmp_path) == {"root"}
+
+
+def test_temporary_files_of_crashed_writers_are_hidden(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, new_token=lambda: "token")
+    left = tmp_path / "a" / f".{os.getpid()}.token.tmp"
+    store.put("a/x", b"1")
+    left.write_bytes(b"half")
+    assert [info.name for info in store.list()] == ["a/x"]
+    with pytest.raises(ConfigurationError):
+        store.read(f"a/{left.name}")
+    with pytest.raises(StorageError, match="exists"):
+        store.put("a/y", b"1")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "link", "replace"])
+def test_a_failed_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    monkeypatch.setattr(os, failing, fail)
+    operation = store.put_if_absent if failing == "link" else store.put
+    with pytest.raises(StorageError, match=rf"{tmp_path}/a/y failed: No space left") as raised:
+        operation("a/y", b"2")
+    assert raised.value.kind == ErrorKind.STORE_FAILED
+    assert isinstance(raised.value.__cause__, OSError)
+    assert files_below(tmp_path) == {"a", "a/x"}
+
+
+def test_new_names_and_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    LocalStore(tmp_path / "root", new_token=lambda: "t").put_if_absent("a/b/x", b"1")
+    root, file = tmp_path / "root", f"{tmp_path}/root/a/b/.{os.getpid()}.t.tmp"
+    assert synced == [str(tmp_path), str(root), str(root / "a"), file, str(root / "a/b")]
+
+
+def test_a_link_whose_answer_was_lost_is_a_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def link_twice(source: str, target: str) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    assert LocalStore(tmp_path).put_if_absent("x", b"1")
+
+
+def test_short_writes_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev, pread = os.pwritev, os.pread
+    parts = [bytes([number]) * (number % 5) for number in range(100)]
+    store = LocalStore(tmp_path)
+    store.put("log", b"head")
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, at: pwritev(fd, [b"".join(views)[:7]], at))
+    store.append("log", [*parts], at=4)
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
+    assert store.read("log") == b"head" + b"".join(parts)
+
+
+def test_a_fork_opens_its_own_files(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("log", "other"):
+        store.put(name, b"")
+        store.append(name, [b"1"], at=0)
+    ours = open_files(tmp_path)
+
+    def child() -> None:
+        before = open_files(tmp_path)
+        store.append("log", [b"child"], at=1)
+        assert len(open_files(tmp_path)) == len(before) + 1
+        store.close()
+        assert open_files(tmp_path) == before == ours
+
+    assert run_in_child(child) == 0
+    store.append("log", [b"parent"], at=6)
+    assert store.read("log") == b"1childparent"
+    store.close()
+    assert open_files(tmp_path) == {}
+
+
+def open_files(root: Path) -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(root)):
+            found[fd] = target
+    return found
+
+
+def test_a_replaced_file_is_not_appended_to(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("log", b"")
+    store.append("log", [b"1"], at=0)
+    LocalStore(tmp_path).delete(["log"])
+    LocalStore(tmp_path).put("log", b"another log")
+    with pytest.raises(StorageError) as raised:
+        store.append("log", [b"2"], at=1)
+    assert raised.value.kind == ErrorKind.OBJECT_MISSING
+    assert store.read("log") == b"another log"
+
+
+def test_a_relative_root_is_resolved_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore("state")
+    monkeypatch.chdir("/")
+    store.put("x", b"1")
+    assert (tmp_path / "state/x").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "file://localhost{}", "FILE:{}/"])
+def test_open_store(tmp_path: Path, form: str) -> None:
+    (tmp_path / "a b%20").mkdir()
+    (tmp_path / "a b%20/x").write_bytes(b"1")
+    assert open_store(form.format(tmp_path / "a b%20")).read("x") == b"1"
+
+
+@pytest.mark.parametrize("location", ["s3a://bucket/x", "hdfs:/x", "dbfs:/x", "memory:"])
+def test_other_schemes_are_not_supported(location: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"not supported yet.*all executors share") as raised:
+        open_store(location)
+    assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE
+
+
+@pytest.mark.parametrize("location", ["", "  ", "file:x", "file:", "file://host/x", "file://"])
+def test_malformed_locations(location: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        open_store(location)
+    assert raised.value.kind == ErrorKind.INVALID_OPTION
+
+
+def test_faults_before_after_and_torn(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path)
+    store = FaultStore(inner, FaultPlan.at("put", call=2))
+    store.put("a", b"1")
+    with pytest.raises(StorageError, match="put b"):
+        store.put("b", b"1")
+    store.put("b", b"2")
+    with pytest.raises(StorageError):
+        FaultStore(inner, FaultPlan.at("put_if_absent", when="after")).put_if_absent("c", b"3")
+    with pytest.raises(StorageError):
+        FaultStore(inner, FaultPlan.at("append", torn_bytes=3)).append("a", [b"23", b"45"], at=1)
+    seen: list[bytes] = []
+    counting = FaultStore(inner, FaultPlan.at(call=2, action=lambda: seen.append(inner.read("b"))))
+    assert [counting.size_bytes("b"), counting.read("b")] == [1, seen[0]]
+    assert {info.name: inner.read(info.name) for info in inner.list()} == {
+        "a": b"1234",
+        "b": b"2",
+        "c": b"3",
+    }
+
+
+def test_seeded_faults_repeat() -> None:
+    def faults(seed: int) -> list[object]:
+        plan = FaultPlan.seeded(seed, rate=0.3)
+        return [plan.fault(Call("append", "x", number, number)) for number in range(50)]
+
+    assert faults(1) == faults(1) != faults(2)
