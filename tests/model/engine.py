@@ -253,9 +253,7 @@ class Engine:
         )
         local = self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask)
         task = BatchTask(
-            task=TaskId(
-                self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts
-            ),
+            task=TaskId(self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts),
             partition=subtask,
             parallelism=self.parallelism,
             operator=operator,

@@ -51,9 +51,7 @@ class StateMachine(RuleBasedStateMachine):
     table: ClassVar[str] = "runs"
     log_form: ClassVar[str] = "append"
 
-    @initialize(
-        collide=st.booleans(), parallelism=st.integers(1, 4), inline=st.sampled_from([0, 8 << 20])
-    )
+    @initialize(collide=st.booleans(), parallelism=st.integers(1, 4), inline=st.sampled_from([0, 8 << 20]))
     def begin(self, collide: bool, parallelism: int, inline: int) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="statelog-model-"))
         self.engine = Engine(
@@ -104,9 +102,7 @@ class StateMachine(RuleBasedStateMachine):
         parallelism=st.integers(1, 5),
         keep_local=st.booleans(),
     )
-    def kill_driver(
-        self, rows: list[tuple[Key, Command]], step: Step, parallelism: int, keep_local: bool
-    ) -> None:
+    def kill_driver(self, rows: list[tuple[Key, Command]], step: Step, parallelism: int, keep_local: bool) -> None:
         """The driver dies around the commit; a new run repeats the batch with another parallelism."""
         self.engine.observer.at, self.engine.observer.subtask = step, -1
         try:
@@ -171,7 +167,10 @@ class StateMachine(RuleBasedStateMachine):
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -186,6 +185,6 @@ class ObjectLogMachine(StateMachine):
 TestRunsTable = StateMachine.TestCase
 TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
-TestMemoryTable.settings = settings(_settings, max_examples=25)
+TestMemoryTable.settings = settings(_settings, max_examples=30)
 TestObjectLog = ObjectLogMachine.TestCase
-TestObjectLog.settings = settings(_settings, max_examples=25)
+TestObjectLog.settings = settings(_settings, max_examples=30)

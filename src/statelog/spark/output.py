@@ -84,10 +84,14 @@ class OutputRows:
 
     def _column(self, field: pa.Field, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
         try:
+            if pa.types.is_integer(field.type):
+                _require_whole(values)
             return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
             for index, value in enumerate(values):
                 try:
+                    if pa.types.is_integer(field.type):
+                        _require_whole([value])
                     pa.scalar(value, field.type)
                 except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                     raise ProcessorError(
@@ -101,6 +105,15 @@ class OutputRows:
                 kind=ErrorKind.OUTPUT_MISMATCH,
                 hint="Return values of one type per column.",
             ) from failure
+
+
+def _require_whole(values: Sequence[Any]) -> None:
+    """Refuse numbers with a fraction, which Arrow would cut off."""
+    if set(map(type, values)) <= {int, type(None)}:
+        return
+    for value in values:
+        if value is not None and value != int(value):
+            raise ValueError("it is not a whole number")
 
 
 def _plain_value(value: Any) -> Any:

@@ -86,7 +86,7 @@ class ChangeBuffer:
         count = len(positions)
         if count == 0:
             return
-        if count == len(keys) and positions[-1] - positions[0] == count - 1:
+        if entries is None and count == len(keys):
             hashes, key_bytes = keys.hashes, keys.keys
         else:
             picked = np.asarray(positions, np.int64)

@@ -204,13 +204,18 @@ def _fixed_payload(column: pa.Array) -> Any:
     if pa.types.is_floating(kind):
         floats = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False) + 0.0
         floats[np.isnan(floats)] = np.nan
-        return floats.astype(floats.dtype.newbyteorder(">")).view(np.uint8).reshape(count, -1)
+        return _big_endian(floats)
     if _is_time(kind):
         column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
     values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
     bits = values.dtype.itemsize * 8
     flipped = values ^ values.dtype.type(-(1 << (bits - 1)))
-    return flipped.astype(flipped.dtype.newbyteorder(">")).view(np.uint8).reshape(count, -1)
+    return _big_endian(flipped)
+
+
+def _big_endian(values: Any) -> Any:
+    swapped = values.astype(values.dtype.newbyteorder(">"))
+    return swapped.view(np.uint8).reshape(len(values), values.dtype.itemsize)
 
 
 def _value_encoder(kind: pa.DataType) -> Callable[[Any], bytes]:

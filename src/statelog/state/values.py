@@ -43,6 +43,8 @@ class FieldCodec:
             return value
         stored = value if self.to_storage is None else self.to_storage(value)
         read = pa.scalar(stored, self.type).as_py(maps_as_pydicts="strict")
+        if pa.types.is_integer(self.type) and read != value:
+            raise ValueError("it is not a whole number")  # Arrow cuts fractions off
         return read if self.from_storage is None else self.from_storage(read)
 
 

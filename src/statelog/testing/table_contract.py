@@ -1,0 +1,157 @@
+"""What every state table must do; a new table subclasses :class:`TableContract`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run, Section, change_schema, encode_run
+from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.table import KeyBatch, StateTable
+
+__all__ = ["TableContract", "make_keys", "make_run"]
+
+Change = tuple[int, bytes, bytes, Operation, Any]
+
+_TEXT = pa.schema([("text", pa.string())])
+VALUE = StateDescriptor("value", StateKind.VALUE, _TEXT)
+MAP = StateDescriptor("map", StateKind.MAP, _TEXT, _TEXT)
+
+
+def make_run(state: StateDescriptor, changes: Sequence[Change], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
+    """A run of (hash, key, entry, operation, text) changes, which are sorted first."""
+    ordered = sorted(changes, key=lambda change: change[:3])
+    columns = list(zip(*ordered, strict=True)) if ordered else [()] * 5
+    schema = change_schema(state)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    data = encode_run([Section(state, [batch])], compress=False, block_rows=block_rows)
+    return Run(pa.py_buffer(data), "test")
+
+
+def make_keys(*keys: tuple[int, bytes]) -> KeyBatch:
+    """A batch of (hash, key) pairs, which are sorted first."""
+    ordered = sorted(keys)
+    hashes = np.array([key_hash for key_hash, _ in ordered], np.uint64)
+    return KeyBatch(hashes, pa.array([key for _, key in ordered], pa.binary()))
+
+
+class TableContract:
+    """Subclass it and override the fixture `table` with an empty table."""
+
+    @pytest.fixture
+    def table(self) -> StateTable:
+        raise NotImplementedError
+
+    @pytest.fixture(params=[1, 2, LOCAL_BLOCK_ROWS], ids=["blocks-of-1", "blocks-of-2", "one-block"])
+    def block_rows(self, request: pytest.FixtureRequest) -> int:
+        rows: int = request.param
+        return rows
+
+    def _values(self, table: StateTable, keys: KeyBatch) -> dict[int, str]:
+        found = table.get_many(VALUE, keys)
+        return dict(zip(found.positions.tolist(), found.values.column(0).to_pylist(), strict=True))
+
+    def _entries(self, table: StateTable, keys: KeyBatch) -> list[tuple[int, bytes, str]]:
+        found = table.entries(MAP, keys)
+        columns = (found.positions.tolist(), found.entries.to_pylist(), found.values.column(0).to_pylist())
+        return list(zip(*columns, strict=True))
+
+    def test_empty_table_has_nothing(self, table: StateTable) -> None:
+        keys = make_keys((1, b"a"), (2, b"b"))
+        assert self._values(table, keys) == {}
+        assert self._entries(table, keys) == []
+        assert table.count_entries(MAP, keys).tolist() == [0, 0]
+        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
+
+    def test_no_keys_find_nothing(self, table: StateTable) -> None:
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "x")])])
+        assert self._values(table, make_keys()) == {}
+        assert self._entries(table, make_keys()) == []
+
+    def test_values_are_found_by_key(self, table: StateTable, block_rows: int) -> None:
+        changes: list[Change] = [
+            (0, b"", b"", Operation.PUT, "empty key"),
+            (0, b"k", b"", Operation.PUT, "lowest hash"),
+            (5, b"five", b"", Operation.PUT, "five"),
+            (6, b"six", b"", Operation.PUT, "not asked for"),
+            (2**64 - 1, b"last", b"", Operation.PUT, "highest hash"),
+        ]
+        table.apply([make_run(VALUE, changes, block_rows=block_rows)])
+        keys = make_keys((0, b""), (0, b"k"), (0, b"other"), (3, b"three"), (5, b"five"), (2**64 - 1, b"last"))
+        assert self._values(table, keys) == {0: "empty key", 1: "lowest hash", 4: "five", 5: "highest hash"}
+
+    def test_keys_of_one_hash_are_apart(self, table: StateTable, block_rows: int) -> None:
+        changes: list[Change] = [(7, key, b"", Operation.PUT, key.decode()) for key in (b"a", b"b", b"c")]
+        table.apply([make_run(VALUE, changes, block_rows=block_rows)])
+        table.apply([make_run(VALUE, [(7, b"b", b"", Operation.DELETE, None)], block_rows=block_rows)])
+        assert self._values(table, make_keys((7, b"a"), (7, b"b"), (7, b"c"), (7, b"d"))) == {0: "a", 2: "c"}
+
+    def test_newer_runs_win(self, table: StateTable) -> None:
+        runs = [make_run(VALUE, [(1, b"a", b"", Operation.PUT, text)]) for text in ("old", "new")]
+        table.apply(runs)
+        assert self._values(table, make_keys((1, b"a"))) == {0: "new"}
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.DELETE, None)])])
+        assert self._values(table, make_keys((1, b"a"))) == {}
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "again")])])
+        assert self._values(table, make_keys((1, b"a"))) == {0: "again"}
+
+    def test_null_fields_are_values(self, table: StateTable) -> None:
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, None)])])
+        found = table.get_many(VALUE, make_keys((1, b"a")))
+        assert found.positions.tolist() == [0]
+        assert found.values.column(0).to_pylist() == [None]
+
+    def test_entries_are_sorted_and_merged(self, table: StateTable, block_rows: int) -> None:
+        old: list[Change] = [
+            (h, k, e, Operation.PUT, f"old {e!r}")
+            for h, k in ((1, b"one"), (2, b"two"))
+            for e in (b"\x01", b"\x01b", b"\x02")
+        ]
+        new: list[Change] = [
+            (1, b"one", b"\x01", Operation.DELETE, None),
+            (1, b"one", b"\x02", Operation.PUT, "new"),
+            (2, b"two", b"\x00", Operation.PUT, "first"),
+        ]
+        table.apply([make_run(MAP, old, block_rows=block_rows), make_run(MAP, new, block_rows=block_rows)])
+        assert self._entries(table, make_keys((1, b"one"), (2, b"two"), (3, b"three"))) == [
+            (0, b"\x01b", "old b'\\x01b'"),
+            (0, b"\x02", "new"),
+            (1, b"\x00", "first"),
+            (1, b"\x01", "old b'\\x01'"),
+            (1, b"\x01b", "old b'\\x01b'"),
+            (1, b"\x02", "old b'\\x02'"),
+        ]
+
+    def test_clear_removes_what_older_runs_hold(self, table: StateTable, block_rows: int) -> None:
+        old: list[Change] = [(1, key, b"e", Operation.PUT, "old") for key in (b"a", b"b")]
+        new: list[Change] = [(1, b"a", b"", Operation.CLEAR, None), (1, b"a", b"f", Operation.PUT, "new")]
+        table.apply([make_run(MAP, old, block_rows=block_rows), make_run(MAP, new, block_rows=block_rows)])
+        keys = make_keys((1, b"a"), (1, b"b"))
+        assert self._entries(table, keys) == [(0, b"f", "new"), (1, b"e", "old")]
+        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
+        assert table.get_entry(MAP, make_keys((1, b"a")), b"f").values.column(0).to_pylist() == ["new"]
+        assert table.get_entry(MAP, make_keys((1, b"b")), b"e").values.column(0).to_pylist() == ["old"]
+
+    def test_get_entry_finds_one_of_many(self, table: StateTable) -> None:
+        entries = [number.to_bytes(4, "big") for number in range(1000)]
+        changes: list[Change] = [(9, b"k", entry, Operation.PUT, entry.hex()) for entry in entries]
+        others: list[Change] = [(9, key, entries[5], Operation.PUT, "x") for key in (b"j", b"l")]
+        table.apply([make_run(MAP, changes + others)])
+        for entry in (entries[0], entries[5], entries[999]):
+            found = table.get_entry(MAP, make_keys((9, b"k")), entry)
+            assert found.values.column(0).to_pylist() == [entry.hex()]
+        assert table.get_entry(MAP, make_keys((9, b"k")), b"absent").values.num_rows == 0
+        table.apply([make_run(MAP, [(9, b"k", entries[5], Operation.DELETE, None)])])
+        assert table.get_entry(MAP, make_keys((9, b"k")), entries[5]).values.num_rows == 0
+
+    def test_count_is_an_upper_bound(self, table: StateTable) -> None:
+        changes: list[Change] = [(3, b"k", bytes([n]), Operation.PUT, "x") for n in range(1, 6)]
+        table.apply([make_run(MAP, changes)])
+        counts = table.count_entries(MAP, make_keys((2, b"other"), (3, b"k")))
+        assert counts[0] == 0
+        assert counts[1] >= 5

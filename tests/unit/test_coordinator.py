@@ -1,0 +1,310 @@
+"""The coordinator: what makes a checkpoint, what is refused, and what the log then holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statelog import (
+    ConfigurationError,
+    CorruptionError,
+    ErrorKind,
+    FencedError,
+    StateMissingError,
+    Step,
+    StorageError,
+)
+from statelog.changelog import chain
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, TaskId
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from tests.model.engine import Crash, Engine, Key
+
+
+def low_hash(key: Key) -> int:
+    """Keys with a number belong to subtask 0 of 2, others to subtask 1."""
+    return 0 if key[0] is not None else 2**64 - 1
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path, low_hash)
+
+
+def task(engine: Engine, batch: int, subtask: int, attempt: int) -> TaskId:
+    return TaskId(engine.query_id, f"run-{engine.runs}", engine.uid, "instance", batch, subtask, attempt)
+
+
+def begin(
+    engine: Engine, batch: int, subtask: int, attempt: int, *, rows: int = 0, partition: int | None = None
+) -> Begun:
+    time_ms = 1000 + batch if rows else None
+    at = subtask if partition is None else partition
+    return engine.coordinator.begin(Begin(task(engine, batch, subtask, attempt), at, rows, time_ms))
+
+
+def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, rows: int = 0) -> None:
+    message = Ack(task(engine, batch, subtask, attempt), chain.checksum(data), len(data), 1, rows, "", 0.0)
+    engine.coordinator.ack(message, data)
+
+
+def checkpoints(engine: Engine) -> list[Checkpoint]:
+    log = open_log(LocalStore(engine.location), f"{engine.uid}/log", "auto")
+    return [entry for entry in log.read() if isinstance(entry, Checkpoint)]
+
+
+def complete(engine: Engine, batch: int, *contents: bytes) -> None:
+    for subtask, data in enumerate(contents):
+        attempt = batch * 100 + subtask
+        begin(engine, batch, subtask, attempt)
+        ack(engine, batch, subtask, attempt, data)
+
+
+def test_checkpoint_exists_once_all_have_acked(engine: Engine) -> None:
+    engine.start(2, 0)
+    begin(engine, 0, 0, 1)
+    begin(engine, 0, 1, 2)
+    ack(engine, 0, 1, 2, b"one")
+    assert checkpoints(engine) == []
+    ack(engine, 0, 0, 1, b"zero")
+    [entry] = checkpoints(engine)
+    assert [segment.checksum for segment in entry.segments] == [chain.checksum(b"zero"), chain.checksum(b"one")]
+    for segment, data in zip(entry.segments, (b"zero", b"one"), strict=True):
+        stored = LocalStore(engine.location).read(segment.name, offset=segment.offset, length=segment.length)
+        assert stored == data
+
+
+def test_same_result_again_writes_nothing(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    begin(engine, 0, 0, 9)
+    ack(engine, 0, 0, 9, b"data")
+    assert [(entry.batch, entry.revision) for entry in checkpoints(engine)] == [(0, 0)]
+
+
+def test_other_result_of_a_later_attempt_is_a_revision(engine: Engine) -> None:
+    engine.start(2, 0)
+    complete(engine, 0, b"zero", b"one")
+    begin(engine, 0, 1, 50)
+    ack(engine, 0, 1, 50, b"other")
+    first, second = checkpoints(engine)
+    assert (second.batch, second.revision) == (0, 1)
+    assert second.segments[0] == first.segments[0], "what did not change is not written again"
+    begun = begin(engine, 1, 1, 101)
+    origin = chain.genesis(engine.query_id, engine.uid, 1, 2)
+    assert begun.head == chain.extend(origin, 0, [chain.checksum(b"other")])
+
+
+def test_other_result_of_an_earlier_attempt_does_not_count(engine: Engine) -> None:
+    engine.start(1, 0)
+    begin(engine, 0, 0, 1)
+    begin(engine, 0, 0, 2)
+    ack(engine, 0, 0, 2, b"later")
+    ack(engine, 0, 0, 1, b"earlier")
+    [entry] = checkpoints(engine)
+    assert entry.segments[0].attempt == 2
+
+
+def test_certain_batch_refuses_late_tasks(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    begin(engine, 0, 0, 7)
+    begin(engine, 1, 0, 8)
+    with pytest.raises(FencedError, match="task of batch 0 called, but batch 1 has begun"):
+        ack(engine, 0, 0, 7, b"late")
+    with pytest.raises(FencedError, match="batch 1 has begun"):
+        begin(engine, 0, 0, 9)
+    assert len(checkpoints(engine)) == 1
+
+
+def test_incomplete_batch_stops_the_next(engine: Engine) -> None:
+    engine.start(3, 0)
+    complete(engine, 0, b"0", b"1", b"2")
+    begin(engine, 1, 1, 101)
+    ack(engine, 1, 1, 101, b"only one")
+    with pytest.raises(StateMissingError, match="checkpoint 1 does not exist: of batch 1.*: 0, 2") as caught:
+        begin(engine, 2, 0, 200)
+    assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+    assert "statelog.rewind" in caught.value.hint
+    with pytest.raises(StateMissingError, match="no subtask ran in batch 2"):
+        begin(engine, 3, 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("subtask", "partition", "rows"), [(3, 3, 0), (0, 1, 5), (-1, 0, 0)], ids=["beyond", "moved", "negative"]
+)
+def test_renumbered_partitions_are_refused(engine: Engine, subtask: int, partition: int, rows: int) -> None:
+    engine.start(3, 0)
+    with pytest.raises(ConfigurationError, match="renumbered or joined") as caught:
+        begin(engine, 0, subtask, 1, rows=rows, partition=partition)
+    assert "repartition" in caught.value.hint
+
+
+def test_two_subtasks_in_one_task_are_refused(engine: Engine) -> None:
+    engine.start(2, 0)
+    begin(engine, 0, 0, 1)
+    with pytest.raises(ConfigurationError, match="task attempt 1, which had already run another"):
+        begin(engine, 0, 1, 1)
+
+
+def test_rows_of_another_batch_are_refused(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    stale = Begin(task(engine, 1, 0, 5), 0, 3, 1000)
+    with pytest.raises(ConfigurationError, match="rows of the batch of 1000 ms ran as batch 1"):
+        engine.coordinator.begin(stale)
+
+
+def test_empty_rerun_of_a_batch_with_rows_is_refused(engine: Engine) -> None:
+    engine.start(1, 0)
+    begin(engine, 0, 0, 1, rows=4)
+    ack(engine, 0, 0, 1, b"changes", rows=4)
+    begin(engine, 0, 0, 2)
+    with pytest.raises(ConfigurationError, match="had 4 rows in batch 0, and none"):
+        ack(engine, 0, 0, 2, b"empty", rows=0)
+    assert len(checkpoints(engine)) == 1
+
+
+def test_ack_without_begin_is_refused(engine: Engine) -> None:
+    engine.start(1, 0)
+    begin(engine, 0, 0, 1)
+    with pytest.raises(FencedError, match="attempt 2 of subtask 0 has not begun"):
+        ack(engine, 0, 0, 2, b"data")
+
+
+def test_damaged_payload_is_refused(engine: Engine) -> None:
+    engine.start(1, 0)
+    begin(engine, 0, 0, 1)
+    message = Ack(task(engine, 0, 0, 1), chain.checksum(b"data"), 4, 1, 0, "", 0.0)
+    with pytest.raises(CorruptionError, match="subtask 0 was damaged on its way"):
+        engine.coordinator.ack(message, b"dat\0")
+
+
+def test_older_run_is_fenced_and_its_late_commit_has_no_effect(engine: Engine, tmp_path: Path) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"zero")
+    begin(engine, 1, 0, 100)
+    newer = Engine(tmp_path, low_hash)
+    newer.runs = 5
+    newer.start(1, 1)
+    with pytest.raises(FencedError):
+        ack(engine, 1, 0, 100, b"late")
+    with pytest.raises(FencedError):
+        begin(engine, 1, 0, 101)
+    complete(newer, 1, b"newer")
+    assert [entry.segments[0].checksum for entry in checkpoints(newer)] == [
+        chain.checksum(b"zero"),
+        chain.checksum(b"newer"),
+    ]
+
+
+def test_failed_append_can_be_acked_again(engine: Engine) -> None:
+    plan = FaultPlan.at(operation="append", call=1, when="before")
+    store = FaultStore(LocalStore(engine.location), plan)
+    engine.open_store = lambda location: store
+    engine.start(1, 0)
+    begin(engine, 0, 0, 1)
+    with pytest.raises(StorageError):
+        ack(engine, 0, 0, 1, b"data")
+    begin(engine, 0, 0, 2)
+    ack(engine, 0, 0, 2, b"data")
+    assert [entry.batch for entry in checkpoints(engine)] == [0]
+
+
+def test_missing_checkpoint_is_refused_at_start(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    with pytest.raises(StateMissingError, match="batch 5, which needs checkpoint 4, but the newest is checkpoint 0"):
+        engine.start(1, 5)
+
+
+def test_first_run_in_the_middle_is_refused(engine: Engine) -> None:
+    with pytest.raises(StateMissingError, match="batch 3.*there is no checkpoint") as caught:
+        engine.start(1, 3)
+    assert "uid" in caught.value.hint
+
+
+def test_another_query_is_refused_and_does_not_fence(engine: Engine, tmp_path: Path) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"data")
+    other = Engine(tmp_path, low_hash, query_id="other")
+    with pytest.raises(ConfigurationError, match="belongs to operator 'op' of query query") as caught:
+        other.start(1, 0)
+    assert caught.value.kind is ErrorKind.OTHER_OWNER
+    complete(engine, 1, b"goes on")
+    assert len(checkpoints(engine)) == 2
+
+
+def test_rerun_from_batch_0_starts_empty(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"old")
+    complete(engine, 1, b"older")
+    engine.start(1, 0)
+    begun = begin(engine, 0, 0, 1)
+    assert begun.head == begun.genesis
+    ack(engine, 0, 0, 1, b"new")
+    with pytest.raises(StateMissingError):
+        engine.start(1, 2)
+
+
+def test_orphans_of_dead_epochs_go_and_referenced_uploads_stay(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
+    engine.clock.advance(10**10)
+    engine.start(1, 0)
+    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    store = LocalStore(engine.location)
+    [referenced] = [info.name for info in store.list("op/changes/")]
+    store.put("op/changes/1/0/9-orphan.run", b"left behind")
+    store.put("other/changes/1/0/foreign.run", b"not ours")
+    engine.start(1, 1)
+    assert [info.name for info in store.list("op/changes/")] == [referenced]
+    assert [info.name for info in store.list("other/")] == ["other/changes/1/0/foreign.run"]
+
+
+def test_replaced_upload_is_removed(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
+    engine.start(1, 0)
+    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.run_subtask(0, 0, [((1, None), ("set", 2))])
+    engine.run_subtask(0, 0, [((1, None), ("set", 2))])
+    names = [info.name for info in LocalStore(engine.location).list("op/changes/")]
+    assert names == [checkpoints(engine)[-1].segments[0].name]
+
+
+def test_run_without_checkpoint_leaves_nothing(engine: Engine) -> None:
+    engine.start(2, 0)
+    engine.coordinator.close()
+    assert LocalStore(engine.location).list() == []
+
+
+def test_run_that_stops_in_a_batch_leaves_no_upload(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
+    engine.start(2, 0)
+    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.coordinator.close()
+    assert LocalStore(engine.location).list() == []
+
+
+def test_crash_before_the_entry_leaves_the_previous_checkpoint(engine: Engine) -> None:
+    engine.start(1, 0)
+    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.observer.at = Step.LAST_ACK
+    with pytest.raises(Crash):
+        engine.run_subtask(1, 0, [((1, None), ("set", 2))])
+    engine.start(1, 1)
+    [[_, found]] = engine.run_subtask(1, 0, [((1, None), ("read",))])
+    assert found[0] == [1]
+
+
+def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
+    engine.start(2, 0)
+    complete(engine, 0, b"00", b"01")
+    complete(engine, 1, b"10", b"11")
+    begun = begin(engine, 2, 1, 900)
+    middle = chain.extend(begun.genesis, 0, [chain.checksum(b"01")])
+    fetch = engine.coordinator.fetch(Fetch(task(engine, 2, 1, 900), [begun.genesis, middle]))
+    assert fetch.missing.since == middle
+    assert [segment.checksum for segment in fetch.missing.segments] == [chain.checksum(b"11")]

@@ -1,0 +1,187 @@
+"""Runs: what is written is read, damage is recognised, merges keep the newest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statelog import CorruptionError
+from statelog.state.key_groups import HashRange
+from statelog.state.memory_table import MemoryTable
+from statelog.state.merge import choose_merge, merge_runs
+from statelog.state.run import Operation, Run, RunWriter, Section, change_schema, encode_run
+from statelog.state.schema import StateDescriptor, StateKind
+from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run
+
+MIXED = StateDescriptor(
+    "mixed", StateKind.VALUE, pa.schema([("n", pa.int64()), ("t", pa.string()), ("l", pa.list_(pa.int32()))])
+)
+
+
+def rows_of(run: Run) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [row for block in section.blocks for row in block.load().to_pylist()]
+        for name, section in run.sections.items()
+    }
+
+
+def mixed_batch(count: int) -> pa.RecordBatch:
+    rows = [
+        {"hash": n // 2, "key": b"%05d" % n, "entry": b"", "op": 0, "v0": n, "v1": None if n % 3 else "x", "v2": [n]}
+        for n in range(count)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=change_schema(MIXED))
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("block_rows", [1, 3, 1000])
+def test_round_trip(compress: bool, block_rows: int) -> None:
+    batch = mixed_batch(11)
+    data = encode_run([Section(MIXED, [batch])], compress=compress, block_rows=block_rows)
+    run = Run(pa.py_buffer(data), "x")
+    assert rows_of(run) == {"mixed": batch.to_pylist()}
+    assert run.rows == 11
+    bounds = [(block.first_hash, block.last_hash) for block in run.sections["mixed"].blocks]
+    assert all(left[1] < right[0] for left, right in zip(bounds, bounds[1:], strict=False)), "a hash is parted"
+
+
+def test_empty_run() -> None:
+    run = Run(pa.py_buffer(encode_run([], compress=True, block_rows=10)), "x")
+    assert run.rows == 0
+    assert run.section(VALUE) is None
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_every_flipped_byte_is_recognised(compress: bool) -> None:
+    data = encode_run([Section(MIXED, [mixed_batch(4)])], compress=compress, block_rows=2)
+    expected = rows_of(Run(pa.py_buffer(data), "x"))
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x41
+        try:
+            found = rows_of(Run(pa.py_buffer(bytes(damaged)), "some/file", 100))
+        except CorruptionError as error:
+            assert "some/file" in str(error)
+            assert "offset" in str(error)
+        else:
+            assert found == expected, f"byte {position} changed the rows"
+
+
+def test_every_truncation_is_recognised() -> None:
+    data = encode_run([Section(MIXED, [mixed_batch(4)])], compress=True, block_rows=2)
+    for length in range(len(data)):
+        with pytest.raises(CorruptionError, match="some/file"):
+            Run(pa.py_buffer(data[:length]), "some/file")
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_reader_survives_any_bytes(noise: bytes, at: int) -> None:
+    data = bytearray(encode_run([Section(MIXED, [mixed_batch(3)])], compress=False, block_rows=2))
+    data[at : at + len(noise)] = noise
+    try:
+        Run(pa.py_buffer(bytes(data)), "x").verify()
+    except CorruptionError:
+        pass
+
+
+def test_other_schema_is_refused() -> None:
+    run = make_run(VALUE, [(1, b"a", b"", Operation.PUT, "x")])
+    other = StateDescriptor("value", StateKind.VALUE, pa.schema([("text", pa.int64())]))
+    with pytest.raises(CorruptionError, match="text string.*where.*text int64"):
+        run.section(other)
+
+
+hashes = st.sampled_from([0, 1, 2**49, 2**63, 2**64 - 1])
+keys = st.sampled_from([b"a", b"b", b"c"])
+
+
+def key_of(key_hash: int, key: bytes) -> bytes:
+    """A key has one hash; a hash has three keys."""
+    return key_hash.to_bytes(8, "big") + key
+
+
+value_changes = st.dictionaries(st.tuples(hashes, keys), st.none() | st.text(max_size=2), max_size=8).map(
+    lambda held: [
+        (h, key_of(h, k), b"", Operation.DELETE if t is None else Operation.PUT, t) for (h, k), t in held.items()
+    ]
+)
+map_changes = st.dictionaries(
+    st.tuples(hashes, keys, st.sampled_from([b"", b"\x01", b"\x02"])), st.none() | st.text(max_size=2), max_size=10
+).map(
+    lambda held: [
+        (
+            h,
+            key_of(h, k),
+            e,
+            Operation.CLEAR if not e else Operation.DELETE if t is None else Operation.PUT,
+            t if e else None,
+        )
+        for (h, k, e), t in held.items()
+    ]
+)
+
+
+def contents(runs: list[Run], state: StateDescriptor) -> str:
+    table = MemoryTable()
+    table.apply(runs)
+    batch = make_keys(*((h, key_of(h, k)) for h in (0, 1, 2**49, 2**63, 2**64 - 1) for k in (b"a", b"b", b"c")))
+    found = table.entries(state, batch)
+    columns = (found.positions.tolist(), [e.hex() for e in found.entries.to_pylist()], found.values.to_pylist())
+    return json.dumps(list(zip(*columns, strict=True)))
+
+
+@settings(max_examples=150)
+@given(
+    state=st.sampled_from([VALUE, MAP]),
+    data=st.data(),
+    slice_rows=st.sampled_from([1, 4, 1000]),
+    is_bottom=st.booleans(),
+)
+def test_merging_any_adjacent_runs_changes_nothing(
+    state: StateDescriptor, data: st.DataObject, slice_rows: int, is_bottom: bool
+) -> None:
+    changes = map_changes if state is MAP else value_changes
+    runs = [make_run(state, data.draw(changes), block_rows=2) for _ in range(data.draw(st.integers(1, 5)))]
+    first = 0 if is_bottom else data.draw(st.integers(0, len(runs) - 1))
+    last = data.draw(st.integers(first + 1, len(runs)))
+    merged = merged_run(runs[first:last], is_bottom=is_bottom, slice_rows=slice_rows)
+    assert contents([*runs[:first], merged, *runs[last:]], state) == contents(runs, state)
+    if is_bottom:
+        operations = {row["op"] for rows in rows_of(merged).values() for row in rows}
+        assert operations <= {Operation.PUT}, "removals are kept at the bottom"
+    for section in merged.sections.values():
+        order = [
+            (row["hash"], row["key"], row["entry"]) for block in section.blocks for row in block.load().to_pylist()
+        ]
+        assert order == sorted(set(order)), "not in run order"
+
+
+def merged_run(runs: list[Run], *, is_bottom: bool, slice_rows: int = 1000, within: HashRange | None = None) -> Run:
+    sink = pa.BufferOutputStream()
+    writer = RunWriter(sink, compress=False, block_rows=3)
+    merge_runs(runs, writer, is_bottom=is_bottom, slice_rows=slice_rows, within=within)
+    return Run(sink.getvalue(), "merged")
+
+
+def test_merge_keeps_only_the_wanted_hashes() -> None:
+    changes: list[Change] = [(h, b"k", b"", Operation.PUT, str(h)) for h in range(20)]
+    merged = merged_run([make_run(VALUE, changes, block_rows=4)], is_bottom=True, within=HashRange(5, 11))
+    assert [row["hash"] for row in rows_of(merged)["value"]] == list(range(5, 12))
+
+
+@given(st.lists(st.integers(0, 10**7), max_size=60), st.integers(2, 8))
+def test_compaction_leaves_few_runs(sizes: list[int], fan_in: int) -> None:
+    runs: list[int] = []
+    for size in sizes:
+        runs.append(size)
+        while newest := choose_merge(runs, fan_in):
+            assert 2 <= newest <= len(runs)
+            runs[-newest:] = [sum(runs[-newest:])]
+    tiers = 1 + max(0, int(np.ceil(np.log(max(sum(sizes), 1) / 16_384) / np.log(fan_in))))
+    assert len(runs) <= fan_in * (tiers + 1)
