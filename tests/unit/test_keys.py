@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import struct
 from decimal import Decimal
@@ -91,4 +92,4 @@ def test_ranges_cover_all_hashes_once(parallelism: int) -> None:
     ranges = [hash_range(subtask, parallelism) for subtask in range(parallelism)]
     assert ranges[0].first == 0
     assert ranges[-1].last == 2**64 - 1
-    assert all(left.last + 1 == right.first for left, right in zip(ranges, ranges[1:], strict=False))
+    assert all(left.last + 1 == right.first for left, right in itertools.pairwise(ranges))

@@ -173,7 +173,7 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int) -
             hint="Restore the file from a copy; a shorter log would lose checkpoints.",
         )
     try:
-        entry = _decoder.decode(index)
+        entry: Entry = _decoder.decode(index)
     except msgspec.MsgspecError as error:
         raise CorruptionError(
             f"{name}: the log entry at offset {offset} is of an unknown form: {error}.",

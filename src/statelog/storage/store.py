@@ -69,7 +69,7 @@ class Store(ABC):
         Anything beyond `at` is dropped first, so a failed append can be repeated.
         """
 
-    def sync(self, name: str) -> None:
+    def sync(self, name: str) -> None:  # noqa: B027 - most stores have nothing to do
         """Make durable what other processes have appended to an object so far, without changing it.
 
         Only stores that can append need it: elsewhere an object is durable as soon as it exists.
@@ -83,5 +83,5 @@ class Store(ABC):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose name starts with `prefix`, sorted by name."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most stores have nothing to do
         """Release files and connections; the store opens them again when it is used again."""

@@ -1,0 +1,82 @@
+"""Locations written by every version of the format are read as they were meant.
+
+``python -m tests.compat.test_fixtures NAME`` writes the fixture of a new version; a fixture is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tests.model.engine import Command, Engine, Key, Model
+
+FIXTURES = Path(__file__).parent / "fixtures"
+KEYS: list[Key] = [(None, None), (5, None), (None, "5"), (7, "ü"), (-1, "")]
+SCRIPT: list[list[tuple[Key, Command]]] = [
+    [(key, ("set", index * 10**12)) for index, key in enumerate(KEYS)],
+    [((7, "ü"), ("append", "a", "b")), ((5, None), ("put", "x", 1)), ((5, None), ("put", "y", 2))],
+    [],
+    [((7, "ü"), ("append", "c")), ((5, None), ("remove", "x")), ((None, None), ("unset",))],
+    [((-1, ""), ("replace", "only")), ((None, "5"), ("put", "", -(2**63))), ((5, None), ("append", "z"))],
+    [((5, None), ("wipe",)), ((5, None), ("put", "z", 3)), ((-1, ""), ("set", -1))],
+]
+
+
+def fixture_hash(key: Key) -> int:
+    return xxhash.xxh64_intdigest(repr(key).encode())
+
+
+def expected() -> Model:
+    model = Model()
+    for batch in SCRIPT:
+        for key, command in batch:
+            model.run(key, command)
+    return model
+
+
+def write(directory: Path, log_form: str) -> None:
+    """Write a location with two epochs, a change of parallelism, and inline and uploaded changesets."""
+    engine = Engine(directory, fixture_hash, log_form=log_form)
+    engine.start(2, 0)
+    for batch, rows in enumerate(SCRIPT):
+        if batch == 3:
+            engine.coordinator.close()
+            engine.inline_budget_bytes = 0
+            engine.start(3, batch)
+        for subtask, part in enumerate(engine.parts(rows)):
+            engine.run_subtask(batch, subtask, part)
+    engine.coordinator.close()
+
+
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("parallelism", [1, 3, 4])
+def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
+    shutil.copytree(fixture, tmp_path / "location")
+    engine = Engine(tmp_path, fixture_hash, table=table, log_form="auto")
+    engine.start(parallelism, len(SCRIPT))
+    model = expected()
+    found = [
+        output
+        for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS]))
+        for output in engine.run_subtask(len(SCRIPT), subtask, part)
+    ]
+    wanted = [[list(key), model.run(key, ("read",))] for key in KEYS]
+    assert sorted(found, key=json.dumps) == sorted(wanted, key=json.dumps)
+
+
+def test_every_form_has_a_fixture() -> None:
+    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-append", "v1-object"}
+
+
+if __name__ == "__main__":
+    for form in ("append", "object"):
+        scratch = FIXTURES / "scratch"
+        write(scratch, form)
+        (scratch / "location").rename(FIXTURES / f"{sys.argv[1]}-{form}")
+        shutil.rmtree(scratch)

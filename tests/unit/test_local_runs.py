@@ -1,0 +1,179 @@
+"""Local copies of runs: used when they fit, fetched again when they do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from statelog import CorruptionError, ErrorKind
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.restore import restore_runs
+from statelog.changelog.segment import MissingSegments
+from statelog.state.key_groups import hash_range
+from statelog.storage import LocalStore
+from tests.model.engine import Engine, Key
+
+EVERYTHING = hash_range(0, 1)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    engine = Engine(tmp_path, lambda key: hash(key) % 2**64, merge_fan_in=100)
+    engine.start(1, 0)
+    for batch in range(4):
+        engine.run_subtask(batch, 0, [((batch, None), ("set", batch)), ((0, "list"), ("append", str(batch)))])
+    return engine
+
+
+def local_folder(engine: Engine) -> Path:
+    return engine.directory / f"host-{engine.host}" / "1" / "0"
+
+
+def read(engine: Engine, batch: int, *keys: Key) -> dict[Key, list[object]]:
+    outputs = engine.run_subtask(batch, 0, [(key, ("read",)) for key in keys])
+    return {(key[0], key[1]): found for key, found in outputs}
+
+
+def expect_all(engine: Engine, batch: int) -> None:
+    found = read(engine, batch, *((number, None) for number in range(4)), (0, "list"))
+    assert [found[number, None][0] for number in range(4)] == [[0], [1], [2], [3]]
+    assert found[0, "list"][1] == ["0", "1", "2", "3"]
+
+
+def count_reads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    original = LocalStore.read
+
+    def counted(store: LocalStore, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        names.append(name)
+        return original(store, name, offset=offset, length=length)
+
+    monkeypatch.setattr(LocalStore, "read", counted)
+    return names
+
+
+def test_next_batch_reads_nothing_from_the_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = count_reads(engine, monkeypatch)
+    expect_all(engine, 4)
+    assert names == []
+
+
+def test_only_what_is_missing_is_fetched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = next(path for path in local_folder(engine).iterdir() if path.name.startswith("3-"))
+    newest.unlink()
+    names = count_reads(engine, monkeypatch)
+    expect_all(engine, 4)
+    assert len(names) == 1
+
+
+def test_damaged_local_run_is_discarded_and_fetched(engine: Engine) -> None:
+    for path in local_folder(engine).iterdir():
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(bytes(data))
+    expect_all(engine, 4)
+
+
+def test_truncated_local_run_is_discarded_and_fetched(engine: Engine) -> None:
+    for path in local_folder(engine).iterdir():
+        os.truncate(path, 20)
+    expect_all(engine, 4)
+
+
+def test_empty_local_run_is_discarded_and_fetched(engine: Engine) -> None:
+    for path in local_folder(engine).iterdir():
+        os.truncate(path, 0)
+    expect_all(engine, 4)
+
+
+def test_new_host_fetches_everything_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.start(1, 4, keep_local=False)
+    names = count_reads(engine, monkeypatch)
+    engine.run_subtask(4, 0, [])
+    segments = [name for name in names if name.endswith(".log")]
+    assert len(segments) == 4, "each changeset is read once"
+    assert len(list(local_folder(engine).glob("*.run"))) == 2, "they became one run, and this batch's own"
+    expect_all(engine, 5)
+
+
+def test_runs_of_another_parallelism_are_removed(engine: Engine) -> None:
+    old = local_folder(engine).parent
+    engine.start(2, 4)
+    engine.run_subtask(4, 0, [])
+    assert not old.exists()
+
+
+def test_leftovers_are_swept(engine: Engine) -> None:
+    folder = local_folder(engine)
+    failed = Edge(2, 2, b"\1" * 16, b"\2" * 16)
+    (folder / failed.file_name).write_bytes(b"of an attempt that failed")
+    (folder / "2-attempt.tmp").write_bytes(b"of a worker that was killed")
+    (folder / "9-attempt.tmp").write_bytes(b"of an attempt that still runs")
+    engine.run_subtask(4, 0, [])
+    left = {path.name for path in folder.iterdir()}
+    assert failed.file_name not in left
+    assert "2-attempt.tmp" not in left
+    assert "9-attempt.tmp" in left
+
+
+def test_damaged_store_is_named_and_nothing_is_written(engine: Engine) -> None:
+    [log] = (engine.directory / "location").rglob("*.log")
+    data = bytearray(log.read_bytes())
+    data[-30] ^= 1
+    log.write_bytes(bytes(data))
+    engine.start(1, 4, keep_local=False)
+    with pytest.raises(CorruptionError, match=r"op/log/epoch-00000001.log: the changeset of subtask 0 at offset \d+"):
+        engine.run_subtask(4, 0, [])
+    assert list(local_folder(engine).glob("*.run")) == []
+
+
+def test_missing_upload_is_named(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, lambda key: 0, inline_budget_bytes=0)
+    engine.start(1, 0)
+    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    [upload] = (tmp_path / "location").rglob("*.run")
+    upload.unlink()
+    engine.start(1, 1, keep_local=False)
+    with pytest.raises(CorruptionError, match="attempt-1.run") as caught:
+        engine.run_subtask(1, 0, [])
+    assert caught.value.kind is ErrorKind.OBJECT_MISSING
+
+
+def test_longest_edges_are_taken(tmp_path: Path) -> None:
+    local = LocalRuns(tmp_path)
+    a, b, c = b"a" * 16, b"b" * 16, b"c" * 16
+    for edge in (Edge(0, 0, a, b), Edge(1, 1, b, c), Edge(0, 1, a, c), Edge(1, 1, b"x" * 16, c)):
+        (tmp_path / edge.file_name).touch()
+    assert local.path(a, c) == [Edge(0, 1, a, c)]
+    assert local.path(b, c) == [Edge(1, 1, b, c)]
+    assert local.path(a, a) == []
+    assert local.path(c, a) is None
+    assert set(local.digests(a)) == {a, b, c}
+
+
+def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("statelog.changelog.local_runs._GROUP_RUNS", 2)
+    engine.start(1, 4, keep_local=False)
+    expect_all(engine, 4)
+    assert list(local_folder(engine).glob("*.tmp")) == []
+
+
+def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:
+    local = LocalRuns(tmp_path / "gone")
+
+    def fetch(known: list[bytes]) -> MissingSegments:
+        raise CorruptionError("some/file: damaged.")
+
+    with pytest.raises(CorruptionError, match="some/file"):
+        restore_runs(
+            local,
+            genesis=b"0" * 16,
+            head=b"1" * 16,
+            last_batch=0,
+            within=EVERYTHING,
+            fetch=fetch,
+            open_store=lambda: LocalStore(str(tmp_path)),
+            token="t",
+        )
