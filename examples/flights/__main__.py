@@ -89,7 +89,9 @@ class Demo:
                 progress.update(task, completed=event["batch"] + 1)
 
         def on_kill(kill: Kill) -> None:
-            progress.console.print(f"[red]killed the {kill.target} in batch {kill.batch}", highlight=False)
+            progress.console.print(
+                f"[red]killed the {kill.target} in batch {kill.batch}, at {kill.step}", highlight=False
+            )
             if kill.ends_run:
                 progress.stop_task(task)
 

@@ -80,9 +80,11 @@ class AircraftHistory(StatefulProcessor):
 @click.option("--telemetry", required=True, help="File that the demo follows the job in.")
 @click.option("--parallelism", type=int, help="Number of subtasks; may differ at every start.")
 @click.option("--files-per-batch", type=int, default=5)
-def main(flights: str, histories: str, checkpoint: str, telemetry: str, parallelism: int, files_per_batch: int) -> None:
+def main(
+    flights: str, histories: str, checkpoint: str, telemetry: str, parallelism: int | None, files_per_batch: int
+) -> None:
     """Keep the history of every aircraft until all files are read."""
-    # The 4 lets a task fail three times, with a killed Python worker for example, before the query does.
+    # Three tasks at a time; each may fail three times, with a killed Python worker for example.
     spark = SparkSession.builder.master("local[3,4]").config("spark.ui.enabled", "false").getOrCreate()
     spark.streams.addListener(BatchListener(telemetry))
 

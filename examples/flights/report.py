@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from examples.flights.supervisor import Run
+from examples.flights.supervisor import Kill, Run
 
 __all__ = ["Recovery", "Report", "Spread", "make_report", "print_report"]
+
+_DIFFERENCES_SHOWN: Final = 20
 
 
 @dataclass(frozen=True)
@@ -32,33 +35,33 @@ class Spread:
 
 @dataclass(frozen=True)
 class Recovery:
-    """How the job came back after a kill.
+    """How the job came back after a kill; or, for comparison, how it started first.
 
     Parameters
     ----------
-    killed : str
-        What was killed.
-    batch : int
+    killed : str or None
+        What was killed; None for the first start.
+    batch : int or None
         In which batch.
-    step : str
+    step : str or None
         Where in the batch.
     parallelism : int
         Number of subtasks afterwards.
     checkpoint_s : float
         Until the next completed checkpoint: from the new process's start, or from the kill of a worker.
     log_s : float or None
-        The part of statelog's driver: claiming and reading the log. None if the job went on.
-    restore_s : float or None
-        From then until the last subtask had its state.
+        statelog's part on the driver: claiming and reading the log. None if the driver went on.
+    state_s : float or None
+        statelog's part on the tasks: from then until the last subtask had its state.
     """
 
-    killed: str
-    batch: int
-    step: str
+    killed: str | None
+    batch: int | None
+    step: str | None
     parallelism: int
     checkpoint_s: float
     log_s: float | None
-    restore_s: float | None
+    state_s: float | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Report:
     files, file_bytes : int
         Files at statelog's location at the end, and their size.
     recoveries : list of Recovery
-        One per kill.
+        The first start, and then one per kill.
     aircraft : int
         Rows compared with the batch query's.
     differences : list of str
@@ -132,84 +135,102 @@ def make_report(
 
 
 def _recoveries(runs: list[Run]) -> list[Recovery]:
-    found = []
+    found = [_start(runs[0], None)]
     for index, run in enumerate(runs):
         for kill, killed_s in run.killed_s.items():
-            after = runs[index + 1] if kill.ends_run else run
-            start_s = after.started_s if kill.ends_run else killed_s
-            next_s = next(event["at_s"] for event in after.events_of("checkpoint") if event["at_s"] > start_s)
-            log_s = restore_s = None
             if kill.ends_run:
-                (restore,) = after.events_of("restore")
-                log_s = restore["log_s"]
-                restore_s = max(_restored_at_s(after, restore["batch"])) - restore["at_s"]
-            found.append(
-                Recovery(kill.target, kill.batch, kill.step, after.parallelism, next_s - start_s, log_s, restore_s)
-            )
+                found.append(_start(runs[index + 1], kill))
+            else:
+                back_s = _next_checkpoint_s(run, killed_s)
+                found.append(Recovery(kill.target, kill.batch, kill.step, run.parallelism, back_s, None, None))
     return found
 
 
-def _restored_at_s(run: Run, batch: int) -> list[float]:
-    return [event["at_s"] for event in run.events_of("restored") if event["batch"] == batch]
+def _start(run: Run, after: Kill | None) -> Recovery:
+    (restore,) = run.events_of("restore")
+    restored = [event["at_s"] for event in run.events_of("restored") if event["batch"] == restore["batch"]]
+    return Recovery(
+        killed=after.target if after else None,
+        batch=after.batch if after else None,
+        step=after.step if after else None,
+        parallelism=run.parallelism,
+        checkpoint_s=_next_checkpoint_s(run, run.started_s),
+        log_s=restore["log_s"],
+        state_s=max(restored) - restore["at_s"],
+    )
+
+
+def _next_checkpoint_s(run: Run, since_s: float) -> float:
+    return next(event["at_s"] - since_s for event in run.events_of("checkpoint") if event["at_s"] > since_s)
 
 
 def print_report(report: Report, console: Console) -> None:
     """Print the tables, and how the comparison came out."""
-    console.print(_times(report), _totals(report))
-    if report.recoveries:
-        console.print(_recovery_table(report.recoveries))
-    if report.differences:
-        console.print(f"[bold red]{len(report.differences)} rows differ from the plain Spark batch query:")
-        for line in report.differences:
-            console.print(line, markup=False, highlight=False)
-    else:
+    console.print(_times(report), _recovery_table(report.recoveries), _totals(report))
+    if not report.differences:
         console.print(
             f"[bold green]{report.aircraft:,} aircraft compared with a plain Spark batch query: all equal",
             highlight=False,
         )
+        return
+    console.print(f"[bold red]{len(report.differences):,} rows differ from the plain Spark batch query:")
+    for line in report.differences[:_DIFFERENCES_SHOWN]:
+        console.print(line, markup=False, highlight=False)
+    if len(report.differences) > _DIFFERENCES_SHOWN:
+        console.print("...")
 
 
 def _times(report: Report) -> Table:
-    table = Table("per checkpoint", title=f"{report.checkpoints} checkpoints", title_justify="left")
-    table.add_column("median ms", justify="right")
-    table.add_column("max ms", justify="right")
+    table = _table(f"{report.checkpoints} checkpoints", "median ms", "max ms")
     for label, spread in (
         ("commit: last ack received to entry durable", report.commit),
         ("slowest subtask: user code done to ack sent", report.subtask),
-        ("the whole batch in Spark", report.batch),
+        ("beside them, the whole batch in Spark", report.batch),
     ):
         table.add_row(label, f"{spread.median_s * 1000:,.1f}", f"{spread.max_s * 1000:,.1f}")
     return table
 
 
+def _recovery_table(recoveries: list[Recovery]) -> Table:
+    columns = ("in batch", "at", "subtasks", "recovery s", "log ms", "state ms")
+    table = _table("killed", *columns)
+    for one in recoveries:
+        table.add_row(
+            one.killed or "(first start)",
+            "" if one.batch is None else f"{one.batch}",
+            one.step,
+            f"{one.parallelism}",
+            f"{one.checkpoint_s:.1f}",
+            _milliseconds(one.log_s),
+            _milliseconds(one.state_s),
+        )
+    table.caption = (
+        "subtasks: afterwards; recovery: process start (for a worker: its kill) to the next checkpoint, the start"
+        " of Spark included; log: claimed and read; state: until all subtasks had theirs"
+    )
+    table.caption_justify = "left"
+    return table
+
+
 def _totals(report: Report) -> Table:
-    table = Table("in total", "", title_justify="left")
-    table.columns[1].justify = "right"
+    table = _table("in total", "")
     table.add_row("flights", f"{report.flights:,}")
     table.add_row("batches", f"{report.batches:,}")
     table.add_row("starts of the job", f"{report.runs}")
-    table.add_row("kills survived", f"{len(report.recoveries)}")
+    table.add_row("kills survived", f"{sum(one.killed is not None for one in report.recoveries)}")
     table.add_row("bytes changed", f"{report.changed_bytes:,}")
     table.add_row("files written", f"{report.files:,}")
     table.add_row("their bytes", f"{report.file_bytes:,}")
     return table
 
 
-def _recovery_table(recoveries: list[Recovery]) -> Table:
-    table = Table("killed with SIGKILL", "at", title="recoveries", title_justify="left")
-    for column in ("parallelism after", "next checkpoint s", "of that: log ms", "state ms"):
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
         table.add_column(column, justify="right")
-    for one in recoveries:
-        table.add_row(
-            one.killed,
-            f"batch {one.batch}, {one.step}",
-            f"{one.parallelism}",
-            f"{one.checkpoint_s:.1f}",
-            _milliseconds(one.log_s),
-            _milliseconds(one.restore_s),
-        )
     return table
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:,.0f}"
+    return "" if seconds is None else f"{seconds * 1000:,.0f}"

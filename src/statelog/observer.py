@@ -49,7 +49,7 @@ class CheckpointMetrics:
         From the last ack received to the entry durable.
     subtask_s : float
         The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
-        run and sending the ack.
+        run, and an upload, up to the moment when it sends the ack.
     """
 
     query_id: str

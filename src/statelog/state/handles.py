@@ -80,6 +80,8 @@ class ValueState(KeyedState):
     def open(self) -> None:
         self._loaded: list[Row | None] | None = None
         self._writes: dict[int, Row | None] = {}
+        self._normalize = self._codec.normalize
+        self._is_mutable = self._codec.is_mutable
 
     def exists(self) -> bool:
         """Whether the key has a value."""
@@ -88,11 +90,14 @@ class ValueState(KeyedState):
     def get(self) -> Row | None:
         """The key's value as a tuple; None if it has none."""
         row = self._current()
-        return row if row is None else self._codec.copied(row)
+        return self._codec.copied(row) if row is not None and self._is_mutable else row
 
     def update(self, newValue: Row) -> None:
         """Replace the key's value."""
-        self._writes[self._cursor.require(self._codec.subject)] = self._codec.normalize(newValue)
+        position = self._cursor.position
+        if position < 0:
+            self._cursor.require(self._codec.subject)
+        self._writes[position] = self._normalize(newValue)
 
     def clear(self) -> None:
         """Remove the key's value."""

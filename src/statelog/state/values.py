@@ -48,6 +48,10 @@ class FieldCodec:
         return read if self.from_storage is None else self.from_storage(read)
 
 
+class _NoValue:
+    """Stands for the type of no value."""
+
+
 class RowCodec:
     """Converts tuples of one schema to columns and back.
 
@@ -65,6 +69,8 @@ class RowCodec:
         self.schema = pa.schema([(field.name, field.type) for field in fields])
         self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
         self._exact_types = tuple(field.exact for field in fields)
+        # A class that no value has, if the schema has several fields or its field takes no value as it is.
+        self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
 
     def normalize(self, row: Any) -> tuple[Any, ...]:
         """Check a row that the user gives, and convert its values to the schema's types.
@@ -74,14 +80,19 @@ class RowCodec:
         ProcessorError
             If the row is no tuple of the schema's length, or a value does not fit its field.
         """
+        # This runs for every update, so the plain cases come first.
+        if type(row) is tuple:
+            if len(row) == 1:
+                if type(row[0]) is self._only_type:
+                    return row
+            elif tuple(map(type, row)) == self._exact_types:
+                return row
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
             raise self._mismatch(
                 f"{self.subject} takes a tuple of {len(self.fields)} values"
                 f" ({', '.join(self.schema.names)}), not {_shown(row)}.",
                 "Wrap a single value as (value,).",
             )
-        if tuple(map(type, row)) == self._exact_types:
-            return tuple(row)
         values: list[Any] = []
         for field, value in zip(self.fields, row, strict=True):
             try:
