@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 from benchmarks import commit, count
 from benchmarks.frame import command_line
 
 main = command_line([count.BENCHMARK, commit.BENCHMARK])
 
 if __name__ == "__main__":
+    # As an exception, so that the running child is ended and its files are removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     main(prog_name="bench")

@@ -203,7 +203,7 @@ BENCHMARK: Final = Benchmark(
     description="Count rows by key: statelog, Spark's own transformWithState, and the stateless ceiling.",
     options=[
         click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=200_000, help="Of statelog and the ceiling."),
-        click.Option(["--keys"], type=click.IntRange(min=2), default=1_000_000, help="Number of possible keys."),
+        click.Option(["--keys"], type=click.IntRange(2, 10**8), default=1_000_000, help="Number of possible keys."),
         click.Option(["--batches"], type=_AT_LEAST_1, default=20, help="Of statelog and the ceiling."),
         click.Option(["--spark-rows-per-batch"], type=_AT_LEAST_1, default=20_000, help="Of Spark's own."),
         click.Option(["--spark-batches"], type=_AT_LEAST_1, default=4, help="Of Spark's own."),

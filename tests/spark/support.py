@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 import statelog
-from statelog import Observer, Options, Step
+from statelog import Options
+from tests.spark.faults import take_marker, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 ORDERS = "seq long, user string, item string, amount long, action string"
@@ -160,85 +160,6 @@ class Salted(StatefulProcessor):
         pass
 
 
-# ---- Faults ----
-
-
-def make_marker(path: Path | str) -> str:
-    """Arm a fault that happens once."""
-    Path(path).touch()
-    return str(path)
-
-
-def take_marker(path: Path | str) -> bool:
-    """Whether the marker was there; only one caller gets it."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-@dataclass(frozen=True)
-class KillAt(Observer):
-    """Kills a process the first time that a step of a batch is passed.
-
-    Parameters
-    ----------
-    step, batch : Step, int
-        Where.
-    marker : str
-        A file that arms the fault.
-    pid_file : str
-        Holds the process to kill; empty for the process that passes the step.
-    """
-
-    at: str
-    batch: int
-    marker: str
-    pid_file: str = ""
-
-    def step(self, step: Step, batch: int, subtask: int) -> None:
-        if step == self.at and batch == self.batch and take_marker(self.marker):
-            pid = int(Path(self.pid_file).read_text()) if self.pid_file else os.getpid()
-            os.kill(pid, signal.SIGKILL)
-            time.sleep(60)  # until the death of the other process is noticed
-
-
-@dataclass(frozen=True)
-class KillAtMany(Observer):
-    """Several :class:`KillAt` one after the other."""
-
-    faults: tuple[KillAt, ...]
-
-    def step(self, step: Step, batch: int, subtask: int) -> None:
-        for fault in self.faults:
-            fault.step(step, batch, subtask)
-
-
-@dataclass(frozen=True)
-class StallAt(Observer):
-    """Stops at a step of a batch, says so by making a file, and goes on when another file appears."""
-
-    at: str
-    batch: int
-    stalled: str
-    go_on: str
-
-    def step(self, step: Step, batch: int, subtask: int) -> None:
-        if step == self.at and batch == self.batch:
-            Path(self.stalled).touch()
-            wait_until(Path(self.go_on).exists, "the sign to go on")
-
-
-def wait_until(is_done: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    """Wait for something; fail if it does not happen."""
-    deadline = time.monotonic() + timeout_s
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout_s} s for {what}")
-        time.sleep(0.02)
-
-
 # ---- Jobs ----
 
 
@@ -249,10 +170,11 @@ class Job:
     root: Path
     uid: str | None = None
     location: str | None = None
+    input_folder: Path | None = None
 
     @property
     def input(self) -> Path:
-        return self.root / "input"
+        return self.input_folder or self.root / "input"
 
     @property
     def checkpoint(self) -> Path:
@@ -283,6 +205,16 @@ class Job:
     def batches(self) -> list[list[Order]]:
         """All input."""
         return [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(self.input.iterdir())]
+
+    def batches_of_spark(self) -> list[list[Order]]:
+        """The input by batch. After a rewind Spark may read several files in one, so its offsets decide."""
+        files, first, batches = self.batches(), 0, []
+        for name in sorted((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
+            end = json.loads(name.read_text().splitlines()[2])["logOffset"] + 1
+            batches.append([row for rows in files[first:end] for row in rows])
+            first = end
+        assert first == len(files), "Spark has not read all input"
+        return batches
 
     def read(self, session: SparkSession, schema: str = ORDERS) -> DataFrame:
         """The input as a stream, one file per batch."""
@@ -349,7 +281,7 @@ class Job:
 
     def require_exact(self, hint: str = "") -> None:
         """Every batch's output is what the model says, and none is missing."""
-        expected, found = ledger_model(self.batches()), self.results()
+        expected, found = ledger_model(self.batches_of_spark()), self.results()
         assert sorted(found) == sorted(expected), hint
         for batch, answer in expected.items():
             assert found[batch] == answer, f"batch {batch} {hint}"
@@ -358,8 +290,7 @@ class Job:
         """A job on the same input with its own checkpoint and output."""
         root = self.root / name
         root.mkdir()
-        (root / "input").symlink_to(self.input)
-        return replace(self, root=root)
+        return replace(self, root=root, input_folder=self.input)
 
 
 # ---- Drivers in processes of their own ----
@@ -373,7 +304,7 @@ class Driver:
     log: Path
     jvm_pid_file: Path
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = 240) -> int:
         """Wait until the driver and its JVM are gone; return the driver's exit code."""
         try:
             code = self.process.wait(timeout_s)
@@ -398,6 +329,12 @@ class Driver:
     def text(self) -> str:
         """Everything it said."""
         return self.log.read_text(errors="replace")
+
+    @property
+    def end(self) -> str:
+        """The last of it, without Java's stack."""
+        lines = [line for line in self.text.splitlines() if not line.startswith("\tat ")]
+        return "\n".join(lines[-60:])
 
 
 def start_driver(module: str, root: Path, arguments: dict[str, Any], env: dict[str, str] | None = None) -> Driver:

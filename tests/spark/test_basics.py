@@ -136,11 +136,12 @@ def test_timestamps_keep_their_moment_in_any_time_zone(tmp_path: Path) -> None:
     job.add([[{"hour": _iso(hour), "at": _iso(at)} for hour, at in rows] for rows in batches])
     driver = start_driver("zones", tmp_path, {}, env={"TZ": "Asia/Kathmandu"})
 
-    assert driver.wait() == 0, driver.text
-    # In each row: the key, the first time of the first batch, the batch's last time, twice.
+    assert driver.wait() == 0, driver.end
+    # In each row: the key, the batch's last time, the first and the latest time in the state; and whether all
+    # were datetimes without a zone, in local time, as everywhere in PySpark.
     assert job.results() == {
-        0: [[0, 600, 1200, 1200], [3600, 4000, 4000, 4000]],
-        1: [[0, 600, 300, 300], [3600, 4000, 5000, 5000]],
+        0: [[0, 1200, 600, 1200, True], [3600, 4000, 4000, 4000, True]],
+        1: [[0, 300, 600, 1200, True], [3600, 5000, 4000, 5000, True]],
     }
 
 

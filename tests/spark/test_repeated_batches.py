@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from statelog import CheckpointMetrics, Observer, Options
-from tests.spark.support import Job, Salted, make_marker, make_orders, start_driver
+from tests.spark.faults import make_marker
+from tests.spark.support import Job, Salted, make_orders, start_driver
 
 pytestmark = pytest.mark.spark
 
@@ -79,7 +80,7 @@ def test_the_state_follows_the_attempt_whose_output_spark_kept(spark: SparkSessi
     arguments = {"master": "local[2,4]", "parallelism": 3, "options": {}, "marker": str(tmp_path / "fail")}
     make_marker(tmp_path / "fail")
     driver = start_driver("retries", tmp_path, arguments)
-    assert driver.wait() == 0, driver.text
+    assert driver.wait() == 0, driver.end
     assert "is not deterministic; the later attempt counts" in driver.text
     kept = dict(job.results()[0])
     assert set(kept.values()) == {1, 1000}

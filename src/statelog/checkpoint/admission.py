@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
 
-__all__ = ["OperatorRun", "require_admission"]
+__all__ = ["OperatorRun", "require_admission", "require_complete"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
         If the state belongs to another query or operator, or its keys or states are of other types.
     StateMissingError
         If the checkpoint before `first_batch` does not exist.
+    CorruptionError
+        If one before the newest is lost.
     """
+    require_complete(history, name)
     latest = history.latest
     if latest is not None and (latest.query_id, latest.uid) != (run.query_id, run.uid):
         raise ConfigurationError(
@@ -73,11 +76,34 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
     _require_same_schemas(run, latest, name)
 
 
+def require_complete(history: History, name: str) -> None:
+    """Check that no checkpoint before the newest is lost; `name` says where, for messages.
+
+    Raises
+    ------
+    CorruptionError
+        If one is.
+    """
+    missing = history.first_missing
+    if missing is not None:
+        raise CorruptionError(
+            f"{name}: the log lacks checkpoint {missing}, which later ones build on: files of it are gone.",
+            kind=ErrorKind.OBJECT_MISSING,
+            hint="Restore the log's folder from a copy; the state cannot be rebuilt without them.",
+        )
+
+
 def _missing(latest: Checkpoint | None, batch: int, name: str) -> StateMissingError:
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
         "Was the uid or the location changed, or the operator added to a query that had already run? Use"
         " the old ones, or start with a new checkpointLocation."
+        + (
+            " Or did the first batch run no action on the operator's output? Then run"
+            " statelog.rewind(checkpointLocation)."
+            if batch == 1
+            else ""
+        )
         if latest is None
         else "Stop the query, run statelog.rewind(checkpointLocation) and start it again: Spark then"
         " repeats the batches whose state is missing."

@@ -36,12 +36,17 @@ class History:
         """The newest checkpoint."""
         return self._checkpoints[-1] if self._checkpoints else None
 
+    @property
+    def first_missing(self) -> int | None:
+        """The oldest batch whose checkpoint is lost although a later one exists; None if all are there."""
+        for expected, checkpoint in enumerate(self._checkpoints):
+            if checkpoint.batch != expected:
+                return expected
+        return None
+
     def has_batch(self, batch: int) -> bool:
         """Whether the checkpoint of a batch exists and so do all before it."""
-        if not self._checkpoints:
-            return False
-        first, last = self._checkpoints[0].batch, self._checkpoints[-1].batch
-        return first == 0 and first <= batch <= last and len(self._checkpoints) == last - first + 1
+        return self.first_missing is None and 0 <= batch < len(self._checkpoints)
 
     def up_to(self, batch: int) -> Iterator[Checkpoint]:
         """Checkpoints up to and including a batch, oldest first."""

@@ -268,7 +268,7 @@ def _check_session(session: SparkSession) -> None:
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Use a classic session, made by SparkSession.builder in the driver.",
         )
-    if session.sparkContext.getConf().get("spark.speculation", "false") == "true":
+    if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
         raise ConfigurationError(
             "spark.speculation is on: a second attempt may run beside the first, and either may become the result.",
             kind=ErrorKind.UNSUPPORTED_SETTING,

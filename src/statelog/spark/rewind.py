@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
 from statelog.checkpoint.open_log import open_log
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
@@ -63,6 +64,8 @@ def rewind(checkpoint_location: str | Path, *, location: str | None = None, dry_
         If there is no Spark checkpoint, or no state.
     StateMissingError
         If Spark no longer holds what it needs to repeat the batches.
+    CorruptionError
+        If the state's log is damaged.
 
     Examples
     --------
@@ -75,7 +78,7 @@ def rewind(checkpoint_location: str | Path, *, location: str | None = None, dry_
         raise ConfigurationError(
             f"{root} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
         )
-    newest = _newest_common(location or str(root / STATE_FOLDER))
+    newest = _newest_common(location or str(root / STATE_FOLDER), is_first=commits == [0])
     taken_back = [batch for batch in commits if batch > newest]
     if not taken_back:
         return Rewound(max(commits, default=-1) + 1, [], [])
@@ -95,10 +98,16 @@ def rewind(checkpoint_location: str | Path, *, location: str | None = None, dry_
     return Rewound(newest + 1, taken_back, [f"{folder}/{batch}" for folder, batch in doomed])
 
 
-def _newest_common(location: str) -> int:
-    """The newest checkpoint that every operator of the query has; -1 if one has none."""
+def _newest_common(location: str, *, is_first: bool) -> int:
+    """The newest checkpoint that every operator of the query has; -1 if one has none.
+
+    A run that stops before its first checkpoint leaves no state. So none is right if Spark's only commit is
+    the first; later it means that the state is elsewhere or gone.
+    """
     store = open_store(location)
     logs = sorted({info.name.partition("/log/")[0] for info in store.list() if "/log/" in info.name})
+    if not logs and is_first:
+        return -1
     if not logs:
         raise ConfigurationError(
             f"{location} holds no state of statelog.",
@@ -107,7 +116,9 @@ def _newest_common(location: str) -> int:
         )
     newest: list[int] = []
     for operator in logs:
-        latest = History(open_log(store, f"{operator}/log", "auto").read()).latest
+        history = History(open_log(store, f"{operator}/log", "auto").read())
+        require_complete(history, f"operator '{operator}' at {location}/{operator}")
+        latest = history.latest
         newest.append(-1 if latest is None else latest.batch)
     return min(newest)
 

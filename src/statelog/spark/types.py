@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.state.values import FieldCodec, RowCodec
 
-__all__ = ["arrow_type", "key_schema", "row_codec", "row_maker"]
+__all__ = ["arrow_type", "key_schema", "row_codec", "row_maker", "storage_converter"]
 
 _Convert = Callable[[Any], Any]
 
@@ -163,8 +163,12 @@ def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
     return make
 
 
+def storage_converter(kind: DataType) -> Callable[[Any], Any] | None:
+    """Conversion of a value of a Spark type, or None, before Arrow takes it; None if none is needed."""
+    return _each(_to_storage(kind))
+
+
 def _to_storage(kind: DataType) -> _Convert | None:
-    """Conversion of a value that Arrow does not take as Spark does."""
     if isinstance(kind, TimestampType):
         return _local_to_utc
     if isinstance(kind, DecimalType):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 
-__all__ = ["FieldCodec", "RowCodec"]
+__all__ = ["MISFITS", "FieldCodec", "RowCodec"]
+
+MISFITS: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What a value raises that does not fit its field; converters call methods of values of any class."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class RowCodec:
         for field, value in zip(self.fields, row, strict=True):
             try:
                 values.append(field.normalize(value))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            except MISFITS as error:
                 raise self._misfit(field, value, error) from error
         return tuple(values)
 
@@ -155,11 +158,11 @@ class RowCodec:
             values = [None if value is None else convert(value) for value in values]
         try:
             return pa.array(values, field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        except MISFITS:
             for index, value in enumerate(values):
                 try:
                     pa.scalar(value, field.type)
-                except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                except MISFITS as error:
                     raise self._misfit(field, value, error, f" of key {owner_of(index)}") from error
             raise
 

@@ -16,7 +16,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from statelog import Observer, Options
-from tests.spark.support import Job, KillAt, KillAtMany, Ledger, StallAt, make_session
+from tests.spark.faults import KillAt, KillAtMany, StallAt, wait_until
+from tests.spark.support import Job, Ledger, make_session
 
 
 def main(arguments: dict[str, Any]) -> None:
@@ -28,7 +29,7 @@ def main(arguments: dict[str, Any]) -> None:
     options = Options(observer=_observer(arguments), **arguments.get("options", {}))
     df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
     if "kill_seed" in arguments:
-        _kill_sometime(random.Random(arguments["kill_seed"]), arguments)
+        _kill_sometime(random.Random(arguments["kill_seed"]), job, arguments["jvm_pid_file"])
     job.run(df)
 
 
@@ -44,11 +45,14 @@ def _observer(arguments: dict[str, Any]) -> Observer:
     return KillAtMany(tuple(KillAt(**fault) for fault in arguments.get("kills", [])))
 
 
-def _kill_sometime(rng: random.Random, arguments: dict[str, Any]) -> None:
-    delay_s = rng.uniform(0.5, 6.0)
-    victim = os.getpid() if rng.random() < 0.5 else int(Path(arguments["jvm_pid_file"]).read_text())
+def _kill_sometime(rng: random.Random, job: Job, jvm_pid_file: str) -> None:
+    """Kill this process or the JVM some batches and some milliseconds from now."""
+    done = len(list(job.output.glob("*"))) + rng.randrange(1, 8)
+    delay_s = rng.uniform(0, 0.6)
+    victim = os.getpid() if rng.random() < 0.5 else int(Path(jvm_pid_file).read_text())
 
     def kill() -> None:
+        wait_until(lambda: len(list(job.output.glob("*"))) >= done, "some batches")
         time.sleep(delay_s)
         os.kill(victim, signal.SIGKILL)
 

@@ -13,8 +13,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options
+from tests.spark.faults import take_marker
 from tests.spark.jobs.ledger import note_jvm, run_main
-from tests.spark.support import Job, make_session, take_marker
+from tests.spark.support import Job, make_session
 
 
 class ByAttempt(StatefulProcessor):

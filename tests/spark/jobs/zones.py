@@ -16,19 +16,26 @@ from tests.spark.support import Job, make_session
 
 
 class FirstSeen(StatefulProcessor):
-    """Returns the key, the time of the key's first row as kept in the state, and that of the batch's last row."""
+    """Returns times that it got as key, from rows, and from its states."""
 
     def init(self, handle: Any) -> None:
         self._first = handle.getValueState("first", "at timestamp")
-        self._days = handle.getMapState("days", "at timestamp", "at timestamp")
+        self._seen = handle.getMapState("seen", "at timestamp", "at timestamp")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         times = sorted(row.at for row in rows)
         if not self._first.exists():
             self._first.update((times[0],))
-        self._days.updateValue((times[0],), (times[-1],))
-        pairs = {entry[0]: value[0] for entry, value in self._days.iterator()}
-        yield Row(key=key[0], first=self._first.get()[0], last=times[-1], kept=pairs[times[0]])
+        for at in times:
+            self._seen.updateValue((at,), (at,))
+        yield Row(
+            key=key[0],
+            last=times[-1],
+            first=self._first.get()[0],
+            latest=max(entry[0] for entry, _ in self._seen.iterator()),
+            # Spark gives times of rows and keys with a zone, those of states as local time without one.
+            is_like_spark=all(at.tzinfo for at in (key[0], *times)) and self._first.get()[0].tzinfo is None,
+        )
 
     def close(self) -> None:
         pass
@@ -36,15 +43,15 @@ class FirstSeen(StatefulProcessor):
 
 def main(arguments: dict[str, Any]) -> None:
     """Run the query over all input that is there; all times go out as seconds since the Unix epoch."""
+    assert datetime.datetime.fromtimestamp(0).hour != 0, "the time zone is not set"
     session = make_session()
     note_jvm(session, arguments)
     job = Job(Path(arguments["root"]))
     rows = job.read(session, "hour timestamp, at timestamp")
-    df = statelog.key_by(rows, "hour").transformWithState(
-        FirstSeen(), "key timestamp, first timestamp, last timestamp, kept timestamp", "update", "None"
-    )
-    job.run(df.selectExpr("unix_seconds(key)", "unix_seconds(first)", "unix_seconds(last)", "unix_seconds(kept)"))
-    assert datetime.datetime.fromtimestamp(0).hour != 0, "the zone is not set"
+    output = "key timestamp, last timestamp, first timestamp, latest timestamp, is_like_spark boolean"
+    df = statelog.key_by(rows, "hour").transformWithState(FirstSeen(), output, "update", "None")
+    seconds = [f"unix_seconds({name})" for name in ("key", "last", "first", "latest")]
+    job.run(df.selectExpr(*seconds, "is_like_spark"))
 
 
 if __name__ == "__main__":
