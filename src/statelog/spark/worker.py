@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,6 +104,8 @@ class _WorkerProcess:
         self._clients: dict[tuple[str, int, bytes], RpcClient] = {}
         self._local: dict[Path, LocalRuns] = {}
         self.tables = MemoryTables()
+        # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
+        gc.freeze()
 
     def client(self, spec: SubtaskSpec) -> RpcClient:
         """The connection to the driver; a new one after a fork or a failure."""
@@ -116,7 +120,9 @@ class _WorkerProcess:
         return self._local.setdefault(directory, LocalRuns(directory))
 
 
-_process = _WorkerProcess()
+@cache
+def _worker_process() -> _WorkerProcess:
+    return _WorkerProcess()
 
 
 def run_subtask(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -142,15 +148,16 @@ def _run_streaming(
     spec: SubtaskSpec, operator: KeyedOperator, read: BatchInput, context: TaskContext
 ) -> Iterator[pa.RecordBatch]:
     task = _task_id(spec, read, context)
+    process = _worker_process()
     batch_task = BatchTask(
         task=task,
         partition=context.partitionId(),
         parallelism=spec.parallelism,
         operator=operator,
         options=spec.options,
-        call=_process.client(spec).call,
-        local=_process.local_runs(_local_directory(spec, task)),
-        tables=_process.tables,
+        call=process.client(spec).call,
+        local=process.local_runs(_local_directory(spec, task)),
+        tables=process.tables,
         open_store=open_store,
         clock=SystemClock(),
         token=f"{task.attempt}-{secrets.token_hex(4)}",

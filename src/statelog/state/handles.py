@@ -89,8 +89,11 @@ class ValueState(KeyedState):
 
     def get(self) -> Row | None:
         """The key's value as a tuple; None if it has none."""
-        row = self._current()
-        return self._codec.copied(row) if row is not None and self._is_mutable else row
+        position = self._cursor.position
+        row: Any = self._writes.get(position, _MISSING)
+        if row is _MISSING:
+            row = self._current() if self._loaded is None else self._loaded[position]
+        return self._codec.copied(row) if self._is_mutable and row is not None else row
 
     def update(self, newValue: Row) -> None:
         """Replace the key's value."""

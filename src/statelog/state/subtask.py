@@ -201,13 +201,15 @@ class KeyedSubtask:
         self.changes.describe_key = lambda position: repr(keys[position])
         outputs: list[Any] = []
         ends: list[int] = []
-        for position, (key, rows) in enumerate(zip(keys, self._rows_by_key(window), strict=True)):
-            cursor.position = position
-            try:
-                outputs.extend(operator.processor.handleInputRows(key, rows, operator.timer_values))
-            except Exception as error:
-                raise self._failure(error, "handleInputRows", key) from error
-            ends.append(len(outputs))
+        handle_rows, timer_values = operator.processor.handleInputRows, operator.timer_values
+        try:
+            # The loop that everything is about: nothing in here that could stand outside.
+            for position, (key, rows) in enumerate(zip(keys, self._rows_by_key(window), strict=True)):
+                cursor.position = position
+                outputs.extend(handle_rows(key, rows, timer_values))
+                ends.append(len(outputs))
+        except Exception as error:
+            raise self._failure(error, "handleInputRows", keys[cursor.position]) from error
         cursor.position = -1
         with _OperatorNamed(operator.uid):
             started_s = self._clock.monotonic_s()
@@ -216,19 +218,14 @@ class KeyedSubtask:
             self.flush_s += self._clock.monotonic_s() - started_s
             return operator.output.encode(outputs, lambda row: repr(keys[_owner(ends, row)]))
 
-    def _rows_by_key(self, window: Window) -> Iterator[Iterator[Any]]:
+    def _rows_by_key(self, window: Window) -> list[Iterator[Any]]:
         starts = window.starts.tolist()
         to_rows = self._operator.to_rows
         if len(window.keys) == 1 and window.rows.num_rows > _CHUNK_ROWS:
-            yield (
-                row
-                for start in range(0, window.rows.num_rows, _CHUNK_ROWS)
-                for row in to_rows(window.rows.slice(start, _CHUNK_ROWS))
-            )
-            return
+            chunks = range(0, window.rows.num_rows, _CHUNK_ROWS)
+            return [(row for start in chunks for row in to_rows(window.rows.slice(start, _CHUNK_ROWS)))]
         rows = to_rows(window.rows)
-        for start, end in itertools.pairwise(starts):
-            yield iter(rows[start:end])
+        return [iter(rows[start:end]) for start, end in itertools.pairwise(starts)]
 
     def _call(self, name: str, method: Callable[..., None], *arguments: Any) -> None:
         try:
