@@ -18,7 +18,8 @@ from benchmarks import machine
 from benchmarks.counting import CommitRecorder
 from statelog.changelog import chain
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.coordinator import BatchTime, OperatorCoordinator
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId

@@ -17,7 +17,8 @@ import pyarrow as pa
 from statelog import Observer, Options, Step
 from statelog.changelog.local_runs import LocalRuns
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.coordinator import BatchTime, OperatorCoordinator
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
 from statelog.checkpoint.task import BatchInput, BatchTask, MemoryTables

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from statelog import ErrorKind, ProcessorError
-from statelog.state import handles
+from statelog.state import cursor
 from statelog.state.changes import ChangeBuffer, ListPosition
-from statelog.state.handles import KeyCursor, ListState, MapState, ValueState
+from statelog.state.cursor import KeyCursor
+from statelog.state.handles import ListState, MapState, ValueState
 from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
@@ -158,7 +159,7 @@ def test_large_maps_are_read_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> 
     for number in range(50):
         first.map.updateValue((f"{number:02}",), (number,))
     second = first.next()
-    monkeypatch.setattr(handles, "_PREFETCH_ENTRIES", 10)
+    monkeypatch.setattr(cursor, "_PREFETCH_ENTRIES", 10)
     monkeypatch.setattr(second.table, "entries", lambda *_: pytest.fail("all entries were read"))
     assert second.map.getValue(("07",)) == (7,)
     assert second.map.getValue(("99",)) is None

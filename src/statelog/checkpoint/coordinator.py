@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from statelog.changelog import chain
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.batch import Batch, BatchTime, TakenAck, place_segments
 from statelog.checkpoint.entry import Checkpoint, Claim
 from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
@@ -33,37 +32,9 @@ from statelog.options import Options
 from statelog.state.schema import StateSchema
 from statelog.storage import Store
 
-__all__ = ["BatchTime", "OperatorCoordinator"]
+__all__ = ["OperatorCoordinator"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class BatchTime:
-    """Spark's time and watermark of a batch, milliseconds since the Unix epoch."""
-
-    time_ms: int
-    watermark_ms: int
-
-
-@dataclass
-class _Taken:
-    """An ack that counts, and the changeset's bytes until they are stored."""
-
-    ack: Ack
-    payload: bytes
-    stored: SegmentRef | None = None
-
-
-@dataclass
-class _Batch:
-    """The batch in progress: it can be repeated until the next one begins."""
-
-    number: int
-    time: BatchTime
-    begun: dict[int, int] = field(default_factory=dict)
-    acks: dict[int, _Taken] = field(default_factory=dict)
-    durable: Checkpoint | None = None
 
 
 class OperatorCoordinator:
@@ -119,7 +90,7 @@ class OperatorCoordinator:
         self._lock = threading.Lock()
         self._history = History()
         self._epoch = 0
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._heads: list[bytes] = []
         self._origins = [
             chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in range(run.parallelism)
@@ -203,7 +174,7 @@ class OperatorCoordinator:
                 watermark_ms=batch.time.watermark_ms,
             )
 
-    def _enter(self, task: TaskId) -> _Batch:
+    def _enter(self, task: TaskId) -> Batch:
         """The batch that a task belongs to; the first task of a batch starts it."""
         current = self._batch
         if current is not None and task.batch == current.number:
@@ -223,18 +194,18 @@ class OperatorCoordinator:
                 chain.extend(head, current.number, [segment.checksum])
                 for head, segment in zip(self._heads, current.durable.segments, strict=True)
             ]
-        self._batch = _Batch(task.batch, self._batch_time(task.batch))
+        self._batch = Batch(task.batch, self._batch_time(task.batch))
         return self._batch
 
-    def _stale(self, task: TaskId, current: _Batch) -> FencedError:
+    def _stale(self, task: TaskId, current: Batch) -> FencedError:
         return FencedError(
             f"{self._name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
             kind=ErrorKind.STALE_BATCH,
             hint="The task is a leftover of an earlier batch; its result is not needed.",
         )
 
-    def _incomplete(self, task: TaskId, current: _Batch) -> StateMissingError:
-        missing = sorted(set(range(self._run.parallelism)) - set(current.acks))
+    def _incomplete(self, task: TaskId, current: Batch) -> StateMissingError:
+        missing = current.missing(self._run.parallelism)
         shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         if task.batch > current.number + 1:
             what = f"no subtask ran in batch {task.batch - 1}"
@@ -249,7 +220,7 @@ class OperatorCoordinator:
             " statelog.rewind(checkpointLocation) and start it again: Spark repeats the batch.",
         )
 
-    def _check_partition(self, request: Begin, batch: _Batch) -> None:
+    def _check_partition(self, request: Begin, batch: Batch) -> None:
         task = request.task
         is_misplaced = request.input_rows > 0 and request.partition != task.subtask
         if not 0 <= task.subtask < self._run.parallelism or is_misplaced or task.attempt in batch.begun:
@@ -313,47 +284,18 @@ class OperatorCoordinator:
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
-            replaced = self._take(batch, ack, payload)
+            replaced = batch.take(ack, payload, self._name)
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
             if replaced is not None and replaced.ack.name:
                 self._delete_quietly(replaced.ack.name)
 
-    def _take(self, batch: _Batch, ack: Ack, payload: bytes) -> _Taken | None:
-        """Let an ack count unless a better one does; return the one that no longer counts."""
-        held = batch.acks.get(ack.task.subtask)
-        new = _Taken(ack, payload)
-        if held is None:
-            batch.acks[ack.task.subtask] = new
-            return None
-        if held.ack.checksum == ack.checksum or ack.task.attempt < held.ack.task.attempt:
-            return new if ack.name != held.ack.name else None
-        if held.ack.input_rows > 0 and ack.input_rows == 0:
-            raise ConfigurationError(
-                f"{self._name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {batch.number},"
-                " and none when the batch was run again.",
-                kind=ErrorKind.STALE_DATAFRAME,
-                hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
-                " its own foreachBatch call.",
-            )
-        _log.warning(
-            "%s: attempts %d and %d of subtask %d gave different results in batch %d: the processor or its input"
-            " is not deterministic; the later attempt counts",
-            self._name,
-            held.ack.task.attempt,
-            ack.task.attempt,
-            ack.task.subtask,
-            batch.number,
-        )
-        batch.acks[ack.task.subtask] = new
-        return held
-
-    def _commit(self, batch: _Batch, received_s: float) -> None:
+    def _commit(self, batch: Batch, received_s: float) -> None:
         taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
         if batch.durable is not None and all(one.stored is not None for one in taken):
             return
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        segments, payload = _layout(taken)
+        segments, payload = place_segments(taken)
         run = self._run
         entry = Checkpoint(
             epoch=self._epoch,
@@ -389,7 +331,7 @@ class OperatorCoordinator:
         states.update({state.name: state for state in self._run.states})
         return [states[name] for name in sorted(states)]
 
-    def _metrics(self, entry: Checkpoint, taken: list[_Taken], commit_s: float) -> CheckpointMetrics:
+    def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float) -> CheckpointMetrics:
         uploads = sum(1 for one in taken if one.ack.name)
         return CheckpointMetrics(
             query_id=entry.query_id,
@@ -409,7 +351,7 @@ class OperatorCoordinator:
         if self._stopped is not None:
             raise self._stopped
 
-    def _require_begun(self, task: TaskId) -> _Batch:
+    def _require_begun(self, task: TaskId) -> Batch:
         batch = self._batch
         if batch is not None and task.batch < batch.number:
             raise self._stale(task, batch)
@@ -441,30 +383,3 @@ class OperatorCoordinator:
                     if taken.ack.name:
                         self._delete_quietly(taken.ack.name)
             self._log.close()
-
-
-def _layout(taken: list[_Taken]) -> tuple[list[SegmentRef], list[bytes]]:
-    """Place the changesets that are not stored yet one after the other in the entry's payload."""
-    segments: list[SegmentRef] = []
-    payload: list[bytes] = []
-    offset = 0
-    for subtask, one in enumerate(taken):
-        ack = one.ack
-        if one.stored is not None:
-            segments.append(one.stored)
-            continue
-        segment = SegmentRef(
-            subtask=subtask,
-            attempt=ack.task.attempt,
-            checksum=ack.checksum,
-            offset=0 if ack.name else offset,
-            length=ack.length,
-            rows=ack.rows,
-            input_rows=ack.input_rows,
-            name=ack.name,
-        )
-        segments.append(segment)
-        if not ack.name:
-            payload.append(one.payload)
-            offset += ack.length
-    return segments, payload

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.coordinator import BatchTime
+from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
 __all__ = ["batch_time", "checkpoint_location", "find_query", "require_synchronous_progress"]

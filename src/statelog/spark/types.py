@@ -175,16 +175,7 @@ def _to_storage(kind: DataType) -> _Convert | None:
         return _DecimalScale(kind)
     if isinstance(kind, StructType):
         return _struct_to_storage(kind)
-    if isinstance(kind, ArrayType):
-        convert = _each(_to_storage(kind.elementType))
-        return None if convert is None else lambda values: [convert(value) for value in values]
-    if isinstance(kind, MapType):
-        of_key, of_value = _each(_to_storage(kind.keyType)), _each(_to_storage(kind.valueType))
-        if of_key is None and of_value is None:
-            return None
-        first, second = of_key or _same, of_value or _same
-        return lambda values: {first(key): second(value) for key, value in values.items()}
-    return None
+    return _within_collections(kind, _to_storage)
 
 
 def _from_storage(kind: DataType) -> _Convert | None:
@@ -193,11 +184,16 @@ def _from_storage(kind: DataType) -> _Convert | None:
         return _utc_to_local
     if isinstance(kind, StructType):
         return _struct_from_storage(kind)
+    return _within_collections(kind, _from_storage)
+
+
+def _within_collections(kind: DataType, converter: Callable[[DataType], _Convert | None]) -> _Convert | None:
+    """Apply a conversion to the elements of an array, or to the keys and values of a map."""
     if isinstance(kind, ArrayType):
-        convert = _each(_from_storage(kind.elementType))
+        convert = _each(converter(kind.elementType))
         return None if convert is None else lambda values: [convert(value) for value in values]
     if isinstance(kind, MapType):
-        of_key, of_value = _each(_from_storage(kind.keyType)), _each(_from_storage(kind.valueType))
+        of_key, of_value = _each(converter(kind.keyType)), _each(converter(kind.valueType))
         if of_key is None and of_value is None:
             return None
         first, second = of_key or _same, of_value or _same

@@ -15,8 +15,9 @@ import pyarrow as pa
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.changes import ChangeBuffer, ListPosition
+from statelog.state.cursor import KeyCursor
 from statelog.state.grouping import Window, group_rows
-from statelog.state.handles import KeyCursor, KeyedState, ListState, MapState, ValueState
+from statelog.state.handles import KeyedState, ListState, MapState, ValueState
 from statelog.state.key_groups import Hashes
 from statelog.state.keys import KeyCodec
 from statelog.state.schema import StateDescriptor, StateKind

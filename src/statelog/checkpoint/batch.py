@@ -1,0 +1,145 @@
+"""The batch in progress: which attempts have begun, and whose results count."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.protocol import Ack
+from statelog.errors import ConfigurationError, ErrorKind
+
+__all__ = ["Batch", "BatchTime", "TakenAck", "place_segments"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """Spark's time and watermark of a batch, milliseconds since the Unix epoch."""
+
+    time_ms: int
+    watermark_ms: int
+
+
+@dataclass
+class TakenAck:
+    """An ack that counts, and the changeset's bytes until they are stored."""
+
+    ack: Ack
+    payload: bytes
+    stored: SegmentRef | None = None
+
+
+@dataclass
+class Batch:
+    """A batch that can still be repeated, because no later one has begun.
+
+    Parameters
+    ----------
+    number : int
+        Spark's batch id.
+    time : BatchTime
+        Its time.
+    begun : dict
+        Subtask of each attempt that has begun.
+    acks : dict
+        The ack that counts, by subtask.
+    durable : Checkpoint or None
+        The log entry, once there is one.
+    """
+
+    number: int
+    time: BatchTime
+    begun: dict[int, int] = field(default_factory=dict)
+    acks: dict[int, TakenAck] = field(default_factory=dict)
+    durable: Checkpoint | None = None
+
+    def missing(self, parallelism: int) -> list[int]:
+        """Subtasks that have not acked."""
+        return [subtask for subtask in range(parallelism) if subtask not in self.acks]
+
+    def take(self, ack: Ack, payload: bytes, name: str) -> TakenAck | None:
+        """Let an ack count unless one of a later attempt does.
+
+        Parameters
+        ----------
+        ack : Ack
+            The ack.
+        payload : bytes
+            Its changeset, unless it names an object.
+        name : str
+            The operator, for messages.
+
+        Returns
+        -------
+        TakenAck or None
+            The ack that does not count, if there are two: the one before, or this one.
+
+        Raises
+        ------
+        ConfigurationError
+            If the subtask has lost all its rows since an earlier attempt.
+        """
+        held = self.acks.get(ack.task.subtask)
+        new = TakenAck(ack, payload)
+        if held is None:
+            self.acks[ack.task.subtask] = new
+            return None
+        if held.ack.checksum == ack.checksum or ack.task.attempt < held.ack.task.attempt:
+            return new if ack.name != held.ack.name else None
+        if held.ack.input_rows > 0 and ack.input_rows == 0:
+            raise ConfigurationError(
+                f"{name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {self.number}, and none"
+                " when the batch was run again.",
+                kind=ErrorKind.STALE_DATAFRAME,
+                hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
+                " its own foreachBatch call.",
+            )
+        _log.warning(
+            "%s: attempts %d and %d of subtask %d gave different results in batch %d: the processor or its input"
+            " is not deterministic; the later attempt counts",
+            name,
+            held.ack.task.attempt,
+            ack.task.attempt,
+            ack.task.subtask,
+            self.number,
+        )
+        self.acks[ack.task.subtask] = new
+        return held
+
+
+def place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes]]:
+    """Place the changesets that are not stored yet one after the other in an entry's payload.
+
+    Returns
+    -------
+    segments : list of SegmentRef
+        One per subtask.
+    payload : list of bytes
+        What the entry carries.
+    """
+    segments: list[SegmentRef] = []
+    payload: list[bytes] = []
+    offset = 0
+    for subtask, one in enumerate(taken):
+        ack = one.ack
+        if one.stored is not None:
+            segments.append(one.stored)
+            continue
+        segment = SegmentRef(
+            subtask=subtask,
+            attempt=ack.task.attempt,
+            checksum=ack.checksum,
+            offset=0 if ack.name else offset,
+            length=ack.length,
+            rows=ack.rows,
+            input_rows=ack.input_rows,
+            name=ack.name,
+        )
+        segments.append(segment)
+        if not ack.name:
+            payload.append(one.payload)
+            offset += ack.length
+    return segments, payload
