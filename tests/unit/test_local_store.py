@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from collections.abc import Callable
@@ -219,3 +220,14 @@ def test_seeded_faults_repeat() -> None:
         return [plan.fault(Call("append", "x", number, number)) for number in range(50)]
 
     assert faults(1) == faults(1) != faults(2)
+
+
+def test_a_forgotten_store_closes_its_files(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        store = LocalStore(tmp_path / str(number))
+        store.put("log", b"")
+        store.append("log", [b"entry"], at=0)
+        del store
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

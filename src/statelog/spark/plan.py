@@ -169,6 +169,7 @@ class KeyedStream:
             parallelism=subtasks,
             is_streaming=self._df.isStreaming,
             key_schema=keys,
+            columns=self._df.columns,
             key_columns=[self._df.columns.index(name) for name in self._columns],
             states=states,
             output_schema=output,
@@ -181,8 +182,10 @@ class KeyedStream:
         return self._operator(spec, output)
 
     def _operator(self, spec: SubtaskSpec, output: StructType) -> DataFrame:
-        key_hash = F.xxhash64(*[F.col(f"`{name}`") for name in self._columns])
-        rows = self._df.withColumns({HASH_COLUMN: key_hash, TIME_COLUMN: F.unix_millis(F.current_timestamp())})
+        # mapInArrow cannot take columns whose names need quoting, so names of our own stand in for them.
+        plain = self._df.toDF(*[f"c{index}" for index in range(len(self._df.columns))])
+        key_hash = F.xxhash64(*[F.col(f"c{index}") for index in spec.key_columns])
+        rows = plain.withColumns({HASH_COLUMN: key_hash, TIME_COLUMN: F.unix_millis(F.current_timestamp())})
         if spec.is_streaming:
             # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
             # it does not fold what is observed.

@@ -68,8 +68,10 @@ class SubtaskSpec:
         Whether the operator is part of a streaming query.
     key_schema : pyarrow.Schema
         Types of the grouping columns.
+    columns : list of str
+        Names of the input columns.
     key_columns : list of int
-        Which input columns they are.
+        Which of them are the grouping columns.
     states : list of StateDeclaration
         The states.
     output_schema : StructType
@@ -87,6 +89,7 @@ class SubtaskSpec:
     parallelism: int
     is_streaming: bool
     key_schema: pa.Schema
+    columns: list[str]
     key_columns: list[int]
     states: list[StateDeclaration]
     output_schema: StructType
@@ -205,7 +208,7 @@ def _operator(spec: SubtaskSpec) -> KeyedOperator:
         key_codec=KeyCodec(schema),
         key_columns=spec.key_columns,
         states=[bind_state(declaration) for declaration in spec.states],
-        to_rows=_row_reader(),
+        to_rows=_row_reader(spec.columns),
         output=OutputRows(spec.output_schema),
         timer_values=TimerValues(-1, -1),
     )
@@ -232,17 +235,9 @@ def bind_state(declaration: StateDeclaration) -> StateBinding:
     return StateBinding(descriptor, codec, entry_codec, lambda row: make([[value] for value in row])[0])
 
 
-def _row_reader() -> Callable[[pa.RecordBatch], list[Any]]:
-    makers: dict[tuple[str, ...], Callable[[list[list[Any]]], list[Any]]] = {}
-
-    def read(rows: pa.RecordBatch) -> list[Any]:
-        names = tuple(rows.schema.names)
-        make = makers.get(names)
-        if make is None:
-            make = makers[names] = row_maker(list(names))
-        return make([column.to_pylist() for column in rows.columns])
-
-    return read
+def _row_reader(columns: list[str]) -> Callable[[pa.RecordBatch], list[Any]]:
+    make = row_maker(columns)
+    return lambda rows: make([column.to_pylist() for column in rows.columns])
 
 
 def _local_directory(spec: SubtaskSpec, task: TaskId) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -16,18 +17,20 @@ sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
 
 
 class AppendFile:
-    """An object kept open for appending; threads take turns."""
+    """An object kept open for appending; threads take turns. It is closed at the latest when it is collected."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._fd = -1
+        self._closer: weakref.finalize[..., AppendFile] | None = None
 
     def append(self, parts: list[bytes | memoryview], at: int) -> None:
         """Drop what stands beyond `at`, write the parts there, and make them durable."""
         with self._lock:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+                self._closer = weakref.finalize(self, os.close, self._fd)
             status = os.fstat(self._fd)
             if status.st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "it was deleted while it was open")
@@ -41,9 +44,9 @@ class AppendFile:
     def close(self) -> None:
         """Close the file; it is opened again when it is used again."""
         with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            if self._closer is not None:
+                self._closer()
+            self._fd, self._closer = -1, None
 
 
 def read_all(fd: int, length: int, offset: int) -> bytes:
