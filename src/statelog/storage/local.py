@@ -143,7 +143,7 @@ class LocalStore(Store):
 
     def _append_files(self) -> dict[str, AppendFile]:
         if self._pid != os.getpid():
-            # After a fork the open files are the parent's: neither used nor closed here.
+            # After a fork the open files are copies of the parent's, which are not used here.
             self._appended, self._pid = {}, os.getpid()
         return self._appended
 
