@@ -7,8 +7,11 @@ import msgspec
 __all__ = ["MissingSegments", "SegmentRef"]
 
 
-class SegmentRef(msgspec.Struct, frozen=True):
+class SegmentRef(msgspec.Struct, frozen=True, gc=False):
     """Where the changeset of one subtask is stored.
+
+    A driver keeps very many of them, so the garbage collector does not visit them; they refer to nothing that
+    could refer back.
 
     Parameters
     ----------
