@@ -165,6 +165,29 @@ def test_a_batch_dataframe_starts_empty_and_keeps_nothing(spark: SparkSession, t
     assert not location.exists()
 
 
+class Tags(StatefulProcessor):
+    """Returns what the rows hold in columns whose names need quoting."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "`a.b` long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        tags = sorted(row["odd`name"] for row in rows)
+        self._count.update((len(tags),))
+        yield Row(key=key[0], tags=tags, count=self._count.get()[0])
+
+    def close(self) -> None:
+        pass
+
+
+def test_columns_may_have_any_name(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(1, "x"), (2, "y"), (1, "z")], ["a.b", "odd`name"])
+    df = statelog.key_by(rows, "a.b").transformWithState(
+        Tags(), "key long, tags array<string>, count long", "update", "None", parallelism=2
+    )
+    assert sorted(tuple(row) for row in df.collect()) == [(1, ["x", "z"], 2), (2, ["y"], 1)]
+
+
 def test_two_chained_operators(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path, uid="users")
 
