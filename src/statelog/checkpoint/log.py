@@ -49,6 +49,8 @@ class Log(ABC):
         ------
         CorruptionError
             As :meth:`read`.
+        FencedError
+            If a still newer run claimed the log meanwhile.
         StorageError
             If the store fails; the claim may exist or not, and claiming again is safe.
         """

@@ -28,7 +28,7 @@ def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQu
             kind=ErrorKind.STALE_RUN,
             hint="The task is a leftover of an earlier run.",
         )
-    return query  # type: ignore[no-any-return]
+    return query  # type: ignore[no-any-return]  # looked at as Any for its private parts
 
 
 def _execution(query: StreamingQuery) -> Any:

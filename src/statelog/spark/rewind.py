@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
@@ -14,6 +13,7 @@ from statelog.checkpoint.open_log import open_log
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.spark.endpoint import STATE_FOLDER
 from statelog.storage import open_store
+from statelog.storage.open import local_path
 
 __all__ = ["Rewound", "rewind"]
 
@@ -72,7 +72,7 @@ def rewind(checkpoint_location: str | Path, *, location: str | None = None, dry_
     >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'])
     """
-    root = _local_path(str(checkpoint_location))
+    root = Path(local_path(str(checkpoint_location)))
     offsets, commits = _batches(root / "offsets"), _batches(root / "commits")
     if not offsets:
         raise ConfigurationError(
@@ -121,19 +121,6 @@ def _newest_common(location: str, *, is_first: bool) -> int:
         latest = history.latest
         newest.append(-1 if latest is None else latest.batch)
     return min(newest)
-
-
-def _local_path(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if parts.scheme:
-        raise ConfigurationError(
-            f"rewind works on local and mounted file systems, not on {location}.",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Remove Spark's files by hand, in the order that rewind's documentation tells.",
-        )
-    return Path(location)
 
 
 def _batches(folder: Path) -> list[int]:

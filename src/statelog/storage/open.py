@@ -9,7 +9,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.local import LocalStore
 from statelog.storage.store import Store
 
-__all__ = ["open_store"]
+__all__ = ["local_path", "open_store"]
 
 # A scheme of one letter would be a drive, as in C:/data.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -17,6 +17,17 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 def open_store(location: str) -> Store:
     """Make the store of a location; nothing is opened or created yet.
+
+    Raises
+    ------
+    ConfigurationError
+        As :func:`local_path`.
+    """
+    return LocalStore(local_path(location))
+
+
+def local_path(location: str) -> str:
+    """The path of a location on a local or mounted file system.
 
     Parameters
     ----------
@@ -33,7 +44,7 @@ def open_store(location: str) -> Store:
         raise ConfigurationError("The location is empty.", hint="Pass location= with a directory.")
     scheme = _SCHEME.match(location)
     if scheme is None:
-        return LocalStore(location)
+        return location
     if scheme[1].lower() != "file":
         raise ConfigurationError(
             f"The location {location} is of the scheme {scheme[1]}: object stores are not supported yet.",
@@ -53,4 +64,4 @@ def open_store(location: str) -> Store:
         raise ConfigurationError(
             f"The location {location} is not an absolute path.", hint="Write file:/path or file:///path."
         )
-    return LocalStore(path)
+    return path
