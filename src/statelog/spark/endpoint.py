@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -23,7 +22,7 @@ from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
-from statelog.storage import Store, open_store
+from statelog.storage import open_store
 
 __all__ = ["Endpoint", "OperatorPlan", "operator_root"]
 
@@ -91,8 +90,6 @@ class Endpoint:
         Address to listen on; port 0 takes a free one.
     clock : Clock
         Time.
-    store_factory : callable
-        Opens a store from its location.
     """
 
     def __init__(
@@ -101,12 +98,10 @@ class Endpoint:
         port: int = 0,
         *,
         clock: Clock | None = None,
-        store_factory: Callable[[str], Store] = open_store,
     ) -> None:
         self.process_id = os.getpid()
         self.secret = secrets.token_bytes(32)
         self._clock = clock or SystemClock()
-        self._store_factory = store_factory
         self._plans: dict[str, OperatorPlan] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = threading.Lock()
@@ -156,7 +151,7 @@ class Endpoint:
             slot.coordinator.close()
             slot.coordinator = None
         location = plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
-        store = self._store_factory(location)
+        store = open_store(location)
         root = operator_root(plan.uid)
         run = OperatorRun(
             task.query_id,

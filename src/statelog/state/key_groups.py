@@ -32,14 +32,6 @@ class HashRange:
     first: int
     last: int
 
-    def overlaps(self, other: HashRange) -> bool:
-        """Whether the ranges share a hash."""
-        return self.first <= other.last and other.first <= self.last
-
-    def covers(self, other: HashRange) -> bool:
-        """Whether all of `other` lies in this range."""
-        return self.first <= other.first and other.last <= self.last
-
 
 def hash_range(subtask: int, parallelism: int) -> HashRange:
     """Hashes that a subtask owns.
