@@ -39,8 +39,10 @@ class CheckpointMetrics:
         How often a later attempt with another result replaced an earlier one.
     parallelism : int
         Number of subtasks.
-    input_rows, changes : int
-        Rows read and changes logged, of all subtasks.
+    input_rows, late_rows, changes : int
+        Rows read, how many of them were late and left out, and changes logged, of all subtasks.
+    watermark_ms : int
+        The watermark of the batch, milliseconds since the Unix epoch.
     changed_bytes : int
         Bytes of the changesets as stored.
     objects : int
@@ -58,6 +60,8 @@ class CheckpointMetrics:
     revision: int
     parallelism: int
     input_rows: int
+    late_rows: int
+    watermark_ms: int
     changes: int
     changed_bytes: int
     objects: int

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
+from statelog.checkpoint.watermark import Watermark
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
 
@@ -26,6 +27,8 @@ class OperatorRun:
         Arrow IPC schema message of the grouping columns.
     states : list of StateSchema
         The operator's states, by name.
+    watermark : Watermark or None
+        The operator's own watermark; None if it goes by Spark's.
     """
 
     query_id: str
@@ -35,6 +38,7 @@ class OperatorRun:
     parallelism: int
     key_schema: bytes
     states: list[StateSchema]
+    watermark: Watermark | None = None
 
 
 def require_admission(run: OperatorRun, history: History, first_batch: int, name: str) -> None:

@@ -17,10 +17,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Spark's time and watermark of a batch, milliseconds since the Unix epoch."""
+    """When a batch takes place, in milliseconds since the Unix epoch.
+
+    Parameters
+    ----------
+    time_ms : int
+        The processing time.
+    watermark_ms : int
+        The watermark: timers up to it fire in this batch.
+    late_watermark_ms : int
+        The watermark of the batch before: rows up to it are late.
+    """
 
     time_ms: int
     watermark_ms: int
+    late_watermark_ms: int = 0
 
 
 @dataclass

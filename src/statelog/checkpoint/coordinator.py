@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from statelog.changelog import chain
 from statelog.checkpoint.admission import OperatorRun, require_admission
@@ -17,6 +18,7 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.orphans import CHANGES_FOLDER, find_orphans
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
+from statelog.checkpoint.watermark import NO_TIME_MS
 from statelog.clock import Clock
 from statelog.errors import (
     ConfigurationError,
@@ -92,6 +94,7 @@ class OperatorCoordinator:
         self._epoch = 0
         self._batch: Batch | None = None
         self._heads: list[bytes] = []
+        self._timer_marks = [NO_TIME_MS] * run.parallelism
         self._origins = [
             chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in range(run.parallelism)
         ]
@@ -172,6 +175,8 @@ class OperatorCoordinator:
                 store=self._location,
                 batch_time_ms=batch.time.time_ms,
                 watermark_ms=batch.time.watermark_ms,
+                late_watermark_ms=batch.time.late_watermark_ms,
+                timers_after_ms=self._timer_marks[task.subtask],
             )
 
     def _enter(self, task: TaskId) -> Batch:
@@ -194,8 +199,20 @@ class OperatorCoordinator:
                 chain.extend(head, current.number, [segment.checksum])
                 for head, segment in zip(self._heads, current.durable.segments, strict=True)
             ]
-        self._batch = Batch(task.batch, self._batch_time(task.batch))
+            self._timer_marks = [current.acks[subtask].ack.timers_to_ms for subtask in range(self._run.parallelism)]
+        self._batch = Batch(task.batch, self._time_of(task.batch))
         return self._batch
+
+    def _time_of(self, batch: int) -> BatchTime:
+        """Spark's times of a batch, or with the operator's own watermark."""
+        time = self._batch_time(batch)
+        if self._run.watermark is None:
+            return time
+        before = self._history.at(batch - 1)
+        if before is None:
+            return replace(time, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
+        watermark_ms = self._run.watermark.advance(before.watermark_ms, before.max_event_ms)
+        return replace(time, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
     def _stale(self, task: TaskId, current: Batch) -> FencedError:
         return FencedError(
@@ -311,6 +328,7 @@ class OperatorCoordinator:
             batch_time_ms=batch.time.time_ms,
             watermark_ms=batch.time.watermark_ms,
             token=self._new_token(),
+            max_event_ms=self._max_event_ms(batch, taken),
         )
         try:
             batch.durable = self._log.append(entry, payload)
@@ -324,6 +342,13 @@ class OperatorCoordinator:
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s))
+
+    def _max_event_ms(self, batch: Batch, taken: list[TakenAck]) -> list[int | None]:
+        if self._run.watermark is None:
+            return []
+        before = self._history.at(batch.number - 1)
+        seen = [] if before is None else [before.max_event_ms]
+        return self._run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
 
     def _known_states(self) -> list[StateSchema]:
         """The declared states, and those that an earlier version of the processor left in the location."""
@@ -340,6 +365,8 @@ class OperatorCoordinator:
             revision=entry.revision,
             parallelism=entry.parallelism,
             input_rows=sum(one.ack.input_rows for one in taken),
+            late_rows=sum(one.ack.late_rows for one in taken),
+            watermark_ms=entry.watermark_ms,
             changes=sum(one.ack.rows for one in taken),
             changed_bytes=sum(one.ack.length for one in taken),
             objects=uploads + self._log.objects_per_entry,

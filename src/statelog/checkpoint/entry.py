@@ -71,9 +71,12 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     states : list of StateSchema
         The operator's states, by name.
     batch_time_ms, watermark_ms : int
-        Spark's time and watermark of the batch, milliseconds since the Unix epoch.
+        Time and watermark of the batch, milliseconds since the Unix epoch. The watermark is Spark's, unless the
+        operator has one of its own.
     token : bytes
         Unique per written entry.
+    max_event_ms : list of (int or None)
+        The largest event time seen so far of each input of an operator with a watermark of its own.
     """
 
     epoch: int
@@ -89,6 +92,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     batch_time_ms: int
     watermark_ms: int
     token: bytes
+    max_event_ms: list[int | None] = []
 
 
 Entry = Claim | Fence | Checkpoint

@@ -48,6 +48,11 @@ class History:
         """Whether the checkpoint of a batch exists and so do all before it."""
         return self.first_missing is None and 0 <= batch < len(self._checkpoints)
 
+    def at(self, batch: int) -> Checkpoint | None:
+        """The checkpoint of a batch; None if there is none."""
+        newest_first = reversed(self._checkpoints)
+        return next((checkpoint for checkpoint in newest_first if checkpoint.batch == batch), None)
+
     def up_to(self, batch: int) -> Iterator[Checkpoint]:
         """Checkpoints up to and including a batch, oldest first."""
         return (checkpoint for checkpoint in self._checkpoints if checkpoint.batch <= batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from statelog.changelog.segment import MissingSegments
+from statelog.checkpoint.watermark import NO_TIME_MS
 
 __all__ = [
     "Ack",
@@ -84,8 +85,10 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         Larger ones are written under this prefix.
     store : str
         Location of the store.
-    batch_time_ms, watermark_ms : int
-        Spark's time and watermark of the batch.
+    batch_time_ms, watermark_ms, late_watermark_ms : int
+        The batch's time, the watermark up to which timers fire in it, and the one up to which its rows are late.
+    timers_after_ms : int
+        No timer up to this time is left to fire.
     """
 
     epoch: int
@@ -96,6 +99,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     store: str
     batch_time_ms: int
     watermark_ms: int
+    late_watermark_ms: int = 0
+    timers_after_ms: int = NO_TIME_MS
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -128,6 +133,13 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         The object that holds it; empty if its bytes follow.
     subtask_s : float
         Time spent on the checkpoint since the processor returned, and on encoding before.
+    late_rows : int
+        How many of the rows were late and left out.
+    max_event_ms : list of (int or None)
+        The largest event time of each input, late rows included; None for an input without rows. Empty if the
+        operator has no watermark of its own.
+    timers_to_ms : int
+        No timer up to this time is left to fire after the batch.
     """
 
     task: TaskId
@@ -137,6 +149,9 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     input_rows: int
     name: str
     subtask_s: float
+    late_rows: int = 0
+    max_event_ms: list[int | None] = []
+    timers_to_ms: int = NO_TIME_MS
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked"):

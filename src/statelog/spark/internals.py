@@ -50,7 +50,12 @@ def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
             hint="The task is a leftover of an earlier run.",
         )
     metadata = found.get()
-    return BatchTime(int(metadata.batchTimestampMs()), int(metadata.batchWatermarkMs()))
+    before = _execution(query).offsetLog().offsetSeqMetadataForBatchId(batch - 1)
+    return BatchTime(
+        time_ms=int(metadata.batchTimestampMs()),
+        watermark_ms=int(metadata.batchWatermarkMs()),
+        late_watermark_ms=int(before.get().batchWatermarkMs()) if not before.isEmpty() else 0,
+    )
 
 
 def require_synchronous_progress(query: StreamingQuery) -> None:
