@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import pyarrow as pa
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
-from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
+from statelog.spark.arguments import (
+    check_session,
+    checked_parallelism,
+    checked_uid,
+    parse_output,
+    pickled_processor,
+    require_endpoint,
+    task_function,
+)
 from statelog.spark.declare import declare_states
-from statelog.spark.endpoint import Endpoint, OperatorPlan
-from statelog.spark.types import arrow_type, key_schema
+from statelog.spark.endpoint import OperatorPlan
+from statelog.spark.types import key_schema
 from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN, SubtaskSpec, bind_state
 from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.state.keys import KeyCodec
@@ -28,11 +33,7 @@ from statelog.state.schema import encode_schema
 __all__ = ["KeyedStream", "key_by"]
 
 _OUTPUT_MODES = ("append", "update", "complete")
-_DEFAULT_UID = "main"
-
 _instances = itertools.count()
-_endpoint: Endpoint | None = None
-_endpoint_lock = threading.Lock()
 
 
 def key_by(df: DataFrame, *cols: str) -> KeyedStream:
@@ -140,12 +141,12 @@ class KeyedStream:
         """
         session = self._df.sparkSession
         _check_arguments(statefulProcessor, outputMode, timeMode, initialState, eventTimeColumnName)
-        _check_session(session)
-        uid = _checked_uid(uid)
-        subtasks = _checked_parallelism(parallelism, session)
+        check_session(session)
+        uid = checked_uid(uid)
+        subtasks = checked_parallelism(parallelism, session)
         settings = options or Options()
-        output = _parse_output(session, outputStructType)
-        processor = _pickled(statefulProcessor, uid)
+        output = parse_output(session, outputStructType)
+        processor = pickled_processor(statefulProcessor, uid)
         states = declare_states(processor, session, uid)
         keys = key_schema(self._df.schema, self._columns)
         plan = OperatorPlan(
@@ -160,7 +161,7 @@ class KeyedStream:
         )
         host, port, secret = "", 0, b""
         if self._df.isStreaming:
-            host, endpoint = _require_endpoint(session)
+            host, endpoint = require_endpoint(session)
             endpoint.register(plan)
             port, secret = endpoint.port, endpoint.secret
         spec = SubtaskSpec(
@@ -192,49 +193,7 @@ class KeyedStream:
             rows = rows.observe(f"statelog {spec.uid} {spec.instance}", F.count(F.lit(1)).alias("rows"))
         group = F.shiftrightunsigned(F.col(HASH_COLUMN), GROUP_SHIFT)
         subtask = F.floor(group * spec.parallelism / KEY_GROUPS).cast("int")
-        return rows.repartitionById(spec.parallelism, subtask).mapInArrow(_task_function(spec), output)
-
-
-def _task_function(spec: SubtaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that Spark sends to the workers.
-
-    It is pickled by value and holds only bytes, so that a worker which cannot import statelog can say so.
-    """
-    pickled = _dumps(spec)
-
-    def run(batches: Any) -> Any:
-        import pickle
-        import sys
-
-        try:
-            from statelog.spark.worker import run_subtask
-        except ImportError as error:
-            raise ImportError(
-                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
-                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
-                " of the environment that has it before the session is created. [worker-import]"
-            ) from error
-        return run_subtask(pickle.loads(pickled), batches)
-
-    return run
-
-
-def _dumps(value: object) -> bytes:
-    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
-    return data
-
-
-def _pickled(processor: StatefulProcessor, uid: str) -> bytes:
-    try:
-        return _dumps(processor)
-    except Exception as error:
-        raise ProcessorError(
-            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
-            f" {type(error).__name__}: {error}.",
-            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
-            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
-            " SparkSession in the processor.",
-        ) from error
+        return rows.repartitionById(spec.parallelism, subtask).mapInArrow(task_function(spec), output)
 
 
 def _check_arguments(
@@ -262,68 +221,3 @@ def _not_yet(feature: str) -> ConfigurationError:
         kind=ErrorKind.UNSUPPORTED_FEATURE,
         hint="Use Spark's own transformWithState for it.",
     )
-
-
-def _check_session(session: SparkSession) -> None:
-    if not hasattr(session, "_jsparkSession"):
-        raise ConfigurationError(
-            "statelog does not run on Spark Connect.",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Use a classic session, made by SparkSession.builder in the driver.",
-        )
-    if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
-        raise ConfigurationError(
-            "spark.speculation is on: a second attempt may run beside the first, and either may become the result.",
-            kind=ErrorKind.UNSUPPORTED_SETTING,
-            hint="Set spark.speculation to false for applications with stateful operators.",
-        )
-
-
-def _checked_uid(uid: str | None) -> str:
-    if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
-        raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
-    return _DEFAULT_UID if uid is None else uid
-
-
-def _checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
-    if parallelism is None:
-        return min(max(session.sparkContext.defaultParallelism, 1), KEY_GROUPS)
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
-        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint="It must be from 1 to 32768.")
-    return parallelism
-
-
-def _parse_output(session: SparkSession, schema: StructType | str) -> StructType:
-    try:
-        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    except Exception as error:
-        raise ConfigurationError(
-            f"outputStructType {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
-            hint="Write it like 'user string, count long'.",
-        ) from error
-    if not isinstance(parsed, StructType):
-        raise ConfigurationError(f"outputStructType is {schema!r}.", hint="It must be a StructType or a DDL text.")
-    for field in parsed:
-        arrow_type(field.dataType, f"output column '{field.name}'")
-    return parsed
-
-
-def _require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
-    """The address that executors reach the driver at, and the process's endpoint."""
-    global _endpoint
-    conf = session.sparkContext.getConf()
-    is_local = str(session.sparkContext.master).split("[")[0] in ("local", "local-cluster")
-    host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
-    reachable = str(conf.get("spark.statelog.coordinator.host", host))
-    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
-    with _endpoint_lock:
-        if _endpoint is None or _endpoint.process_id != os.getpid():
-            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
-            try:
-                _endpoint = Endpoint(bound, port)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
-                    hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
-                ) from error
-        return reachable, _endpoint

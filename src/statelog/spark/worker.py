@@ -36,7 +36,7 @@ from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.subtask import KeyedOperator, KeyedSubtask, StateBinding
 from statelog.storage import open_store
 
-__all__ = ["HASH_COLUMN", "TIME_COLUMN", "StateDeclaration", "SubtaskSpec", "bind_state", "run_subtask"]
+__all__ = ["HASH_COLUMN", "TIME_COLUMN", "StateDeclaration", "SubtaskSpec", "bind_state"]
 
 HASH_COLUMN: Final = "__statelog_hash"
 TIME_COLUMN: Final = "__statelog_time_ms"
@@ -99,6 +99,24 @@ class SubtaskSpec:
     port: int
     secret: bytes
 
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one batch; what ``mapInArrow`` calls.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Output rows. The last ones come after the checkpoint has this subtask's changes.
+        """
+        context = TaskContext.get()
+        assert context is not None
+        operator = _operator(self)
+        read = _read_input(self, batches, context.partitionId())
+        if not self.is_streaming:
+            subtask = KeyedSubtask(operator, RunsTable(), ListPosition(0, 0), SystemClock())
+            yield from subtask.process(read.rows, read.hashes)
+            return
+        yield from _run_streaming(self, operator, read, context)
+
 
 class _WorkerProcess:
     """What a Python worker keeps from task to task. Everything in it can be lost at any time."""
@@ -126,25 +144,6 @@ class _WorkerProcess:
 @cache
 def _worker_process() -> _WorkerProcess:
     return _WorkerProcess()
-
-
-def run_subtask(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process one partition of one batch; what ``mapInArrow`` calls.
-
-    Yields
-    ------
-    pyarrow.RecordBatch
-        Output rows. The last ones come after the checkpoint has this subtask's changes.
-    """
-    context = TaskContext.get()
-    assert context is not None
-    operator = _operator(spec)
-    read = _read_input(spec, batches, context.partitionId())
-    if not spec.is_streaming:
-        subtask = KeyedSubtask(operator, RunsTable(), ListPosition(0, 0), SystemClock())
-        yield from subtask.process(read.rows, read.hashes)
-        return
-    yield from _run_streaming(spec, operator, read, context)
 
 
 def _run_streaming(

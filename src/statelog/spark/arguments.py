@@ -1,0 +1,159 @@
+"""What the user's entry points share: checks of arguments and the session, and what is sent to the workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DataType, StructType
+
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.spark.endpoint import Endpoint
+from statelog.spark.types import arrow_type
+from statelog.state.key_groups import KEY_GROUPS
+
+__all__ = [
+    "check_session",
+    "checked_parallelism",
+    "checked_uid",
+    "parse_output",
+    "pickled_processor",
+    "require_endpoint",
+    "task_function",
+]
+
+_DEFAULT_UID = "main"
+
+_endpoint: Endpoint | None = None
+_endpoint_lock = threading.Lock()
+
+
+class TaskSpec(Protocol):
+    """What every task of an operator is told; picklable."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one batch."""
+        ...
+
+
+def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that Spark sends to the workers.
+
+    It is pickled by value and holds only bytes, so that a worker which cannot import statelog can say so.
+    """
+    pickled = _dumps(spec)
+
+    def run(batches: Any) -> Any:
+        import pickle
+        import sys
+
+        try:
+            task = pickle.loads(pickled)
+        except ImportError as error:
+            raise ImportError(
+                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
+                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
+                " of the environment that has it before the session is created. [worker-import]"
+            ) from error
+        return task.run(batches)
+
+    return run
+
+
+def _dumps(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    return data
+
+
+def pickled_processor(processor: object, uid: str) -> bytes:
+    """Pickle a processor for the workers.
+
+    Raises
+    ------
+    ProcessorError
+        If it cannot be pickled.
+    """
+    try:
+        return _dumps(processor)
+    except Exception as error:
+        raise ProcessorError(
+            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
+            f" {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
+            " SparkSession in the processor.",
+        ) from error
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse sessions whose tasks or batches do not mean what statelog takes them for."""
+    if not hasattr(session, "_jsparkSession"):
+        raise ConfigurationError(
+            "statelog does not run on Spark Connect.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Use a classic session, made by SparkSession.builder in the driver.",
+        )
+    if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
+        raise ConfigurationError(
+            "spark.speculation is on: a second attempt may run beside the first, and either may become the result.",
+            kind=ErrorKind.UNSUPPORTED_SETTING,
+            hint="Set spark.speculation to false for applications with stateful operators.",
+        )
+
+
+def checked_uid(uid: str | None) -> str:
+    """The operator's name, the default if there is none."""
+    if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
+        raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
+    return _DEFAULT_UID if uid is None else uid
+
+
+def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
+    """The number of subtasks, by default the application\'s number of cores."""
+    if parallelism is None:
+        return min(max(session.sparkContext.defaultParallelism, 1), KEY_GROUPS)
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
+        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint="It must be from 1 to 32768.")
+    return parallelism
+
+
+def parse_output(session: SparkSession, schema: StructType | str) -> StructType:
+    """The output type as a StructType of supported types."""
+    try:
+        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise ConfigurationError(
+            f"outputStructType {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
+            hint="Write it like 'user string, count long'.",
+        ) from error
+    if not isinstance(parsed, StructType):
+        raise ConfigurationError(f"outputStructType is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    for field in parsed:
+        arrow_type(field.dataType, f"output column '{field.name}'")
+    return parsed
+
+
+def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
+    """The address that executors reach the driver at, and the process's endpoint."""
+    global _endpoint
+    conf = session.sparkContext.getConf()
+    is_local = str(session.sparkContext.master).split("[")[0] in ("local", "local-cluster")
+    host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
+    reachable = str(conf.get("spark.statelog.coordinator.host", host))
+    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
+    with _endpoint_lock:
+        if _endpoint is None or _endpoint.process_id != os.getpid():
+            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
+            try:
+                _endpoint = Endpoint(bound, port)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
+                    hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
+                ) from error
+        return reachable, _endpoint
