@@ -13,10 +13,13 @@ from statelog.errors import (
 )
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
 from statelog.options import Options
-from statelog.spark.plan import KeyedStream, key_by
+from statelog.spark.keyed_stream import KeyedStream, key_by
 from statelog.spark.rewind import Rewound, rewind
+from statelog.state.operator_processor import OperatorContext, OperatorHandle, OperatorProcessor
+from statelog.state.operator_state import BroadcastState, OperatorListState
 
 __all__ = [
+    "BroadcastState",
     "CheckpointMetrics",
     "ConfigurationError",
     "CorruptionError",
@@ -24,6 +27,10 @@ __all__ = [
     "FencedError",
     "KeyedStream",
     "Observer",
+    "OperatorContext",
+    "OperatorHandle",
+    "OperatorListState",
+    "OperatorProcessor",
     "Options",
     "ProcessorError",
     "ProtocolError",

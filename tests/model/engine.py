@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
 from statelog.checkpoint.task import BatchInput, BatchTask, MemoryTables
 from statelog.clock import ManualClock
+from statelog.state.grouping import Window
 from statelog.state.key_groups import subtasks_of
 from statelog.state.keys import KeyCodec
+from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.state.schema import StateDescriptor, StateKind, encode_schema
-from statelog.state.subtask import KeyedOperator, StateBinding
+from statelog.state.times import Moment
 from statelog.state.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 
@@ -141,6 +144,23 @@ class Model:
         return result
 
 
+class _TupleInput:
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        rows = self.keys(window.rows.columns)
+        return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
+
+
+class _NoTimes:
+    def timer_values(self, moment: Moment) -> None:
+        return None
+
+    def expired_timer(self, time_ms: int) -> None:
+        return None
+
+
 class _JsonOutput:
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"json": pa.array(rows, pa.string())})
@@ -152,9 +172,9 @@ def _bindings() -> list[StateBinding]:
 
     texts, numbers = codec("text", pa.string(), str), codec("number", pa.int64(), int)
     return [
-        StateBinding(StateDescriptor("value", StateKind.VALUE, numbers.schema), numbers, None, list),
-        StateBinding(StateDescriptor("list", StateKind.LIST, texts.schema), texts, None, list),
-        StateBinding(StateDescriptor("map", StateKind.MAP, numbers.schema, texts.schema), numbers, texts, list),
+        StateBinding("value", StateDescriptor("value", StateKind.VALUE, numbers.schema), numbers, None, list),
+        StateBinding("list", StateDescriptor("list", StateKind.LIST, texts.schema), texts, None, list),
+        StateBinding("map", StateDescriptor("map", StateKind.MAP, numbers.schema, texts.schema), numbers, texts, list),
     ]
 
 
@@ -246,11 +266,11 @@ class Engine:
             uid=self.uid,
             processor=CommandProcessor(),
             key_codec=KeyCodec(KEY_SCHEMA),
-            key_columns=[0, 1],
+            decode_key=KeyCodec(KEY_SCHEMA).decode,
             states=_bindings(),
-            to_rows=lambda rows: list(zip(*(column.to_pylist() for column in rows.columns), strict=True)),
+            input=KeyedInput([0, 1], _TupleInput()),
             output=_JsonOutput(),
-            timer_values=None,
+            times=_NoTimes(),
         )
         local = self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask)
         task = BatchTask(

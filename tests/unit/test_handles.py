@@ -12,11 +12,13 @@ from statelog import ErrorKind, ProcessorError
 from statelog.state import cursor
 from statelog.state.changes import ChangeBuffer, ListPosition
 from statelog.state.cursor import KeyCursor
-from statelog.state.handles import ListState, MapState, ValueState
+from statelog.state.entry_states import ListState, MapState
 from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import StateTable
+from statelog.state.times import Moment
+from statelog.state.value_states import ValueState
 from statelog.state.values import FieldCodec, RowCodec
 from statelog.testing.table_contract import make_keys
 
@@ -31,7 +33,9 @@ class Window:
 
     def __init__(self, table: StateTable | None = None, batch: int = 0) -> None:
         self.table = table or RunsTable()
-        self.cursor = KeyCursor(self.table, ListPosition(1, batch), make_keys((1, b"a"), (2, b"b"), (2, b"c")))
+        self.cursor = KeyCursor(
+            self.table, ListPosition(1, batch), make_keys((1, b"a"), (2, b"b"), (2, b"c")), Moment(0, 0)
+        )
         self.value = ValueState(self.cursor, StateDescriptor("value", StateKind.VALUE, NUMBERS.schema), NUMBERS)
         self.list = ListState(self.cursor, StateDescriptor("list", StateKind.LIST, NUMBERS.schema), NUMBERS)
         self.map = MapState(

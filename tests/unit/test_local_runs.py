@@ -12,6 +12,8 @@ from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
 from statelog.state.key_groups import hash_range
+from statelog.state.merge import Garbage
+from statelog.state.times import Moment
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 
@@ -173,6 +175,7 @@ def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:
             head=b"1" * 16,
             last_batch=0,
             within=EVERYTHING,
+            garbage=Garbage(Moment(0, 0), {}),
             fetch=fetch,
             open_store=lambda: LocalStore(str(tmp_path)),
             token="t",

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange
-from statelog.state.merge import choose_merge, merge_runs
+from statelog.state.merge import Garbage, choose_merge, merge_runs
 from statelog.state.run import LOCAL_BLOCK_ROWS, Run, RunWriter
 
 __all__ = ["Edge", "LocalRuns"]
@@ -132,7 +132,14 @@ class LocalRuns:
         temporary.rename(self.directory / edge.file_name)
 
     def write_merged(
-        self, edge: Edge, runs: Iterable[Run], token: str, *, is_bottom: bool, within: HashRange | None = None
+        self,
+        edge: Edge,
+        runs: Iterable[Run],
+        token: str,
+        *,
+        is_bottom: bool,
+        within: HashRange | None = None,
+        garbage: Garbage | None = None,
     ) -> None:
         """Merge runs into the run of an edge.
 
@@ -151,6 +158,8 @@ class LocalRuns:
             Whether the result starts at the empty state, so that removals need not be kept.
         within : HashRange, optional
             Keep only keys of these hashes.
+        garbage : Garbage, optional
+            What may be left out.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         groups: list[Run] = []
@@ -160,10 +169,10 @@ class LocalRuns:
                 continue
             scratch = self.directory / f"{edge.last}-{token}-{number}.tmp"
             # Only the oldest rows may lose their removals, and the groups so far are the oldest.
-            groups = [_merge_to(scratch, [*groups, *group], is_bottom=is_bottom, within=within)]
+            groups = [_merge_to(scratch, [*groups, *group], is_bottom=is_bottom, within=within, garbage=garbage)]
             scratch.unlink()
         temporary = self.directory / f"{edge.last}-{token}.tmp"
-        _merge_to(temporary, groups, is_bottom=is_bottom, within=within)
+        _merge_to(temporary, groups, is_bottom=is_bottom, within=within, garbage=garbage)
         temporary.rename(self.directory / edge.file_name)
 
     def compact(
@@ -173,6 +182,7 @@ class LocalRuns:
         fan_in: int,
         token: str,
         *,
+        garbage: Garbage | None = None,
         before_merge: Callable[[], None] = lambda: None,
     ) -> Edge | None:
         """Merge the newest runs of a path if there are many of a size; all must be certain.
@@ -187,6 +197,8 @@ class LocalRuns:
             As in :func:`statelog.state.merge.choose_merge`.
         token : str
             Unique among the directory's writers.
+        garbage : Garbage, optional
+            As in :meth:`write_merged`.
         before_merge : callable
             Called if there is something to merge.
 
@@ -202,7 +214,7 @@ class LocalRuns:
         merged = edges[-newest:]
         edge = Edge(merged[0].first, merged[-1].last, merged[0].before, merged[-1].after)
         runs = [self.open(part) for part in merged]
-        self.write_merged(edge, runs, token, is_bottom=edge.before == genesis)
+        self.write_merged(edge, runs, token, is_bottom=edge.before == genesis, garbage=garbage)
         for part in merged:
             (self.directory / part.file_name).unlink(missing_ok=True)
         return edge
@@ -244,10 +256,12 @@ def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
         yield group
 
 
-def _merge_to(path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None) -> Run:
+def _merge_to(
+    path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
+) -> Run:
     with pa.OSFile(str(path), "wb") as sink:
         writer = RunWriter(sink, compress=False, block_rows=LOCAL_BLOCK_ROWS)
-        merge_runs(runs, writer, is_bottom=is_bottom, within=within)
+        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage)
     return _map(path)
 
 

@@ -12,10 +12,11 @@ from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.segment import MissingSegments, SegmentRef
 from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.state.key_groups import HashRange
+from statelog.state.merge import Garbage
 from statelog.state.run import Run
 from statelog.storage import Store
 
-__all__ = ["read_segments", "restore_runs"]
+__all__ = ["read_segment", "read_segments", "restore_runs"]
 
 _ATTEMPTS: Final = 3
 
@@ -27,6 +28,7 @@ def restore_runs(
     head: bytes,
     last_batch: int,
     within: HashRange,
+    garbage: Garbage,
     fetch: Callable[[list[bytes]], MissingSegments],
     open_store: Callable[[], Store],
     token: str,
@@ -43,6 +45,8 @@ def restore_runs(
         The batch that the wanted state comes after.
     within : HashRange
         Hashes of the subtask.
+    garbage : Garbage
+        What need not be kept.
     fetch : callable
         Asks the coordinator which segments are missing, given the digests that are here.
     open_store : callable
@@ -68,7 +72,8 @@ def restore_runs(
             missing = fetch(local.digests(genesis))
             edge = Edge(missing.first_batch, last_batch, missing.since, head)
             runs = read_segments(open_store(), missing.segments)
-            local.write_merged(edge, runs, token, is_bottom=missing.since == genesis, within=within)
+            is_bottom = missing.since == genesis
+            local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
             continue
         try:
             return [(edge, local.open(edge)) for edge in path]
@@ -92,14 +97,19 @@ def read_segments(store: Store, segments: Iterable[SegmentRef]) -> Iterator[Run]
         If one cannot be read.
     """
     for segment in segments:
-        data = _read(store, segment)
-        if len(data) != segment.length or chain.checksum(data) != segment.checksum:
-            raise CorruptionError(
-                f"{segment.name}: the changeset of subtask {segment.subtask} at offset {segment.offset},"
-                f" {segment.length} bytes, is damaged or cut short.",
-                hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-            )
-        yield Run(pa.py_buffer(data), segment.name, segment.offset)
+        yield Run(pa.py_buffer(read_segment(store, segment)), segment.name, segment.offset)
+
+
+def read_segment(store: Store, segment: SegmentRef) -> bytes:
+    """Read one stored changeset or snapshot; raises what :func:`read_segments` does."""
+    data = _read(store, segment)
+    if len(data) != segment.length or chain.checksum(data) != segment.checksum:
+        raise CorruptionError(
+            f"{segment.name}: the changeset of subtask {segment.subtask} at offset {segment.offset},"
+            f" {segment.length} bytes, is damaged or cut short.",
+            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+        )
+    return data
 
 
 def _read(store: Store, segment: SegmentRef) -> bytes:

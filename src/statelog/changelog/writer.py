@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from statelog.changelog import chain
 from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.state.changes import ChangeBuffer
+from statelog.state.phases import BatchChanges
 from statelog.state.run import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS
 from statelog.storage import Store
 
@@ -40,7 +40,7 @@ class Changeset:
 
 
 def write_changeset(
-    changes: ChangeBuffer,
+    changes: BatchChanges,
     *,
     local: LocalRuns,
     head: bytes,
@@ -54,7 +54,7 @@ def write_changeset(
 
     Parameters
     ----------
-    changes : ChangeBuffer
+    changes : BatchChanges
         The changes.
     local : LocalRuns
         Gets the run, so that the next batch finds it.

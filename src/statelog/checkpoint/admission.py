@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.checkpoint.watermark import Watermark
+from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
+from statelog.state.evolution import require_evolution
+from statelog.state.operator_state import OperatorStateDescriptor
 from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
 
 __all__ = ["OperatorRun", "require_admission", "require_complete"]
@@ -24,11 +26,13 @@ class OperatorRun:
     parallelism : int
         Number of subtasks.
     key_schema : bytes
-        Arrow IPC schema message of the grouping columns.
+        Arrow IPC schema message of the grouping columns; empty if the operator has no keys.
     states : list of StateSchema
         The operator's states, by name.
-    watermark : Watermark or None
+    watermark : WatermarkPolicy or None
         The operator's own watermark; None if it goes by Spark's.
+    deleted : tuple of str
+        States that are to be removed if they exist.
     """
 
     query_id: str
@@ -38,7 +42,13 @@ class OperatorRun:
     parallelism: int
     key_schema: bytes
     states: list[StateSchema]
-    watermark: Watermark | None = None
+    watermark: WatermarkPolicy | None = None
+    deleted: tuple[str, ...] = ()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the state belongs to keys, and not to the subtasks."""
+        return bool(self.key_schema)
 
 
 def require_admission(run: OperatorRun, history: History, first_batch: int, name: str) -> None:
@@ -75,9 +85,10 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
         )
     if first_batch == 0:
         return
-    if latest is None or not history.has_batch(first_batch - 1):
+    before = history.at(first_batch - 1) if history.has_batch(first_batch - 1) else None
+    if before is None:
         raise _missing(latest, first_batch, name)
-    _require_same_schemas(run, latest, name)
+    _require_same_schemas(run, before, name)
 
 
 def require_complete(history: History, name: str) -> None:
@@ -118,19 +129,35 @@ def _missing(latest: Checkpoint | None, batch: int, name: str) -> StateMissingEr
     )
 
 
-def _require_same_schemas(run: OperatorRun, latest: Checkpoint, name: str) -> None:
-    if latest.key_schema != run.key_schema:
+def _require_same_schemas(run: OperatorRun, before: Checkpoint, name: str) -> None:
+    if bool(before.key_schema) != run.has_keys:
         raise ConfigurationError(
-            f"{name}: its state is keyed by ({_fields(latest.key_schema)}), this query by ({_fields(run.key_schema)}).",
+            f"{name}: the location holds {'keyed' if before.key_schema else 'operator'} state, and the operator is one"
+            f" {'with' if run.has_keys else 'without'} keys.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Give the operator another uid, or start with a new checkpointLocation.",
+        )
+    if not run.has_keys:
+        _require_same_operator_states(run, before, name)
+        return
+    if before.key_schema != run.key_schema:
+        raise ConfigurationError(
+            f"{name}: its state is keyed by ({_fields(before.key_schema)}), this query by ({_fields(run.key_schema)}).",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Group by the same columns, or start with a new checkpointLocation.",
         )
-    own = {state.name: state for state in run.states}
-    for stored in latest.states:
-        if stored.name in own and own[stored.name] != stored:
+    own = {state.name: StateDescriptor.from_stored(state) for state in run.states}
+    for stored in map(StateDescriptor.from_stored, before.states):
+        if stored.name in own:
+            require_evolution(stored, own[stored.name], name)
+
+
+def _require_same_operator_states(run: OperatorRun, before: Checkpoint, name: str) -> None:
+    own = {state.name: OperatorStateDescriptor.from_stored(state) for state in run.states}
+    for stored in map(OperatorStateDescriptor.from_stored, before.states):
+        if own.get(stored.name, stored) != stored:
             raise ConfigurationError(
-                f"{name}: the location holds {StateDescriptor.from_stored(stored)}, the processor"
-                f" declares {StateDescriptor.from_stored(own[stored.name])}.",
+                f"{name}: the location holds {stored}, the processor declares {own[stored.name]}.",
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Declare the state as it was, or use another name for the new one.",
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.protocol import Ack
@@ -36,10 +38,23 @@ class BatchTime:
 
 @dataclass
 class TakenAck:
-    """An ack that counts, and the changeset's bytes until they are stored."""
+    """An ack that counts, and the changeset's bytes until they are stored.
+
+    Parameters
+    ----------
+    ack : Ack
+        The ack.
+    payload : bytes
+        The changeset, unless the ack names an object.
+    kept : SegmentRef or None
+        The stored snapshot of an earlier checkpoint that the ack refers to.
+    stored : SegmentRef or None
+        Where the result is, once an entry names it.
+    """
 
     ack: Ack
     payload: bytes
+    kept: SegmentRef | None = None
     stored: SegmentRef | None = None
 
 
@@ -71,7 +86,7 @@ class Batch:
         """Subtasks that have not acked."""
         return [subtask for subtask in range(parallelism) if subtask not in self.acks]
 
-    def take(self, ack: Ack, payload: bytes, name: str) -> TakenAck | None:
+    def take(self, ack: Ack, payload: bytes, name: str, kept: SegmentRef | None = None) -> TakenAck | None:
         """Let an ack count unless one of a later attempt does.
 
         Parameters
@@ -82,6 +97,8 @@ class Batch:
             Its changeset, unless it names an object.
         name : str
             The operator, for messages.
+        kept : SegmentRef, optional
+            The stored snapshot that the ack refers to instead.
 
         Returns
         -------
@@ -94,7 +111,7 @@ class Batch:
             If the subtask has lost all its rows since an earlier attempt.
         """
         held = self.acks.get(ack.task.subtask)
-        new = TakenAck(ack, payload)
+        new = TakenAck(ack, payload, kept)
         if held is None:
             self.acks[ack.task.subtask] = new
             return None
@@ -138,6 +155,10 @@ def place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes]
         ack = one.ack
         if one.stored is not None:
             segments.append(one.stored)
+            continue
+        if one.kept is not None:
+            whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
+            segments.append(replace(one.kept, **whose))
             continue
         segment = SegmentRef(
             subtask=subtask,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from statelog.changelog import chain
+from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck, place_segments
 from statelog.checkpoint.entry import Checkpoint, Claim
@@ -18,20 +19,23 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.orphans import CHANGES_FOLDER, find_orphans
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
-from statelog.checkpoint.watermark import NO_TIME_MS
+from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies, restored_starts
 from statelog.clock import Clock
 from statelog.errors import (
     ConfigurationError,
     CorruptionError,
     ErrorKind,
     FencedError,
+    ProtocolError,
     StatelogError,
     StateMissingError,
     StorageError,
 )
 from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
 from statelog.options import Options
+from statelog.state.evolution import recorded_schema
 from statelog.state.schema import StateSchema
+from statelog.state.times import NO_TIME_MS
 from statelog.storage import Store
 
 __all__ = ["OperatorCoordinator"]
@@ -91,9 +95,12 @@ class OperatorCoordinator:
         self._batch_time = batch_time
         self._lock = threading.Lock()
         self._history = History()
+        self._generations: dict[str, int] = {}
+        self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
-        self._heads: list[bytes] = []
+        self._heads = [b""] * run.parallelism
+        self._starts: list[Start] = []
         self._timer_marks = [NO_TIME_MS] * run.parallelism
         self._origins = [
             chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in range(run.parallelism)
@@ -122,12 +129,32 @@ class OperatorCoordinator:
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
         self._history = History(entries if first_batch > 0 else ())
+        self._generations = self._after_deletions()
         self._remove_orphans(History(entries))
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
         self._options.observer.restore(
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
+
+    def _after_deletions(self) -> dict[str, int]:
+        """Generations of the states once those are gone that this run deletes."""
+        latest = self._history.latest
+        if latest is None:
+            return {}
+        existing = {state.name for state in latest.states}
+        gone = [name for name in self._run.deleted if name in existing]
+        return latest.generations | {name: latest.generations.get(name, 0) + 1 for name in gone}
+
+    def offer_initial_state(self, objects: Sequence[str]) -> None:
+        """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
+
+        Parameters
+        ----------
+        objects : sequence of str
+            For each subtask the object that holds its rows; empty if it has none.
+        """
+        self._initial = objects
 
     def _make_claim(self, epoch: int) -> Claim:
         self._epoch = epoch
@@ -177,6 +204,9 @@ class OperatorCoordinator:
                 watermark_ms=batch.time.watermark_ms,
                 late_watermark_ms=batch.time.late_watermark_ms,
                 timers_after_ms=self._timer_marks[task.subtask],
+                generations=self._generations,
+                initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
+                start=None if self._run.has_keys else self._starts[task.subtask],
             )
 
     def _enter(self, task: TaskId) -> Batch:
@@ -188,7 +218,9 @@ class OperatorCoordinator:
             raise self._stale(task, current)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
             raise self._incomplete(task, current)
-        if current is None:
+        if not self._run.has_keys:
+            self._starts = self._operator_starts(task.batch - 1, is_first=current is None)
+        elif current is None:
             self._heads = [
                 self._history.digest(origin, subtask, self._run.parallelism, task.batch - 1)
                 for subtask, origin in enumerate(self._origins)
@@ -202,6 +234,15 @@ class OperatorCoordinator:
             self._timer_marks = [current.acks[subtask].ack.timers_to_ms for subtask in range(self._run.parallelism)]
         self._batch = Batch(task.batch, self._time_of(task.batch))
         return self._batch
+
+    def _operator_starts(self, batch: int, *, is_first: bool) -> list[Start]:
+        """What each subtask of an operator without keys starts from after a batch."""
+        before = self._history.at(batch)
+        if before is None:
+            return [Start()] * self._run.parallelism
+        if is_first:
+            return restored_starts(before, {state.name for state in self._run.states}, self._run.parallelism)
+        return [Start([segment], None) for segment in before.segments]
 
     def _time_of(self, batch: int) -> BatchTime:
         """Spark's times of a batch, or with the operator's own watermark."""
@@ -293,7 +334,8 @@ class OperatorCoordinator:
             If the entry could not be written; the task may call again.
         """
         received_s = self._clock.monotonic_s()
-        if not ack.name and (len(payload) != ack.length or chain.checksum(payload) != ack.checksum):
+        has_payload = not ack.name and not ack.is_unchanged
+        if has_payload and (len(payload) != ack.length or chain.checksum(payload) != ack.checksum):
             raise CorruptionError(
                 f"{self._name}: the changeset of subtask {ack.task.subtask} was damaged on its way.",
                 hint="Start the query again.",
@@ -301,16 +343,40 @@ class OperatorCoordinator:
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
-            replaced = batch.take(ack, payload, self._name)
+            if ack.length > LARGE_SNAPSHOT_BYTES and not self._run.has_keys:
+                self._warn_of_size(ack)
+            replaced = batch.take(ack, payload, self._name, self._kept(ack))
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
             if replaced is not None and replaced.ack.name:
                 self._delete_quietly(replaced.ack.name)
 
+    def _kept(self, ack: Ack) -> SegmentRef | None:
+        """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
+        if not ack.is_unchanged:
+            return None
+        start = self._starts[ack.task.subtask] if self._starts else Start()
+        if start.slices is not None or start.snapshots[0].checksum != ack.checksum:
+            raise ProtocolError(
+                f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
+                hint="Do driver and workers run the same version of statelog?",
+            )
+        return start.snapshots[0]
+
+    def _warn_of_size(self, ack: Ack) -> None:
+        _log.warning(
+            "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
+            " keep large states by key",
+            self._name,
+            ack.task.subtask,
+            ack.length / 1e6,
+        )
+
     def _commit(self, batch: Batch, received_s: float) -> None:
         taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
         if batch.durable is not None and all(one.stored is not None for one in taken):
             return
+        require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         segments, payload = place_segments(taken)
         run = self._run
@@ -324,11 +390,13 @@ class OperatorCoordinator:
             parallelism=run.parallelism,
             segments=segments,
             key_schema=run.key_schema,
-            states=self._known_states(),
+            states=self._known_states(batch.number),
             batch_time_ms=batch.time.time_ms,
             watermark_ms=batch.time.watermark_ms,
             token=self._new_token(),
             max_event_ms=self._max_event_ms(batch, taken),
+            element_counts=self._element_counts(batch.number, taken),
+            generations=self._generations,
         )
         try:
             batch.durable = self._log.append(entry, payload)
@@ -350,10 +418,20 @@ class OperatorCoordinator:
         seen = [] if before is None else [before.max_event_ms]
         return self._run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
 
-    def _known_states(self) -> list[StateSchema]:
+    def _element_counts(self, batch: int, taken: list[TakenAck]) -> list[list[int]]:
+        if self._run.has_keys:
+            return []
+        names = [state.name for state in self._known_states(batch)]
+        return [[one.ack.element_counts.get(name, 0) for name in names] for one in taken]
+
+    def _known_states(self, batch: int) -> list[StateSchema]:
         """The declared states, and those that an earlier version of the processor left in the location."""
-        states = {state.name: state for state in self._history.latest.states} if self._history.latest else {}
-        states.update({state.name: state for state in self._run.states})
+        before = self._history.at(batch - 1)
+        states = {state.name: state for state in before.states} if before else {}
+        for name in self._run.deleted:
+            states.pop(name, None)
+        for state in self._run.states:
+            states[state.name] = recorded_schema(states.get(state.name, state), state)
         return [states[name] for name in sorted(states)]
 
     def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float) -> CheckpointMetrics:

@@ -77,6 +77,10 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         Unique per written entry.
     max_event_ms : list of (int or None)
         The largest event time seen so far of each input of an operator with a watermark of its own.
+    element_counts : list of list of int, shape (parallelism, states)
+        Number of elements of each state in the subtasks' snapshots; empty if the operator has keys.
+    generations : dict
+        For each state that was ever deleted, how often. Rows of earlier generations do not count.
     """
 
     epoch: int
@@ -93,6 +97,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     watermark_ms: int
     token: bytes
     max_event_ms: list[int | None] = []
+    element_counts: list[list[int]] = []
+    generations: dict[str, int] = {}
 
 
 Entry = Claim | Fence | Checkpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from statelog.changelog.segment import MissingSegments
-from statelog.checkpoint.watermark import NO_TIME_MS
+from statelog.checkpoint.redistribution import Start
+from statelog.state.times import NO_TIME_MS
 
 __all__ = [
     "Ack",
@@ -89,6 +90,12 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         The batch's time, the watermark up to which timers fire in it, and the one up to which its rows are late.
     timers_after_ms : int
         No timer up to this time is left to fire.
+    generations : dict
+        How often each state that was ever deleted has been.
+    initial : str
+        The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
+    start : Start or None
+        The state before the batch of an operator without keys; its chain digests are empty.
     """
 
     epoch: int
@@ -101,6 +108,9 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     watermark_ms: int
     late_watermark_ms: int = 0
     timers_after_ms: int = NO_TIME_MS
+    generations: dict[str, int] = {}
+    initial: str = ""
+    start: Start | None = None
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -140,6 +150,12 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         operator has no watermark of its own.
     timers_to_ms : int
         No timer up to this time is left to fire after the batch.
+    is_unchanged : bool
+        Whether the subtask's snapshot is still the one that it started from, and nothing follows.
+    element_counts : dict of int
+        Number of elements in the snapshot, by state.
+    copies : dict of bytes
+        Checksum of each broadcast state, which all subtasks must agree on.
     """
 
     task: TaskId
@@ -152,6 +168,9 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     late_rows: int = 0
     max_event_ms: list[int | None] = []
     timers_to_ms: int = NO_TIME_MS
+    is_unchanged: bool = False
+    element_counts: dict[str, int] = {}
+    copies: dict[str, bytes] = {}
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.changelog.local_runs import Edge, LocalRuns
@@ -18,13 +19,16 @@ from statelog.clock import Clock
 from statelog.errors import ProtocolError
 from statelog.observer import Step
 from statelog.options import Options
-from statelog.state.changes import ListPosition
 from statelog.state.key_groups import Hashes, hash_range
 from statelog.state.memory_table import MemoryTable
+from statelog.state.merge import Garbage
+from statelog.state.operator import KeyedOperator
 from statelog.state.run import Run
 from statelog.state.runs_table import RunsTable
-from statelog.state.subtask import KeyedOperator, KeyedSubtask
+from statelog.state.schema import stored_name
+from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.table import StateTable
+from statelog.state.times import Moment
 from statelog.storage import Store
 
 __all__ = ["BatchInput", "BatchTask", "MemoryTables"]
@@ -132,9 +136,9 @@ class BatchTask:
         self._step(Step.RESTORED)
 
         table = self._table(begun, [run for _, run in runs])
-        subtask = KeyedSubtask(self.operator, table, ListPosition(begun.epoch, task.batch), self.clock)
+        subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
         held: pa.RecordBatch | None = None
-        for output in subtask.process(read.rows, read.hashes):
+        for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
             if held is not None:
                 yield held
             held = output
@@ -142,6 +146,40 @@ class BatchTask:
         if held is not None:
             yield held
         self._compact(begun, path)
+
+    def _context(self, begun: Begun) -> BatchContext:
+        return BatchContext(
+            epoch=begun.epoch,
+            batch=self.task.batch,
+            moment=Moment(begun.batch_time_ms, begun.watermark_ms, begun.late_watermark_ms),
+            timers_after_ms=begun.timers_after_ms,
+        )
+
+    def _operator(self, begun: Begun) -> KeyedOperator:
+        """The operator with its states under the names that they are stored under."""
+        generations = begun.generations
+        if not generations:
+            return self.operator
+        states = [
+            replace(binding, descriptor=replace(binding.descriptor, name=stored_name(name, generations.get(name, 0))))
+            for binding in self.operator.states
+            for name in (binding.name,)
+        ]
+        return replace(self.operator, states=states)
+
+    def _initial(self, begun: Begun) -> KeyedRows | None:
+        if not begun.initial:
+            return None
+        with pa.ipc.open_stream(self.open_store(begun.store).read(begun.initial)) as reader:
+            rows = reader.read_all().combine_chunks().to_batches()
+        if not rows:
+            return None
+        hashes = rows[0].column(rows[0].num_columns - 1).to_numpy().view(np.uint64)
+        return KeyedRows(rows[0].select(list(range(rows[0].num_columns - 1))), hashes)
+
+    def _garbage(self, begun: Begun) -> Garbage:
+        # The batch may be repeated with another watermark, but not with one before that of the batch before it.
+        return Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.generations)
 
     def _begin(self, read: BatchInput) -> Begun:
         reply = self.call(Begin(self.task, self.partition, read.rows.num_rows, read.time_ms), b"")
@@ -156,6 +194,7 @@ class BatchTask:
             head=begun.head,
             last_batch=self.task.batch - 1,
             within=hash_range(self.task.subtask, self.parallelism),
+            garbage=self._garbage(begun),
             fetch=self._fetch,
             open_store=lambda: self.open_store(begun.store),
             token=self.token,
@@ -198,6 +237,9 @@ class BatchTask:
             input_rows=input_rows,
             name=changeset.name,
             subtask_s=subtask.flush_s + self.clock.monotonic_s() - started_s,
+            late_rows=subtask.late_rows,
+            max_event_ms=subtask.max_event_ms,
+            timers_to_ms=subtask.timers_to_ms,
         )
         self.call(ack, changeset.payload)
         self._step(Step.ACKED)
@@ -209,6 +251,7 @@ class BatchTask:
             begun.genesis,
             self.options.merge_fan_in,
             self.token,
+            garbage=self._garbage(begun),
             before_merge=lambda: self._step(Step.MERGING),
         )
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-__all__ = ["NO_TIME_MS", "Watermark"]
-
-NO_TIME_MS: Final = -(1 << 63)
-"""Before all times: the mark of timers of a run that has not fired any yet."""
+__all__ = ["WatermarkPolicy"]
 
 
 @dataclass(frozen=True)
-class Watermark:
+class WatermarkPolicy:
     """The largest event time seen minus a delay; the smallest of all inputs counts.
 
     It advances between batches: what a batch has seen moves the watermark of the next one. It never goes back,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ __all__ = [
     "check_session",
     "checked_parallelism",
     "checked_uid",
+    "new_instance",
     "parse_output",
     "pickled_processor",
     "require_endpoint",
@@ -29,6 +31,7 @@ __all__ = [
 
 _DEFAULT_UID = "main"
 
+_instances = itertools.count()
 _endpoint: Endpoint | None = None
 _endpoint_lock = threading.Lock()
 
@@ -104,6 +107,11 @@ def check_session(session: SparkSession) -> None:
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Set spark.speculation to false for applications with stateful operators.",
         )
+
+
+def new_instance() -> str:
+    """A name that no other operator of the driver's program has."""
+    return f"{os.getpid()}-{next(_instances)}"
 
 
 def checked_uid(uid: str | None) -> str:

@@ -3,29 +3,66 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.spark.worker import StateDeclaration
-from statelog.state.schema import StateKind
+from statelog.state.schema import StateKind, TimeDomain
+from statelog.state.times import Ttl
 
-__all__ = ["declare_states"]
+__all__ = ["Declarations", "call_init", "check_state_name", "declare_states", "state_struct"]
+
+_NAME_LENGTH: Final = 200
 
 
-def declare_states(processor: bytes, session: SparkSession, uid: str) -> list[StateDeclaration]:
+@dataclass
+class Declarations:
+    """What a processor's ``init`` has asked for.
+
+    Parameters
+    ----------
+    states : dict
+        The states by name.
+    deleted : dict
+        Names of states of earlier versions that are to go, in order.
+    """
+
+    states: dict[str, StateDeclaration] = field(default_factory=dict)
+    deleted: dict[str, None] = field(default_factory=dict)
+
+
+def declare_states(processor: bytes, session: SparkSession, uid: str, domains: frozenset[TimeDomain]) -> Declarations:
     """Call ``init`` and ``close`` of a copy of the processor, as Spark does when it plans the query.
+
+    Parameters
+    ----------
+    processor : bytes
+        The pickled processor.
+    session : SparkSession
+        The session.
+    uid : str
+        The operator, for messages.
+    domains : frozenset of TimeDomain
+        The times that the operator goes by.
 
     Raises
     ------
     ProcessorError
         If they fail.
     ConfigurationError
-        If a state is declared twice, or asks for what is not supported.
+        If a state is declared twice, or asks for what the operator cannot do.
     """
-    handle = _DeclaringHandle(uid)
+    handle = _DeclaringHandle(uid, domains)
+    call_init(processor, handle, uid)
+    return handle.found
+
+
+def call_init(processor: bytes, handle: object, uid: str) -> None:
+    """Call ``init`` and ``close`` of a copy of a processor on the driver; raises what :func:`declare_states` does."""
     try:
         copy: Any = pickle.loads(processor)
         copy.init(handle)
@@ -38,71 +75,120 @@ def declare_states(processor: bytes, session: SparkSession, uid: str) -> list[St
             f" the states: {type(error).__name__}: {error}.",
             hint="init() may only declare states and prepare what both driver and workers can.",
         ) from error
-    return list(handle.states.values())
+    return handle.found
+
+
+def check_state_name(name: str, uid: str) -> None:
+    """Refuse names that no state can have."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_LENGTH or name.startswith("$"):
+        raise ConfigurationError(
+            f"operator '{uid}': a state is named {name!r}.",
+            hint=f"The name must be a text of 1 to {_NAME_LENGTH} characters that does not start with $.",
+        )
+
+
+def state_struct(schema: Any, name: str, uid: str) -> StructType:
+    """The schema of a state's values or keys as a StructType."""
+    try:
+        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise ConfigurationError(
+            f"operator '{uid}': the schema {schema!r} of state '{name}' cannot be parsed: {str(error).splitlines()[0]}.",
+            hint="Write it like 'count long, last timestamp'.",
+        ) from error
+    if not isinstance(parsed, StructType) or not len(parsed):
+        raise ConfigurationError(
+            f"operator '{uid}': the schema of state '{name}' is {schema!r}.",
+            hint="It must be a StructType with at least one field, or a DDL text.",
+        )
+    return parsed
 
 
 class _DeclaringHandle:
     """A handle that notes down the states and gives back placeholders."""
 
-    def __init__(self, uid: str) -> None:
-        self.states: dict[str, StateDeclaration] = {}
+    def __init__(self, uid: str, domains: frozenset[TimeDomain]) -> None:
+        self.found = Declarations()
         self._uid = uid
+        self._domains = domains
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.VALUE, ttlDurationMs, schema)
 
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.LIST, ttlDurationMs, schema)
 
     def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
     ) -> Any:
         return self._declare(stateName, StateKind.MAP, ttlDurationMs, valueSchema, userKeySchema)
 
+    def getReducingState(
+        self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: int | Ttl | None = None
+    ) -> Any:
+        return self._declare(stateName, StateKind.REDUCING, ttlDurationMs, schema)
+
+    def getAggregatingState(
+        self, stateName: str, accumulatorSchema: Any, aggregateFunction: Any, ttlDurationMs: int | Ttl | None = None
+    ) -> Any:
+        return self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        self.found.deleted[stateName] = None
+        self._require_one_use(stateName)
+
     def _declare(
-        self, name: str, kind: StateKind, ttl_ms: int | None, value_schema: Any, entry_schema: Any = None
+        self, name: str, kind: StateKind, ttl: int | Ttl | None, value_schema: Any, entry_schema: Any = None
     ) -> object:
-        if ttl_ms is not None:
-            raise self._unsupported(f"state '{name}' has a TTL")
-        entry = None if entry_schema is None else self._struct(name, entry_schema)
-        declaration = StateDeclaration(name, kind, self._struct(name, value_schema), entry)
-        if self.states.setdefault(name, declaration) != declaration:
+        check_state_name(name, self._uid)
+        entry = None if entry_schema is None else state_struct(entry_schema, name, self._uid)
+        declaration = StateDeclaration(
+            name, kind, state_struct(value_schema, name, self._uid), entry, self._ttl(name, ttl)
+        )
+        if self.found.states.setdefault(name, declaration) != declaration:
             raise ConfigurationError(
                 f"operator '{self._uid}': state '{name}' is declared twice in different ways.",
                 hint="Give each state a name of its own.",
             )
+        self._require_one_use(name)
         return object()
 
-    def _struct(self, name: str, schema: Any) -> StructType:
-        try:
-            parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-        except Exception as error:
+    def _require_one_use(self, name: str) -> None:
+        if name in self.found.deleted and name in self.found.states:
             raise ConfigurationError(
-                f"operator '{self._uid}': the schema {schema!r} of state '{name}' cannot be parsed:"
-                f" {str(error).splitlines()[0]}.",
-                hint="Write it like 'count long, last timestamp'.",
-            ) from error
-        if not isinstance(parsed, StructType) or not len(parsed):
-            raise ConfigurationError(
-                f"operator '{self._uid}': the schema of state '{name}' is {schema!r}.",
-                hint="It must be a StructType with at least one field, or a DDL text.",
+                f"operator '{self._uid}': init() both declares and deletes state '{name}'.",
+                hint="Delete it in one version of the processor and declare it anew in a later one.",
             )
-        return parsed
 
-    def _unsupported(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"operator '{self._uid}': {what}, which is not supported yet.",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Use Spark's own transformWithState for it.",
-        )
+    def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
+        if ttl is None:
+            return None
+        subject = f"operator '{self._uid}': state '{name}'"
+        if isinstance(ttl, Ttl):
+            if ttl.domain is TimeDomain.EVENT and TimeDomain.EVENT not in self._domains:
+                raise ConfigurationError(
+                    f"{subject} has a TTL in event time, but the operator has no watermark.",
+                    hint="Use timeMode 'EventTime', or a TTL in processing time.",
+                )
+            return ttl
+        if TimeDomain.PROCESSING not in self._domains:
+            raise ConfigurationError(
+                f"{subject} has a ttlDurationMs, which Spark allows with timeMode 'ProcessingTime' only.",
+                hint="Use that time mode, or statelog.Ttl(duration_ms), which works in all of them.",
+            )
+        try:
+            return Ttl(ttl)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{subject}: {error.message}", hint=error.hint) from error
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        raise self._unsupported("init() registers a timer")
+        raise ProcessorError(
+            f"operator '{self._uid}': init() uses timers, but no key is processed there.",
+            kind=ErrorKind.STATE_USAGE,
+            hint="Use timers in handleInputRows, handleExpiredTimer and handleInitialState.",
+        )
 
     deleteTimer = registerTimer
 
     def listTimers(self) -> Any:
-        raise self._unsupported("init() lists timers")
-
-    def deleteIfExists(self, stateName: str) -> None:
-        raise self._unsupported(f"init() deletes state '{stateName}'")
+        self.registerTimer(0)

@@ -9,22 +9,24 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
-from statelog.errors import ConfigurationError, ErrorKind, FencedError
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError
 from statelog.options import Options
 from statelog.spark import internals
+from statelog.spark.initial_state import INITIAL_FOLDER, store_initial_state, when_queries_start
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import open_store
 
-__all__ = ["Endpoint", "OperatorPlan", "operator_root"]
+__all__ = ["Endpoint", "OperatorPlan", "observation_name", "operator_root"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,12 @@ class OperatorPlan:
         The declared states.
     options : Options
         Options.
+    watermark : WatermarkPolicy or None
+        The operator's own watermark.
+    deleted : tuple of str
+        States that are to be removed if they exist.
+    initial : DataFrame or None
+        The rows of the initial state, each in the partition of its subtask.
     """
 
     instance: str
@@ -64,6 +72,9 @@ class OperatorPlan:
     key_schema: bytes
     states: list[StateSchema]
     options: Options
+    watermark: WatermarkPolicy | None = None
+    deleted: tuple[str, ...] = ()
+    initial: DataFrame | None = None
 
 
 @dataclass
@@ -74,6 +85,11 @@ class _Slot:
     run_id: str = ""
     instance: str = ""
     coordinator: OperatorCoordinator | None = None
+
+
+def observation_name(uid: str, instance: str) -> str:
+    """Name of the observation that marks an operator in a query's plan."""
+    return f"statelog {uid} {instance}"
 
 
 def operator_root(uid: str) -> str:
@@ -103,6 +119,7 @@ class Endpoint:
         self.secret = secrets.token_bytes(32)
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
+        self._initial: dict[tuple[str, str], list[str] | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = threading.Lock()
         self._server = RpcServer(host, port, self.secret, self._handle)
@@ -112,6 +129,23 @@ class Endpoint:
         """Make an operator known before its first task calls."""
         with self._lock:
             self._plans[plan.instance] = plan
+        if plan.initial is not None:
+            when_queries_start(plan.session, self._store_initial_states)
+
+    def _store_initial_states(self, query_id: str, run_id: str) -> None:
+        """Store the initial states of a query's operators before its first batch."""
+        with self._lock:
+            waiting = [plan for plan in self._plans.values() if plan.initial is not None]
+        for plan in waiting:
+            query = plan.session.streams.get(query_id)
+            if query is None or not internals.is_first_start(query, observation_name(plan.uid, plan.instance)):
+                continue
+            try:
+                outcome: list[str] | Exception = _store_initial_state(plan, query, run_id)
+            except Exception as error:
+                outcome = error
+            with self._lock:
+                self._initial[run_id, plan.instance] = outcome
 
     def _handle(self, request: Request, payload: bytes) -> Reply:
         coordinator = self._coordinator(request.task)
@@ -144,13 +178,25 @@ class Endpoint:
             assert slot.coordinator is not None
             return slot.coordinator
 
+    def _stored_initial_state(self, plan: OperatorPlan, task: TaskId) -> list[str]:
+        with self._lock:
+            outcome = self._initial.pop((task.run_id, plan.instance), None)
+        if isinstance(outcome, list):
+            return outcome
+        raise ProcessorError(
+            f"operator '{plan.uid}': its initial state could not be stored before the first batch: "
+            + ("the query's start was not announced." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
+            kind=ErrorKind.INITIAL_STATE,
+            hint="Can initialState be computed on its own, for example with count()?",
+        )
+
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:
         query = internals.find_query(plan.session, task.query_id, task.run_id)
         internals.require_synchronous_progress(query)
         if slot.coordinator is not None:
             slot.coordinator.close()
             slot.coordinator = None
-        location = plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+        location = _location(plan, query)
         store = open_store(location)
         root = operator_root(plan.uid)
         run = OperatorRun(
@@ -161,6 +207,8 @@ class Endpoint:
             plan.parallelism,
             plan.key_schema,
             plan.states,
+            plan.watermark,
+            plan.deleted,
         )
         coordinator = OperatorCoordinator(
             run,
@@ -174,8 +222,23 @@ class Endpoint:
             batch_time=lambda batch: internals.batch_time(query, batch),
         )
         coordinator.open(task.batch)
+        if task.batch == 0 and plan.initial is not None:
+            coordinator.offer_initial_state(self._stored_initial_state(plan, task))
         slot.run_id, slot.instance, slot.coordinator = task.run_id, task.instance, coordinator
         _close_at_end(query, coordinator)
+
+
+def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
+    return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+
+
+def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> list[str]:
+    assert plan.initial is not None
+    location = _location(plan, query)
+    folder = f"{operator_root(plan.uid)}/{INITIAL_FOLDER}"
+    store = open_store(location)
+    store.delete([found.name for found in store.list(f"{folder}/")])
+    return store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}")
 
 
 def _close_at_end(query: StreamingQuery, coordinator: OperatorCoordinator) -> None:

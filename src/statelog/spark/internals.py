@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
-__all__ = ["batch_time", "checkpoint_location", "find_query", "require_synchronous_progress"]
+__all__ = ["batch_time", "checkpoint_location", "find_query", "is_first_start", "require_synchronous_progress"]
 
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
@@ -38,6 +38,12 @@ def _execution(query: StreamingQuery) -> Any:
 def checkpoint_location(query: StreamingQuery) -> str:
     """The checkpoint location of a running query, with its scheme."""
     return str(_execution(query).resolvedCheckpointRoot())
+
+
+def is_first_start(query: StreamingQuery, observation: str) -> bool:
+    """Whether a query that is about to start has not committed any batch, and its plan has an observation."""
+    execution = _execution(query)
+    return observation in str(execution.analyzedPlan()) and execution.commitLog().getLatest().isEmpty()
 
 
 def batch_time(query: StreamingQuery, batch: int) -> BatchTime:

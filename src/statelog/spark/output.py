@@ -1,23 +1,26 @@
-"""Output rows of a processor as columns of the declared output type."""
+"""What a processor returns, rows or pandas frames, as columns of the declared output type."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.spark.types import arrow_type, storage_converter
 from statelog.state.values import MISFITS
 
-__all__ = ["OutputRows"]
+__all__ = ["FrameOutput", "RowOutput"]
 
 _Convert = Callable[[Any], Any]
 
 
-class OutputRows:
+class RowOutput:
     """Converts the processor's rows.
 
     Rows with field names are matched by name, tuples without names by position.
@@ -42,7 +45,7 @@ class OutputRows:
         rows : sequence of Row or tuple
             The rows.
         owner_of : callable
-            Names the key that returned the i-th row, for messages.
+            Names what returned the i-th row, for messages.
 
         Raises
         ------
@@ -53,7 +56,7 @@ class OutputRows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         columns = zip(*self._in_order(rows, owner_of), strict=True)
         arrays = [
-            self._column(field, convert, values, owner_of)
+            _column(field, convert, values, owner_of)
             for field, convert, values in zip(self.schema, self._converters, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -76,33 +79,145 @@ class OutputRows:
             return row
         shown = f"{type(row).__name__} {row!r:.80}"
         raise ProcessorError(
-            f"key {owner_of(index)} returned {shown}, which does not have the output columns"
-            f" ({', '.join(self._names)}).",
+            f"{owner_of(index)} returned {shown}, which does not have the output columns ({', '.join(self._names)}).",
             kind=ErrorKind.OUTPUT_MISMATCH,
             hint="Return Row objects with exactly these names.",
         )
 
-    def _column(
-        self, field: pa.Field, convert: _Convert | None, values: Sequence[Any], owner_of: Callable[[int], str]
-    ) -> pa.Array:
-        try:
-            return _to_array(field.type, convert, values)
-        except MISFITS as failure:
-            for index, value in enumerate(values):
-                try:
-                    _to_array(field.type, convert, [value])
-                except MISFITS as error:
-                    raise ProcessorError(
-                        f"key {owner_of(index)} returned {type(value).__name__} {value!r:.80} for output column"
-                        f" '{field.name}' of type {field.type}: {error}.",
-                        kind=ErrorKind.OUTPUT_MISMATCH,
-                        hint="Convert the value, or declare the column with another type.",
-                    ) from error
+
+class FrameOutput:
+    """Converts the processor's pandas frames.
+
+    Columns with names are matched by name; a frame whose columns are numbered is matched by position.
+
+    Parameters
+    ----------
+    schema : StructType
+        The declared output type.
+    zone : str
+        The session's time zone, which times without a zone are in.
+    """
+
+    def __init__(self, schema: StructType, zone: str) -> None:
+        fields = [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
+        self.schema = pa.schema(fields)
+        self._converters = [storage_converter(field.dataType) for field in schema]
+        self._zone = zone
+
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        """Convert frames.
+
+        Parameters
+        ----------
+        rows : sequence of pandas.DataFrame
+            The frames.
+        owner_of : callable
+            Names what returned the i-th frame, for messages.
+
+        Raises
+        ------
+        ProcessorError
+            If a frame does not fit the output type.
+        """
+        frames = [(index, frame) for index, frame in enumerate(rows) if self._has_rows(frame, index, owner_of)]
+        if not frames:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        parts = [self._columns_of(frame, index, owner_of) for index, frame in frames]
+        owners = [index for index, frame in frames for _ in range(len(frame))]
+        arrays = [
+            self._column(field, convert, column, lambda row: owner_of(owners[row]))
+            for field, convert, column in zip(self.schema, self._converters, zip(*parts, strict=True), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _has_rows(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> bool:
+        if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise ProcessorError(
-                f"output column '{field.name}' of type {field.type}: {failure}.",
+                f"{owner_of(index)} returned {type(frame).__name__} {frame!r:.80}, not a pandas DataFrame.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
-                hint="Return values of one type per column.",
-            ) from failure
+                hint="Yield pandas DataFrames, or use transformWithState, which takes rows.",
+            )
+        return len(frame) > 0
+
+    def _columns_of(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> list[Any]:
+        names = self.schema.names
+        labels = list(frame.columns)
+        if labels == names or (len(labels) == len(names) and not any(isinstance(label, str) for label in labels)):
+            return [frame.iloc[:, position].array for position in range(len(names))]
+        if sorted(map(str, labels)) != sorted(names):
+            raise ProcessorError(
+                f"{owner_of(index)} returned a frame with the columns ({', '.join(map(str, labels))}); the output"
+                f" columns are ({', '.join(names)}).",
+                kind=ErrorKind.OUTPUT_MISMATCH,
+                hint="Return frames with exactly these columns, or with as many columns that have numbers for names.",
+            )
+        return [frame[name].array for name in names]
+
+    def _column(
+        self, field: pa.Field, convert: _Convert | None, parts: Sequence[Any], owner_of: Callable[[int], str]
+    ) -> pa.Array:
+        """A column from the same column of all frames; those of one NumPy type are converted together."""
+        arrays: list[pa.Array] = []
+        start = 0
+        for dtype, group in itertools.groupby(parts, key=lambda part: part.dtype):
+            held = list(group)
+            rows = sum(map(len, held))
+            values = held[0] if len(held) == 1 else type(held[0])._concat_same_type(held)
+            array = None if dtype.kind == "O" else self._from_numpy(field, values)
+            if array is None:
+                plain = [None if _is_missing(value) else value for value in values]
+                array = _column(field, convert, plain, partial(_owner_from, owner_of, start))
+            arrays.append(array)
+            start += rows
+        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+    def _from_numpy(self, field: pa.Field, values: Any) -> pa.Array | None:
+        """Convert numbers, booleans and times at once; None if they have to be converted one by one."""
+        try:
+            array = pa.array(values, from_pandas=True)
+            if pa.types.is_timestamp(array.type) and array.type.tz is None and field.type.tz is not None:
+                local = array.cast(pa.timestamp("us"), safe=False)
+                return pc.assume_timezone(local, self._zone, ambiguous="earliest", nonexistent="latest").cast(
+                    field.type
+                )
+            if pa.types.is_timestamp(array.type):
+                return array.cast(field.type, safe=False)
+            return array.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, AttributeError):
+            return None
+
+
+def _owner_from(owner_of: Callable[[int], str], first: int, row: int) -> str:
+    return owner_of(first + row)
+
+
+def _is_missing(value: Any) -> bool:
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NaTType", "NAType")
+    )
+
+
+def _column(
+    field: pa.Field, convert: _Convert | None, values: Sequence[Any], owner_of: Callable[[int], str]
+) -> pa.Array:
+    try:
+        return _to_array(field.type, convert, values)
+    except MISFITS as failure:
+        for index, value in enumerate(values):
+            try:
+                _to_array(field.type, convert, [value])
+            except MISFITS as error:
+                raise ProcessorError(
+                    f"{owner_of(index)} returned {type(value).__name__} {value!r:.80} for output column"
+                    f" '{field.name}' of type {field.type}: {error}.",
+                    kind=ErrorKind.OUTPUT_MISMATCH,
+                    hint="Convert the value, or declare the column with another type.",
+                ) from error
+        raise ProcessorError(
+            f"output column '{field.name}' of type {field.type}: {failure}.",
+            kind=ErrorKind.OUTPUT_MISMATCH,
+            hint="Return values of one type per column.",
+        ) from failure
 
 
 def _to_array(kind: pa.DataType, convert: _Convert | None, values: Sequence[Any]) -> pa.Array:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -27,15 +28,18 @@ from pyspark.sql.types import (
     Row,
     ShortType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
 )
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.state.keys import KeyCodec
 from statelog.state.values import FieldCodec, RowCodec
 
-__all__ = ["arrow_type", "key_schema", "row_codec", "row_maker", "storage_converter"]
+__all__ = ["arrow_type", "key_decoder", "key_schema", "row_codec", "row_maker", "storage_converter"]
 
 _Convert = Callable[[Any], Any]
 
@@ -52,6 +56,7 @@ _ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
     TimestampType: pa.timestamp("us", tz="UTC"),
     TimestampNTZType: pa.timestamp("us"),
     DayTimeIntervalType: pa.duration("us"),
+    TimeType: pa.time64("ns"),
     NullType: pa.null(),
 }
 # Float and decimal are missing: a Python float must be rounded to 32 bits, a decimal to its scale.
@@ -96,6 +101,8 @@ def arrow_type(kind: DataType, subject: str) -> pa.DataType:
         value = pa.field("value", arrow_type(kind.valueType, subject), kind.valueContainsNull)
         return pa.map_(arrow_type(kind.keyType, subject), value)
     if isinstance(kind, StructType):
+        if len(set(kind.names)) < len(kind):
+            raise _unsupported(kind, subject, "Give each field of a struct a name of its own.")
         return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
     atomic = _ATOMIC.get(type(kind))
     if atomic is None:
@@ -138,10 +145,21 @@ def key_schema(schema: StructType, columns: list[str]) -> pa.Schema:
     for name in columns:
         kind = schema[name].dataType
         try:
-            fields.append(pa.field(name, arrow_type(kind, f"grouping column '{name}'")))
+            fields.append(pa.field(name, arrow_type(_nullable(kind), f"grouping column '{name}'")))
         except ConfigurationError as error:
             raise ConfigurationError(error.message, kind=ErrorKind.UNSUPPORTED_KEY_TYPE, hint=error.hint) from error
     return pa.schema(fields)
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with null elements allowed, so that a key does not depend on what Spark knows of its source."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind])
+    return kind
 
 
 def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
@@ -161,6 +179,26 @@ def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
         return [new(kind, values) for values in zip(*columns, strict=True)]
 
     return make
+
+
+def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
+    """Make a function that turns canonical bytes into the key that a processor sees.
+
+    Parameters
+    ----------
+    codec : KeyCodec
+        Decodes the bytes.
+    zone : str
+        The session's time zone, which timestamps of keys are in.
+    """
+    info = ZoneInfo(zone)
+
+    def in_zone(value: Any) -> Any:
+        return value.astimezone(info) if isinstance(value, datetime.datetime) and value.tzinfo else value
+
+    if not any(pa.types.is_timestamp(field.type) for field in codec.schema):
+        return codec.decode
+    return lambda data: tuple(map(in_zone, codec.decode(data)))
 
 
 def storage_converter(kind: DataType) -> Callable[[Any], Any] | None:

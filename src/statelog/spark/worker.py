@@ -7,16 +7,16 @@ import os
 import pickle
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from statelog.changelog.local_runs import LocalRuns
@@ -25,23 +25,40 @@ from statelog.checkpoint.task import BatchInput, BatchTask, MemoryTables
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
-from statelog.spark.output import OutputRows
+from statelog.spark.input import FrameInput, RowInput
+from statelog.spark.output import FrameOutput, RowOutput
 from statelog.spark.rpc import RpcClient
-from statelog.spark.types import row_codec, row_maker
-from statelog.state.changes import ListPosition
+from statelog.spark.times import SparkTimes, TimeMode
+from statelog.spark.types import key_decoder, row_codec, row_maker
+from statelog.spark.worker_process import local_directory, task_id, worker_process
+from statelog.state.event_time import EventTime
 from statelog.state.key_groups import subtasks_of
 from statelog.state.keys import KeyCodec
+from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
-from statelog.state.subtask import KeyedOperator, KeyedSubtask, StateBinding
+from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.state.times import Moment, Ttl
 from statelog.storage import open_store
 
-__all__ = ["HASH_COLUMN", "TIME_COLUMN", "StateDeclaration", "SubtaskSpec", "bind_state"]
+__all__ = [
+    "HASH_COLUMN",
+    "INITIAL_COLUMN",
+    "TIME_COLUMN",
+    "FrameLimits",
+    "StateDeclaration",
+    "SubtaskSpec",
+    "bind_state",
+    "keyed_operator",
+]
 
 HASH_COLUMN: Final = "__statelog_hash"
 TIME_COLUMN: Final = "__statelog_time_ms"
 
+INITIAL_COLUMN: Final = "__statelog_initial"
+
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+_NOTHING: Final = KeyedRows(_NO_ROWS, np.zeros(0, np.uint64))
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,15 @@ class StateDeclaration:
     kind: StateKind
     value_schema: StructType
     entry_schema: StructType | None = None
+    ttl: Ttl | None = None
+
+
+@dataclass(frozen=True)
+class FrameLimits:
+    """How large the frames of pandas mode are: Spark's maxRecordsPerBatch and maxBytesPerBatch."""
+
+    max_rows: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -68,10 +94,24 @@ class SubtaskSpec:
         Whether the operator is part of a streaming query.
     key_schema : pyarrow.Schema
         Types of the grouping columns.
+    session_zone : str
+        Spark's session time zone.
     columns : list of str
         Names of the input columns.
     key_columns : list of int
         Which of them are the grouping columns.
+    initial_columns : list of str
+        Names of the columns of the initial state; empty if there is none.
+    initial_key_columns : list of int
+        Which of those are the grouping columns.
+    frames : FrameLimits or None
+        How large frames are; None if the processor takes rows.
+    time_mode : TimeMode
+        What the processor's times and timers are.
+    event_time : EventTime or None
+        The event time of the input.
+    output_event_time : EventTime or None
+        The event time of the output.
     states : list of StateDeclaration
         The states.
     output_schema : StructType
@@ -89,8 +129,15 @@ class SubtaskSpec:
     parallelism: int
     is_streaming: bool
     key_schema: pa.Schema
+    session_zone: str
     columns: list[str]
     key_columns: list[int]
+    initial_columns: list[str]
+    initial_key_columns: list[int]
+    frames: FrameLimits | None
+    time_mode: TimeMode
+    event_time: EventTime | None
+    output_event_time: EventTime | None
     states: list[StateDeclaration]
     output_schema: StructType
     processor: bytes
@@ -102,55 +149,49 @@ class SubtaskSpec:
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one partition of one batch; what ``mapInArrow`` calls.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
+        Returns
+        -------
+        iterator of pyarrow.RecordBatch
             Output rows. The last ones come after the checkpoint has this subtask's changes.
         """
         context = TaskContext.get()
         assert context is not None
-        operator = _operator(self)
-        read = _read_input(self, batches, context.partitionId())
-        if not self.is_streaming:
-            subtask = KeyedSubtask(operator, RunsTable(), ListPosition(0, 0), SystemClock())
-            yield from subtask.process(read.rows, read.hashes)
-            return
-        yield from _run_streaming(self, operator, read, context)
+        operator = keyed_operator(self)
+        if self.is_streaming:
+            return _run_streaming(self, operator, _read_input(self, batches, context.partitionId()), context)
+        return _run_batch(self, operator, batches)
 
 
-class _WorkerProcess:
-    """What a Python worker keeps from task to task. Everything in it can be lost at any time."""
-
-    def __init__(self) -> None:
-        self._clients: dict[tuple[str, int, bytes], RpcClient] = {}
-        self._local: dict[Path, LocalRuns] = {}
-        self.tables = MemoryTables()
-        # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
-        gc.freeze()
-
-    def client(self, spec: SubtaskSpec) -> RpcClient:
-        """The connection to the driver; a new one after a fork or a failure."""
-        address = (spec.host, spec.port, spec.secret)
-        client = self._clients.get(address)
-        if client is None or client.process_id != os.getpid() or client.is_broken:
-            client = self._clients[address] = RpcClient(*address)
-        return client
-
-    def local_runs(self, directory: Path) -> LocalRuns:
-        """The local runs in a directory, with those that are mapped already."""
-        return self._local.setdefault(directory, LocalRuns(directory))
+def _run_batch(
+    spec: SubtaskSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Process a partition of a batch query: the state is empty at first and not kept."""
+    held = pa.Table.from_batches(batches).combine_chunks().to_batches() if (batches := list(batches)) else []
+    rows = held[0] if held else _NO_ROWS
+    initial: KeyedRows | None = None
+    if held and spec.initial_columns:
+        is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
+        initial = _keyed_rows(rows.filter(is_initial), [f"i{index}" for index in range(len(spec.initial_columns))])
+        rows = rows.filter(pc.invert(is_initial))
+    times = held[0].column(held[0].schema.get_field_index(TIME_COLUMN)).to_numpy() if held else np.zeros(0)
+    clock = SystemClock()
+    now_ms = int(times[0]) if held else int(clock.now_s() * 1000)
+    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, 0))
+    subtask = KeyedSubtask(operator, RunsTable(), context, clock)
+    read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))]) if held else _NOTHING
+    yield from subtask.process(read, initial)
 
 
-@cache
-def _worker_process() -> _WorkerProcess:
-    return _WorkerProcess()
+def _keyed_rows(rows: pa.RecordBatch, names: list[str]) -> KeyedRows:
+    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
+    return KeyedRows(rows.select(names), hashes)
 
 
 def _run_streaming(
     spec: SubtaskSpec, operator: KeyedOperator, read: BatchInput, context: TaskContext
 ) -> Iterator[pa.RecordBatch]:
-    task = _task_id(spec, read, context)
-    process = _worker_process()
+    task = task_id(spec, read.subtask, context)
+    process = worker_process()
     batch_task = BatchTask(
         task=task,
         partition=context.partitionId(),
@@ -158,7 +199,7 @@ def _run_streaming(
         operator=operator,
         options=spec.options,
         call=process.client(spec).call,
-        local=process.local_runs(_local_directory(spec, task)),
+        local=process.local_runs(local_directory(spec, task)),
         tables=process.tables,
         open_store=open_store,
         clock=SystemClock(),
@@ -167,49 +208,42 @@ def _run_streaming(
     return batch_task.run(read)
 
 
-def _task_id(spec: SubtaskSpec, read: BatchInput, context: TaskContext) -> TaskId:
-    batch = context.getLocalProperty("streaming.sql.batchId")
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    run_id = context.getLocalProperty("spark.jobGroup.id")
-    if batch is None or query_id is None or run_id is None:
-        raise ConfigurationError(
-            f"operator '{spec.uid}' is part of a stream, but ran outside of a micro-batch.",
-            kind=ErrorKind.NO_BATCH_ID,
-            hint="Run its actions on the thread that Spark calls foreachBatch on, and while the batch lasts.",
-        )
-    return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), read.subtask, context.taskAttemptId())
-
-
 def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition: int) -> BatchInput:
     """Read all rows; the subtask's number comes from them, or from the partition if there are none."""
     held = [batch for batch in batches if batch.num_rows]
     if not held:
-        return BatchInput(_NO_ROWS, np.zeros(0, np.uint64), partition, None)
+        return BatchInput(_NO_ROWS, _NOTHING.hashes, partition, None)
     rows = held[0] if len(held) == 1 else pa.concat_batches(held)
-    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
     times = rows.column(rows.schema.get_field_index(TIME_COLUMN)).to_numpy()
-    subtasks = subtasks_of(hashes, spec.parallelism)
+    read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))])
+    subtasks = subtasks_of(read.hashes, spec.parallelism)
     if (subtasks != subtasks[0]).any():
         raise ConfigurationError(
             f"operator '{spec.uid}': partition {partition} holds rows of several subtasks.",
             kind=ErrorKind.PARTITIONS_RENUMBERED,
             hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report it.",
         )
-    names = [name for name in rows.schema.names if name not in (HASH_COLUMN, TIME_COLUMN)]
-    return BatchInput(rows.select(names), hashes, int(subtasks[0]), int(times[0]))
+    return BatchInput(read.rows, read.hashes, int(subtasks[0]), int(times[0]))
 
 
-def _operator(spec: SubtaskSpec) -> KeyedOperator:
-    schema = spec.key_schema
+def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
+    """Make the operator of a task."""
+    key_codec = KeyCodec(spec.key_schema)
+    limits = spec.frames
+    to_input = RowInput if limits is None else partial(FrameInput, max_rows=limits.max_rows, max_bytes=limits.max_bytes)
     return KeyedOperator(
         uid=spec.uid,
         processor=pickle.loads(spec.processor),
-        key_codec=KeyCodec(schema),
-        key_columns=spec.key_columns,
+        key_codec=key_codec,
+        decode_key=key_decoder(key_codec, spec.session_zone),
         states=[bind_state(declaration) for declaration in spec.states],
-        to_rows=_row_reader(spec.columns),
-        output=OutputRows(spec.output_schema),
-        timer_values=TimerValues(-1, -1),
+        input=KeyedInput(spec.key_columns, to_input(spec.columns)),
+        output=RowOutput(spec.output_schema) if limits is None else FrameOutput(spec.output_schema, spec.session_zone),
+        times=SparkTimes(spec.time_mode),
+        timer_domain=spec.time_mode.domain,
+        event_time=spec.event_time,
+        output_event_time=spec.output_event_time,
+        initial=KeyedInput(spec.initial_key_columns, to_input(spec.initial_columns)) if spec.initial_columns else None,
     )
 
 
@@ -227,21 +261,19 @@ def bind_state(declaration: StateDeclaration) -> StateBinding:
     entry = declaration.entry_schema
     entry_codec = None if entry is None else row_codec(entry, f"map key of {subject}")
     if entry_codec is not None:
-        KeyCodec(entry_codec.schema, entry_codec.subject)
+        KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)
     descriptor = StateDescriptor(
-        declaration.name, declaration.kind, codec.schema, None if entry_codec is None else entry_codec.schema
+        declaration.name,
+        declaration.kind,
+        codec.schema,
+        None if entry_codec is None else entry_codec.schema,
+        None if declaration.ttl is None else declaration.ttl.domain,
     )
-    return StateBinding(descriptor, codec, entry_codec, lambda row: make([[value] for value in row])[0])
-
-
-def _row_reader(columns: list[str]) -> Callable[[pa.RecordBatch], list[Any]]:
-    make = row_maker(columns)
-    return lambda rows: make([column.to_pylist() for column in rows.columns])
-
-
-def _local_directory(spec: SubtaskSpec, task: TaskId) -> Path:
-    base = spec.options.local_directory
-    if base is None:
-        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
-    operator = f"{task.query_id}-{spec.uid.encode().hex()}"
-    return Path(base) / "statelog" / operator / str(spec.parallelism) / str(task.subtask)
+    return StateBinding(
+        declaration.name,
+        descriptor,
+        codec,
+        entry_codec,
+        lambda row: make([[value] for value in row])[0],
+        declaration.ttl,
+    )

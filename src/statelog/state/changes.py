@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.state.run import Operation, Section, change_schema, encode_run
-from statelog.state.schema import StateDescriptor
+from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import KeyBatch
 from statelog.state.values import RowCodec
 
@@ -19,22 +19,26 @@ __all__ = ["ChangeBuffer", "ListPosition"]
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
 _LIST_ORDINAL: Final = struct.Struct(">I")
+_PHASE_SHIFT: Final = 30
 
 
 @dataclass(frozen=True)
 class ListPosition:
     """Where list elements of a batch stand among those of other batches.
 
-    An element's entry key is (epoch, batch, ordinal), so appending reads nothing.
+    An element's entry key is (epoch, batch, ordinal), so appending reads nothing. The ordinal's two top bits are the
+    phase of the batch, because each phase counts from zero.
     """
 
     epoch: int
     batch: int
+    phase: int = 0
 
     def entries(self, first: int, count: int) -> list[bytes]:
         """Entry keys of `count` elements whose first is the `first`-th of this batch for its key."""
         prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
-        return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(first, first + count)]
+        base = (self.phase << _PHASE_SHIFT) + first
+        return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(base, base + count)]
 
 
 class ChangeBuffer:
@@ -63,6 +67,7 @@ class ChangeBuffer:
         entries: Sequence[bytes] | None,
         values: Sequence[tuple[Any, ...] | None],
         operations: Sequence[int] | None = None,
+        expiry_ms: int | Sequence[int] | None = None,
     ) -> None:
         """Add changes of keys that come after those of all calls before for this state.
 
@@ -82,6 +87,8 @@ class ChangeBuffer:
             The new value of each change; None where there is none.
         operations : sequence of int, optional
             What each change does; by default a put where there is a value, else a delete.
+        expiry_ms : int or sequence of int, optional
+            From when on the changes no longer count: one time for all of them, or one for each.
         """
         count = len(positions)
         if count == 0:
@@ -101,8 +108,11 @@ class ChangeBuffer:
             key_bytes,
             _empty_entries(count) if entries is None else pa.array(entries, pa.binary()),
             pa.array(operation_column),
+            _expiry_column(expiry_ms, count),
             *codec.encode(values, lambda index: self.describe_key(positions[index])),
         ]
+        if state.kind is StateKind.TIMER:
+            columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
         batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
         self._states[state.name] = state
         self._batches.setdefault(state.name, []).append(batch)
@@ -112,6 +122,14 @@ class ChangeBuffer:
         """Encode the changes as a run."""
         sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
         return encode_run(sections, compress=compress, block_rows=block_rows)
+
+
+def _expiry_column(expiry_ms: int | Sequence[int] | None, count: int) -> pa.Array:
+    if expiry_ms is None:
+        return pa.nulls(count, pa.int64())
+    if isinstance(expiry_ms, int):
+        return pa.array(np.full(count, expiry_ms, np.int64))
+    return pa.array(expiry_ms, pa.int64())
 
 
 def _empty_entries(count: int) -> pa.Array:

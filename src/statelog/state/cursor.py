@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.changes import ListPosition
-from statelog.state.schema import StateDescriptor
+from statelog.state.schema import StateDescriptor, TimeDomain
 from statelog.state.table import KeyBatch, StateTable
+from statelog.state.times import Moment, Ttl
 from statelog.state.values import RowCodec
 
 __all__ = ["EntryWindow", "KeyCursor"]
@@ -18,15 +21,34 @@ __all__ = ["EntryWindow", "KeyCursor"]
 Row = tuple[Any, ...]
 
 _PREFETCH_ENTRIES: Final = 100_000
+_NEVER_MS: Final = (1 << 63) - 1
 
 
 @dataclass
 class KeyCursor:
-    """The window and the key that all handles of a subtask stand on."""
+    """The window and the key that all handles of a subtask stand on.
+
+    Parameters
+    ----------
+    table : StateTable
+        The state before the window.
+    list_position : ListPosition
+        Where list elements that are appended now stand.
+    keys : KeyBatch
+        The window's keys.
+    moment : Moment
+        The batch's times.
+    event_ms : sequence of int, optional
+        The newest event time of what is handled for each key; None outside of event time.
+    position : int
+        The current key; -1 while none is processed.
+    """
 
     table: StateTable
     list_position: ListPosition
     keys: KeyBatch
+    moment: Moment
+    event_ms: Sequence[int] | None = None
     position: int = -1
 
     def require(self, subject: str) -> int:
@@ -41,22 +63,44 @@ class KeyCursor:
             raise ProcessorError(
                 f"{subject} was used while no key is processed.",
                 kind=ErrorKind.STATE_USAGE,
-                hint="State can be read and written only inside handleInputRows.",
+                hint="State can be read and written only inside handleInputRows, handleExpiredTimer and"
+                " handleInitialState.",
             )
         return self.position
+
+    def expiry_ms(self, ttl: Ttl, positions: Sequence[int]) -> int | list[int] | None:
+        """From when on entries that are written now no longer count: one time for all, or one for each position.
+
+        Without any event time yet, as while the initial state is loaded, it is never.
+        """
+        if ttl.domain is TimeDomain.PROCESSING:
+            return self.moment.processing_ms + ttl.duration_ms
+        watermark_ms, event_ms = self.moment.watermark_ms, self.event_ms
+        if event_ms is None:
+            return None if watermark_ms <= 0 else watermark_ms + ttl.duration_ms
+        return [max(watermark_ms, event_ms[position]) + ttl.duration_ms for position in positions]
+
+    def live_rows(self, ttl: Ttl | None, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Which rows have not expired; None if that is all of them."""
+        if ttl is None or expiry.null_count == len(expiry):
+            return None
+        times = expiry.fill_null(_NEVER_MS).to_numpy(zero_copy_only=False)
+        live: np.ndarray[Any, np.dtype[np.bool_]] = times > self.moment.now_ms(ttl.domain)
+        return None if live.all() else live
 
 
 class EntryWindow:
     """Stored entries of the window's keys, fetched for many keys at once.
 
-    Keys are processed in order, so fetching a stretch from the current key on is enough. A key with very
-    many entries is read entry by entry until someone asks for all of them.
+    All keys of the window are fetched together unless they have very many entries; then a stretch from the
+    current key on is, and a single key with very many is read entry by entry until someone asks for all of them.
     """
 
-    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec) -> None:
+    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec, ttl: Ttl | None = None) -> None:
         self._cursor = cursor
         self._state = state
         self._codec = codec
+        self._ttl = ttl
         self._counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._fetched = range(0)
         self._starts: list[int] = []
@@ -79,7 +123,10 @@ class EntryWindow:
         """One stored entry of a key."""
         if self._current[0] != position and self._count(position) > _PREFETCH_ENTRIES:
             key = self._cursor.keys.slice(position, position + 1)
-            rows = self._codec.decode(self._cursor.table.get_entry(self._state, key, entry).values)
+            found = self._cursor.table.get_entry(self._state, key, entry)
+            if self._cursor.live_rows(self._ttl, found.expiry) is not None:
+                return None
+            rows = self._codec.decode(found.values)
             return rows[0] if rows else None
         return self.of(position).get(entry)
 
@@ -95,10 +142,17 @@ class EntryWindow:
     def _fetch(self, position: int) -> None:
         self._count(position)
         assert self._counts is not None
-        total = np.cumsum(self._counts[position:])
-        end = position + max(1, int(np.searchsorted(total, _PREFETCH_ENTRIES, "right")))
-        found = self._cursor.table.entries(self._state, self._cursor.keys.slice(position, end))
-        self._fetched = range(position, end)
-        self._starts = np.searchsorted(found.positions, np.arange(end - position + 1)).tolist()
-        self._entries = found.entries.to_pylist()
-        self._rows = self._codec.decode(found.values)
+        start, end = 0, len(self._counts)
+        if self._counts.sum() > _PREFETCH_ENTRIES:
+            total = np.cumsum(self._counts[position:])
+            start, end = position, position + max(1, int(np.searchsorted(total, _PREFETCH_ENTRIES, "right")))
+        found = self._cursor.table.entries(self._state, self._cursor.keys.slice(start, end))
+        positions, entries, values = found.positions, found.entries, found.values
+        live = self._cursor.live_rows(self._ttl, found.expiry)
+        if live is not None:
+            kept = pa.array(live)
+            positions, entries, values = positions[live], entries.filter(kept), values.filter(kept)
+        self._fetched = range(start, end)
+        self._starts = np.searchsorted(positions, np.arange(end - start + 1)).tolist()
+        self._entries = entries.to_pylist()
+        self._rows = self._codec.decode(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.state.evolution import project
 from statelog.state.run import VALUE_COLUMN, Operation, Run
 from statelog.state.schema import StateDescriptor
-from statelog.state.table import EntryRows, KeyBatch, StateTable, ValueRows
+from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 __all__ = ["MemoryTable"]
 
 _Row = tuple[Any, ...]
+"""Expiry and value of an entry, as they stand side by side in a row of a run; and before them the state as it was."""
+
+
+class _Key:
+    """The entries of one key in one state, and the key's hash."""
+
+    __slots__ = ("entries", "key_hash")
+
+    def __init__(self, key_hash: int, entries: dict[bytes, _Row]) -> None:
+        self.key_hash = key_hash
+        self.entries = entries
 
 
 class MemoryTable(StateTable):
@@ -25,14 +38,36 @@ class MemoryTable(StateTable):
     """
 
     def __init__(self) -> None:
-        self._states: dict[str, dict[bytes, dict[bytes, _Row]]] = {}
+        self._states: dict[str, dict[bytes, _Key]] = {}
+        self._descriptors: list[StateDescriptor] = []
 
     def apply(self, runs: Sequence[Run]) -> None:
         for run in runs:
             for name, section in run.sections.items():
                 keys = self._states.setdefault(name, {})
+                state = self._known(section.state)
                 for block in section.blocks:
-                    _apply_rows(keys, block.load())
+                    _apply_rows(keys, block.load(), state)
+
+    def _known(self, state: StateDescriptor) -> StateDescriptor:
+        """One object for all equal descriptors, so that rows of one form are seen to be that."""
+        if state not in self._descriptors:
+            self._descriptors.append(state)
+        return self._descriptors[self._descriptors.index(state)]
+
+    def branch(self, run: Run) -> MemoryTable:
+        branched = MemoryTable()
+        branched._states = dict(self._states)
+        branched._descriptors = self._descriptors
+        for name, section in run.sections.items():
+            keys = dict(self._states.get(name, {}))
+            for block in section.blocks:
+                for key in block.load().column(1).to_pylist():
+                    if key in keys:
+                        keys[key] = _Key(keys[key].key_hash, dict(keys[key].entries))
+            branched._states[name] = keys
+        branched.apply([run])
+        return branched
 
     def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         return self._rows_of(state, keys, b"")
@@ -41,48 +76,72 @@ class MemoryTable(StateTable):
         return self._rows_of(state, key, entry)
 
     def _rows_of(self, state: StateDescriptor, keys: KeyBatch, entry: bytes) -> ValueRows:
-        held = self._states.get(state.name, {})
         positions: list[int] = []
         rows: list[_Row] = []
-        for position, key in enumerate(keys.keys.to_pylist()):
-            row = held.get(key, {}).get(entry)
+        for position, entries in enumerate(self._entries_of(state, keys)):
+            row = entries.get(entry)
             if row is not None:
                 positions.append(position)
                 rows.append(row)
-        return ValueRows(np.array(positions, np.int64), _to_values(state, rows))
+        values, expiry = _to_columns(state, rows)
+        return ValueRows(np.array(positions, np.int64), values, expiry)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        held = self._states.get(state.name, {})
-        return np.array([len(held.get(key, ())) for key in keys.keys.to_pylist()], np.int64)
+        return np.array([len(entries) for entries in self._entries_of(state, keys)], np.int64)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
-        held = self._states.get(state.name, {})
         positions: list[int] = []
-        entries: list[bytes] = []
+        found: list[bytes] = []
         rows: list[_Row] = []
-        for position, key in enumerate(keys.keys.to_pylist()):
-            for entry, row in sorted(held.get(key, {}).items()):
+        for position, entries in enumerate(self._entries_of(state, keys)):
+            for entry, row in sorted(entries.items()):
                 positions.append(position)
-                entries.append(entry)
+                found.append(entry)
                 rows.append(row)
-        return EntryRows(np.array(positions, np.int64), pa.array(entries, pa.binary()), _to_values(state, rows))
+        values, expiry = _to_columns(state, rows)
+        return EntryRows(np.array(positions, np.int64), pa.array(found, pa.binary()), values, expiry)
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due = sorted(
+            (held.key_hash, key, time_ms)
+            for key, held in self._states.get(state.name, {}).items()
+            for _, _, time_ms in held.entries.values()
+            if after_ms < time_ms <= until_ms
+        )
+        hashes, keys, times = zip(*due, strict=True) if due else ((), (), ())
+        batch = KeyBatch(np.array(hashes, np.uint64), pa.array(keys, pa.binary()))
+        return TimerRows(batch, np.array(times, np.int64))
+
+    def _entries_of(self, state: StateDescriptor, keys: KeyBatch) -> list[dict[bytes, _Row]]:
+        held = self._states.get(state.name, {})
+        return [held[key].entries if key in held else {} for key in keys.keys.to_pylist()]
 
 
-def _apply_rows(keys: dict[bytes, dict[bytes, _Row]], rows: pa.RecordBatch) -> None:
-    columns = [column.to_pylist() for column in rows.columns[1:VALUE_COLUMN]]
-    values = [column.to_pylist() for column in rows.columns[VALUE_COLUMN:]]
-    for key, entry, operation, *value in zip(*columns, *values, strict=True):
+def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescriptor) -> None:
+    columns = [column.to_pylist() for column in rows.columns[: VALUE_COLUMN + len(state.value_schema)]]
+    for key_hash, key, entry, operation, *row in zip(*columns, strict=True):
         if operation == Operation.CLEAR:
             keys.pop(key, None)
         elif operation == Operation.PUT:
-            keys.setdefault(key, {})[entry] = tuple(value)
+            keys.setdefault(key, _Key(key_hash, {})).entries[entry] = (state, *row)
         elif key in keys:
-            keys[key].pop(entry, None)
-            if not keys[key]:
+            keys[key].entries.pop(entry, None)
+            if not keys[key].entries:
                 del keys[key]
 
 
+def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.RecordBatch, pa.Array]:
+    batches = [pa.RecordBatch.from_pylist([], schema=state.value_schema)]
+    for _, alike in itertools.groupby(rows, key=lambda row: id(row[0])):
+        batches.append(_to_values(state, list(alike)))
+    return pa.concat_batches(batches), pa.array([row[1] for row in rows], pa.int64())
+
+
 def _to_values(state: StateDescriptor, rows: list[_Row]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(state.value_schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, state.value_schema, strict=True)]
+    """Values of rows that were written with one description, as another."""
+    stored: StateDescriptor = rows[0][0]
+    columns = zip(*(row[2:] for row in rows), strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, stored.value_schema, strict=True)]
+    if stored != state:
+        arrays = project(arrays, stored, state)
     return pa.RecordBatch.from_arrays(arrays, schema=state.value_schema)

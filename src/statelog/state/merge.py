@@ -5,7 +5,8 @@ A merge goes through its inputs in slices of the hash range, so its memory is bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,14 +14,32 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.state.evolution import merged_schema
 from statelog.state.key_groups import HashRange
-from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run, RunSection, RunWriter
-from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.run import EXPIRY_COLUMN, LOCAL_BLOCK_ROWS, Operation, Run, RunSection, RunWriter
+from statelog.state.schema import StateDescriptor, is_deleted
+from statelog.state.times import Moment
 
-__all__ = ["choose_merge", "merge_runs"]
+__all__ = ["Garbage", "choose_merge", "merge_runs"]
 
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What a merge may leave out.
+
+    Parameters
+    ----------
+    moment : Moment
+        Entries that have expired by then; only a merge that starts at the empty state can leave them out.
+    generations : mapping of str to int
+        For each state that was ever deleted, how often; what was stored before is garbage.
+    """
+
+    moment: Moment
+    generations: Mapping[str, int]
 
 
 def choose_merge(rows: Sequence[int], fan_in: int) -> int:
@@ -67,6 +86,7 @@ def merge_runs(
     *,
     is_bottom: bool,
     within: HashRange | None = None,
+    garbage: Garbage | None = None,
     slice_rows: int = LOCAL_BLOCK_ROWS,
 ) -> int:
     """Merge runs into one: of each entry the newest change stays.
@@ -81,6 +101,8 @@ def merge_runs(
         Whether nothing older exists, so that removals need not be kept.
     within : HashRange, optional
         Keep only keys of these hashes.
+    garbage : Garbage, optional
+        What may be left out.
     slice_rows : int
         About how many input rows are in memory at once.
 
@@ -97,11 +119,13 @@ def merge_runs(
     states: dict[str, StateDescriptor] = {}
     for run in runs:
         for name, section in run.sections.items():
-            states[name] = section.state
+            states[name] = merged_schema(states.get(name, section.state), section.state)
     for state in states.values():
+        if garbage is not None and is_deleted(state.name, garbage.generations):
+            continue
         sections = [found for run in runs if (found := run.section(state)) is not None]
         for first, last in _slices(sections, within, slice_rows):
-            merged = _merge_slice(state, sections, first, last, is_bottom=is_bottom)
+            merged = _merge_slice(state, sections, first, last, is_bottom=is_bottom, garbage=garbage)
             writer.add(state, merged)
     return writer.finish()
 
@@ -120,7 +144,13 @@ def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows
 
 
 def _merge_slice(
-    state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int, *, is_bottom: bool
+    state: StateDescriptor,
+    sections: Sequence[RunSection],
+    first: int,
+    last: int,
+    *,
+    is_bottom: bool,
+    garbage: Garbage | None,
 ) -> pa.RecordBatch:
     batches: list[pa.RecordBatch] = []
     ages: list[npt.NDArray[np.int64]] = []
@@ -136,6 +166,9 @@ def _merge_slice(
     if is_bottom:
         operations = rows.column(3).to_numpy()
         kept = kept[operations[kept] == Operation.PUT]
+        if state.expires_by is not None and garbage is not None:
+            expiry = pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()
+            kept = kept[expiry[kept] > garbage.moment.now_ms(state.expires_by)]
     return rows.take(pa.array(kept))
 
 
@@ -156,7 +189,7 @@ def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDAr
     ordered = hashes[order]
     is_first = np.ones(len(ordered), bool)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    if state.kind is StateKind.VALUE and not _has_collisions(rows.column(1), order, is_first):
+    if not state.kind.has_entries and not _has_collisions(rows.column(1), order, is_first):
         return order[is_first]
     is_alone = is_first.copy()
     is_alone[:-1] &= is_first[1:]

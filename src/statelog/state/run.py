@@ -5,6 +5,7 @@ A changeset is a run; a merge of runs is a run. The byte layout is specified in 
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ import pyarrow.compute as pc
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.state.evolution import can_read, project
 from statelog.state.key_groups import Hashes
-from statelog.state.schema import StateDescriptor, StateSchema
+from statelog.state.schema import StateDescriptor, StateKind, StateSchema
 
 __all__ = [
+    "EXPIRY_COLUMN",
     "LOCAL_BLOCK_ROWS",
     "STORED_BLOCK_ROWS",
     "Operation",
@@ -43,7 +46,8 @@ STORED_BLOCK_ROWS: Final = 16_384
 LOCAL_BLOCK_ROWS: Final = 1 << 20
 """Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
 
-_MAGIC: Final = b"SLRUN\x00\x00\x01"
+_MAGIC: Final = b"SLRUN\x00\x00\x02"
+_MAGIC_WITHOUT_EXPIRY: Final = b"SLRUN\x00\x00\x01"
 _TAIL: Final = struct.Struct("<IQ4s")
 _TAIL_MAGIC: Final = b"SLR1"
 _ALIGNMENT: Final = 64
@@ -53,7 +57,10 @@ _COLUMNS: Final = [
     pa.field("key", pa.binary(), nullable=False),
     pa.field("entry", pa.binary(), nullable=False),
     pa.field("op", pa.uint8(), nullable=False),
+    pa.field("expiry", pa.int64()),
 ]
+EXPIRY_COLUMN: Final = 4
+"""Index of the column that says from when on a put no longer counts, in milliseconds; null is never."""
 VALUE_COLUMN: Final = len(_COLUMNS)
 """Index of the first value column of a batch of changes."""
 
@@ -103,9 +110,13 @@ class Section:
 
 
 def change_schema(state: StateDescriptor) -> pa.Schema:
-    """Columns of a state's changes: hash, key, entry, operation and the value's fields."""
+    """Columns of a state's changes: hash, key, entry, operation, expiry and the value's fields.
+
+    Timers have one more: the rows of a block in the order of their times, which the writer fills in.
+    """
     values = [pa.field(f"v{i}", field.type) for i, field in enumerate(state.value_schema)]
-    return pa.schema(_COLUMNS + values)
+    order = [pa.field("by_time", pa.uint32())] if state.kind is StateKind.TIMER else []
+    return pa.schema(_COLUMNS + values + order)
 
 
 class RunWriter:
@@ -150,7 +161,10 @@ class RunWriter:
         hashes = batch.column(0).to_numpy()
         for start, end in _block_bounds(hashes, self._block_rows):
             _pad(self._sink)
-            message = _encode_batch(batch.slice(start, end - start), self._compress)
+            rows = batch.slice(start, end - start)
+            if state.kind is StateKind.TIMER:
+                rows = _ordered_by_time(rows)
+            message = _encode_batch(rows, self._compress)
             block = _StoredBlock(
                 state=len(self._states) - 1,
                 offset=self._sink.tell(),
@@ -205,12 +219,16 @@ class Run:
         self.name = name
         self.size_bytes = buffer.size
         footer = self._read_footer(buffer, offset)
+        has_expiry = buffer.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC
         self.sections: dict[str, RunSection] = {}
+        self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
         for index, state in enumerate(descriptors):
             schema = change_schema(state)
             blocks = [
-                RunBlock(buffer, stored, schema, name, offset) for stored in footer.blocks if stored.state == index
+                RunBlock(buffer, stored, schema, name, offset, has_expiry=has_expiry)
+                for stored in footer.blocks
+                if stored.state == index
             ]
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
@@ -219,7 +237,7 @@ class Run:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(_MAGIC) + _TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if buffer.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC:
+        if buffer.slice(0, len(_MAGIC)).to_pybytes() not in (_MAGIC, _MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - _TAIL.size
         length, checksum, magic = _TAIL.unpack(buffer.slice(tail_at).to_pybytes())
@@ -234,17 +252,23 @@ class Run:
             raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
 
     def section(self, state: StateDescriptor) -> RunSection | None:
-        """The changes of one state; None if the run has none.
+        """The changes of one state, with the fields that are wanted; None if the run has none.
 
         Raises
         ------
         CorruptionError
-            If the run holds the state with another kind or other fields.
+            If the run holds the state with another kind, or with fields that cannot be those.
         """
         section = self.sections.get(state.name)
-        if section is not None and section.state != state:
-            raise _damaged(f"{self.name}: holds {section.state} where {state} is expected.", ErrorKind.FORMAT)
-        return section
+        if section is None or section.state == state:
+            return section
+        evolved = self._evolved.get(state.name)
+        if evolved is None or evolved.state != state:
+            if not can_read(section.state, state):
+                raise _damaged(f"{self.name}: holds {section.state} where {state} is expected.", ErrorKind.FORMAT)
+            blocks: list[RunBlock] = [_EvolvedBlock(block, section.state, state) for block in section.blocks]
+            evolved = self._evolved[state.name] = RunSection(state, blocks)
+        return evolved
 
     def verify(self) -> None:
         """Read every block and check it."""
@@ -269,19 +293,28 @@ class RunSection:
 class RunBlock:
     """Rows of one state whose hashes lie between two bounds; read and checked on first use."""
 
-    def __init__(self, buffer: pa.Buffer, stored: _StoredBlock, schema: pa.Schema, name: str, base: int) -> None:
+    def __init__(
+        self, buffer: pa.Buffer, stored: _StoredBlock, schema: pa.Schema, name: str, base: int, *, has_expiry: bool
+    ) -> None:
         self.rows = stored.rows
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
         self._buffer = buffer
         self._stored = stored
         self._schema = schema
+        self._has_expiry = has_expiry
         self._where = f"{name}, block at offset {base + stored.offset}"
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        """The block's rows, kept once they are read."""
+        """The block's rows as they were written, kept once they are read."""
         return self.load()
+
+    def take(self, rows: Positions) -> pa.RecordBatch:
+        """Some of the rows, in ascending order."""
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+            return self.batch.slice(int(rows[0]), len(rows))
+        return self.batch.take(pa.array(rows))
 
     def load(self) -> pa.RecordBatch:
         """Read the block's rows without keeping them.
@@ -297,7 +330,18 @@ class RunBlock:
         data = self._buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise _damaged(f"{self._where}: its {stored.length} bytes are damaged.")
-        return pa.ipc.read_record_batch(data, self._schema)
+        if self._has_expiry:
+            return pa.ipc.read_record_batch(data, self._schema)
+        rows = pa.ipc.read_record_batch(data, self._schema.remove(EXPIRY_COLUMN))
+        return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
+
+    def due(self, after_ms: int, until_ms: int) -> Positions:
+        """Rows of timers whose times lie after one and up to another, found by bisection."""
+        times = self.batch.column(VALUE_COLUMN).to_numpy()
+        by_time = self.batch.column(VALUE_COLUMN + 1).to_numpy()
+        first = bisect.bisect_right(by_time, after_ms, key=lambda row: times[row])
+        last = bisect.bisect_right(by_time, until_ms, key=lambda row: times[row])
+        return np.sort(by_time[first:last]).astype(np.int64)
 
     @cached_property
     def hashes(self) -> Hashes:
@@ -367,6 +411,32 @@ class RunBlock:
         return queries, rows
 
 
+class _EvolvedBlock(RunBlock):
+    """A block whose state has other fields by now; values are converted when they are taken or loaded."""
+
+    def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
+        self.rows = block.rows
+        self.first_hash = block.first_hash
+        self.last_hash = block.last_hash
+        self._block = block
+        self._was = stored
+        self._wanted = wanted
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        return self._block.batch
+
+    def take(self, rows: Positions) -> pa.RecordBatch:
+        return self._converted(self._block.take(rows))
+
+    def load(self) -> pa.RecordBatch:
+        return self._converted(self._block.load())
+
+    def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
+        return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
 def _block_bounds(hashes: Hashes, block_rows: int) -> list[tuple[int, int]]:
     """Split rows into blocks without parting rows of one hash."""
     bounds: list[tuple[int, int]] = []
@@ -378,6 +448,12 @@ def _block_bounds(hashes: Hashes, block_rows: int) -> list[tuple[int, int]]:
         bounds.append((start, end))
         start = end
     return bounds
+
+
+def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Timers with their last column filled in."""
+    order = np.argsort(rows.column(VALUE_COLUMN).to_numpy(), kind="stable").astype(np.uint32)
+    return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
 
 
 def _encode_batch(batch: pa.RecordBatch, compress: bool) -> pa.Buffer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.state.run import VALUE_COLUMN, Operation, Positions, Run, RunBlock
+from statelog.state.run import EXPIRY_COLUMN, VALUE_COLUMN, Operation, Positions, Run, RunBlock
 from statelog.state.schema import StateDescriptor
-from statelog.state.table import EntryRows, KeyBatch, StateTable, ValueRows
+from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 __all__ = ["RunsTable"]
 
@@ -29,6 +30,9 @@ class RunsTable(StateTable):
 
     def apply(self, runs: Sequence[Run]) -> None:
         self._runs.extend(runs)
+
+    def branch(self, run: Run) -> RunsTable:
+        return RunsTable([*self._runs, run])
 
     def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         found = _Gatherer(state)
@@ -54,8 +58,8 @@ class RunsTable(StateTable):
                     found.add_puts(block, np.zeros(1, np.int64), np.array([row]))
                     return found.values()
                 if block.find(key_hash, key_bytes, b"") is not None:
-                    return ValueRows(np.zeros(0, np.int64), _no_values(state))
-        return ValueRows(np.zeros(0, np.int64), _no_values(state))
+                    return _no_value(state)
+        return _no_value(state)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> Positions:
         counts = np.zeros(len(keys), np.int64)
@@ -79,6 +83,40 @@ class RunsTable(StateTable):
                 cleared[queries[is_clear]] = True
             open_keys = open_keys[~cleared]
         return found.entries()
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due: list[pa.RecordBatch] = []
+        ages: list[Positions] = []
+        for age, run in enumerate(reversed(self._runs)):
+            section = run.section(state)
+            for block in section.blocks if section else ():
+                rows = block.due(after_ms, until_ms)
+                if len(rows):
+                    due.append(block.take(rows))
+                    ages.append(np.full(len(rows), age, np.int64))
+        if not due:
+            return TimerRows(KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary())), np.zeros(0, np.int64))
+        joined = pa.concat_batches(due)
+        columns = {
+            "hash": joined.column(0),
+            "key": joined.column(1),
+            "time": joined.column(VALUE_COLUMN),
+            "age": pa.array(np.concatenate(ages)),
+        }
+        order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+        rows = joined.take(order)
+        kept = np.ones(len(rows), bool)
+        kept[1:] = ~(_equals_previous(rows.column(1)) & _equals_previous(rows.column(VALUE_COLUMN)))
+        kept &= rows.column(3).to_numpy() == Operation.PUT
+        rows = rows.filter(pa.array(kept))
+        return TimerRows(KeyBatch(rows.column(0).to_numpy(), rows.column(1)), rows.column(VALUE_COLUMN).to_numpy())
+
+
+def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
+        zero_copy_only=False
+    )
+    return equal
 
 
 def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:
@@ -109,7 +147,7 @@ class _Gatherer:
         self._ages: list[Positions] = []
 
     def add(self, block: RunBlock, positions: Positions, rows: Positions, age: int) -> None:
-        self._rows.append(_take(block.batch, rows))
+        self._rows.append(block.take(rows))
         self._positions.append(positions)
         self._ages.append(np.full(len(rows), age, np.int64))
 
@@ -122,17 +160,18 @@ class _Gatherer:
     def values(self) -> ValueRows:
         """The rows by key; each key has at most one."""
         if not self._rows:
-            return ValueRows(np.zeros(0, np.int64), _no_values(self._state))
+            return _no_value(self._state)
         rows, positions, _ = self._joined()
         if len(self._rows) > 1:
             order = np.argsort(positions, kind="stable")
             rows, positions = rows.take(pa.array(order)), positions[order]
-        return ValueRows(positions, _values_of(rows, self._state))
+        return ValueRows(positions, _values_of(rows, self._state), rows.column(EXPIRY_COLUMN))
 
     def entries(self) -> EntryRows:
         """The newest put of every entry, by key and entry."""
         if not self._rows:
-            return EntryRows(np.zeros(0, np.int64), pa.array([], pa.binary()), _no_values(self._state))
+            none = _no_value(self._state)
+            return EntryRows(none.positions, pa.array([], pa.binary()), none.values, none.expiry)
         rows, positions, ages = self._joined()
         if len(self._rows) > 1:
             sort_table = pa.table({"position": positions, "entry": rows.column(2), "age": ages})
@@ -142,13 +181,11 @@ class _Gatherer:
         entries = rows.column(2)
         kept = np.ones(len(positions), bool)
         if len(self._rows) > 1:
-            same_entry = pc.equal(entries.slice(1), entries.slice(0, len(entries) - 1))
-            repeated = (positions[1:] == positions[:-1]) & same_entry.to_numpy(zero_copy_only=False)
-            kept[1:] = ~repeated
+            kept[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
         kept &= rows.column(3).to_numpy() == Operation.PUT
         if not kept.all():
             rows, positions = rows.filter(pa.array(kept)), positions[kept]
-        return EntryRows(positions, rows.column(2), _values_of(rows, self._state))
+        return EntryRows(positions, rows.column(2), _values_of(rows, self._state), rows.column(EXPIRY_COLUMN))
 
     def _joined(self) -> tuple[pa.RecordBatch, Positions, Positions]:
         if len(self._rows) == 1:
@@ -157,15 +194,11 @@ class _Gatherer:
         return joined, np.concatenate(self._positions), np.concatenate(self._ages)
 
 
-def _take(batch: pa.RecordBatch, rows: Positions) -> pa.RecordBatch:
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-        return batch.slice(int(rows[0]), len(rows))
-    return batch.take(pa.array(rows))
-
-
 def _values_of(rows: pa.RecordBatch, state: StateDescriptor) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:], schema=state.value_schema)
+    end = VALUE_COLUMN + len(state.value_schema)
+    return pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=state.value_schema)
 
 
-def _no_values(state: StateDescriptor) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=state.value_schema)
+def _no_value(state: StateDescriptor) -> ValueRows:
+    values = pa.RecordBatch.from_pylist([], schema=state.value_schema)
+    return ValueRows(np.zeros(0, np.int64), values, pa.array([], pa.int64()))

@@ -3,134 +3,81 @@
 from __future__ import annotations
 
 import gc
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.clock import Clock
-from statelog.errors import ErrorKind, ProcessorError
-from statelog.state.changes import ChangeBuffer, ListPosition
+from statelog.errors import ProcessorError
+from statelog.state.changes import ListPosition
 from statelog.state.cursor import KeyCursor
-from statelog.state.grouping import Window, group_rows
-from statelog.state.handles import KeyedState, ListState, MapState, ValueState
+from statelog.state.entry_states import ListState, MapState
+from statelog.state.grouping import WINDOW_KEYS, Window, group_rows
 from statelog.state.key_groups import Hashes
-from statelog.state.keys import KeyCodec
-from statelog.state.schema import StateDescriptor, StateKind
-from statelog.state.table import KeyBatch, StateTable
-from statelog.state.values import RowCodec
+from statelog.state.keyed_state import KeyedState
+from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
+from statelog.state.phases import BatchChanges
+from statelog.state.processor_handle import ProcessorHandle
+from statelog.state.schema import StateKind, TimeDomain
+from statelog.state.table import KeyBatch, StateTable, TimerRows
+from statelog.state.timers import Timers
+from statelog.state.times import NO_TIME_MS, Moment
+from statelog.state.value_states import AggregatingState, ReducingState, ValueState
 
-__all__ = ["KeyedOperator", "KeyedSubtask", "ProcessorHandle", "StateBinding"]
+__all__ = ["BatchContext", "KeyedRows", "KeyedSubtask"]
 
-_CHUNK_ROWS: Final = 10_000
 _COLLECTION_THRESHOLD: Final = 100_000
-_S = TypeVar("_S", bound=KeyedState)
+_NO_KEYS: Final = KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
 
-
-class Processor(Protocol):
-    """The methods of ``pyspark.sql.streaming.StatefulProcessor`` that are called."""
-
-    def init(self, handle: Any) -> None: ...
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]: ...
-
-    def close(self) -> None: ...
-
-
-class OutputCodec(Protocol):
-    """Converts output rows to columns."""
-
-    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows; `owner_of` names the key that returned the i-th, for messages."""
-        ...
+Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class StateBinding:
-    """A state as the processor declared it, with the codecs of its values and map keys."""
-
-    descriptor: StateDescriptor
-    codec: RowCodec
-    entry_codec: RowCodec | None
-    to_row: Callable[[tuple[Any, ...]], Any]
-
-
-@dataclass(frozen=True)
-class KeyedOperator:
-    """What a keyed operator is made of, on the side of the tasks.
+class BatchContext:
+    """What a subtask knows of its batch.
 
     Parameters
     ----------
-    uid : str
-        The operator's name, for messages.
-    processor : Processor
-        The user's processor.
-    key_codec : KeyCodec
-        Codec of the grouping key.
-    key_columns : list of int
-        Which input columns are the grouping key.
-    states : list of StateBinding
-        The states that the processor declared.
-    to_rows : callable
-        Makes the processor's row objects from columns.
-    output : OutputCodec
-        Makes columns from the processor's output rows.
-    timer_values : Any
-        The third argument of handleInputRows.
+    epoch, batch : int
+        The run's epoch and Spark's batch id.
+    moment : Moment
+        Its times.
+    timers_after_ms : int
+        No timer up to this time is left to fire.
     """
 
-    uid: str
-    processor: Processor
-    key_codec: KeyCodec
-    key_columns: list[int]
-    states: list[StateBinding]
-    to_rows: Callable[[pa.RecordBatch], list[Any]]
-    output: OutputCodec
-    timer_values: Any
+    epoch: int
+    batch: int
+    moment: Moment
+    timers_after_ms: int = NO_TIME_MS
 
 
-class ProcessorHandle:
-    """What a processor's ``init`` gets on a task: the states that were declared on the driver."""
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows and their key hashes.
 
-    def __init__(self, states: dict[str, KeyedState], uid: str) -> None:
-        self._states = states
-        self._uid = uid
+    Parameters
+    ----------
+    rows : pyarrow.RecordBatch
+        n rows in order of arrival; no columns if there are none.
+    hashes : numpy.ndarray of uint64, shape (n,)
+        Their key hashes.
+    """
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:
-        """The value state of this name."""
-        return self._declared(stateName, ValueState)
-
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:
-        """The list state of this name."""
-        return self._declared(stateName, ListState)
-
-    def getMapState(
-        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
-    ) -> MapState:
-        """The map state of this name."""
-        return self._declared(stateName, MapState)
-
-    def _declared(self, name: str, kind: type[_S]) -> _S:
-        state = self._states.get(name)
-        if not isinstance(state, kind):
-            raise ProcessorError(
-                f"operator '{self._uid}': init() asks for {kind.__name__} '{name}' on a task, but did not"
-                " declare it so when the query was built.",
-                kind=ErrorKind.STATE_USAGE,
-                hint="init() must declare the same states every time.",
-            )
-        return state
+    rows: pa.RecordBatch
+    hashes: Hashes
 
 
 class KeyedSubtask:
     """Runs a processor over one batch of one subtask.
 
-    The order of calls is :meth:`process` once, consumed to its end; then `changes` holds the batch's
-    changes.
+    The order of calls is :meth:`process` once, consumed to its end; then the attributes hold the results. A batch
+    has up to three phases, and each sees what the one before has written: the rows of the initial state, the
+    rows of the stream, and the timers that are due.
 
     Parameters
     ----------
@@ -138,37 +85,52 @@ class KeyedSubtask:
         The operator.
     table : StateTable
         The state before the batch.
-    list_position : ListPosition
-        Where the batch's list elements stand.
+    context : BatchContext
+        The batch.
     clock : Clock
         Measures the time spent on changes.
 
     Attributes
     ----------
-    changes : ChangeBuffer
+    changes : BatchChanges
         The changes.
     flush_s : float
         Time spent so far on turning what the processor wrote into changes.
+    late_rows : int
+        Rows that were late and left out.
+    max_event_ms : list of (int or None)
+        The largest event time of each input that is tracked.
+    timers_to_ms : int
+        No timer up to this time is left to fire.
     """
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, list_position: ListPosition, clock: Clock) -> None:
-        self.changes = ChangeBuffer()
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+        self.changes = BatchChanges(table)
         self.flush_s = 0.0
+        self.late_rows = 0
+        self.max_event_ms: list[int | None] = []
+        self.timers_to_ms = NO_TIME_MS
         self._clock = clock
         self._operator = operator
-        no_keys = KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
-        self._cursor = KeyCursor(table, list_position, no_keys)
-        self._states = {binding.descriptor.name: _make_state(self._cursor, binding) for binding in operator.states}
+        self._context = context
+        position = ListPosition(context.epoch, context.batch)
+        self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment)
+        self._states = {binding.name: _make_state(self._cursor, binding) for binding in operator.states}
+        self._timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
+        self._timer_values = operator.times.timer_values(context.moment)
+        self._needs_event_ms = operator.event_time is not None and any(
+            binding.ttl is not None and binding.ttl.domain is TimeDomain.EVENT for binding in operator.states
+        )
 
-    def process(self, rows: pa.RecordBatch, hashes: Hashes) -> Iterator[pa.RecordBatch]:
-        """Call the processor for every key of the batch, with all of the key's rows.
+    def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
+        """Call the processor for every key of the batch, with all of the key's rows, and for every timer that is due.
 
         Parameters
         ----------
-        rows : pyarrow.RecordBatch
-            n input rows in order of arrival.
-        hashes : numpy.ndarray of uint64, shape (n,)
-            Their key hashes.
+        read : KeyedRows
+            The input rows.
+        initial : KeyedRows, optional
+            The rows of the initial state.
 
         Yields
         ------
@@ -181,52 +143,172 @@ class KeyedSubtask:
             If the processor raises, or gives values or rows that do not fit their schemas.
         """
         operator = self._operator
-        self._call("init", operator.processor.init, ProcessorHandle(self._states, operator.uid))
-        if rows.num_rows:
-            key_columns = [rows.column(index) for index in operator.key_columns]
-            grouped = group_rows(rows, hashes, operator.key_codec.encode_columns(key_columns))
-            for window in grouped.windows():
-                with _rare_garbage_collection():
-                    output = self._process_window(window)
-                yield output
+        handle = ProcessorHandle(self._states, self._timers, operator.uid)
+        self._call("init", operator.processor.init, handle)
+        if initial is not None and initial.rows.num_rows:
+            assert operator.initial is not None
+            for window in self._windows(initial, operator.initial):
+                self._load_initial_state(window, operator.initial)
+            self._begin_phase()
+        read = self._on_time(read)
+        if read.rows.num_rows:
+            for window in self._windows(read, operator.input):
+                yield self._process_rows(window)
+        yield from self._fire_timers()
         self._call("close", operator.processor.close)
 
-    def _process_window(self, window: Window) -> pa.RecordBatch:
+    def _on_time(self, read: KeyedRows) -> KeyedRows:
+        event_time = self._operator.event_time
+        if event_time is None:
+            return read
+        self.max_event_ms = event_time.largest_ms(read.rows)
+        if not event_time.drops_late or not read.rows.num_rows:
+            return read
+        kept = event_time.on_time(read.rows, self._context.moment.late_watermark_ms)
+        if kept is None:
+            return read
+        self.late_rows = read.rows.num_rows - kept.true_count
+        return KeyedRows(read.rows.filter(kept), read.hashes[kept.to_numpy(zero_copy_only=False)])
+
+    def _windows(self, read: KeyedRows, source: KeyedInput) -> Iterator[Window]:
+        columns = [read.rows.column(index) for index in source.key_columns]
+        return group_rows(read.rows, read.hashes, self._operator.key_codec.encode_columns(columns)).windows()
+
+    def _begin_phase(self) -> None:
+        self.changes.begin_phase()
+        self._cursor.table = self.changes.table
+        context = self._context
+        self._cursor.list_position = ListPosition(context.epoch, context.batch, self.changes.phase)
+
+    # ---- Initial state ----
+
+    def _load_initial_state(self, window: Window, source: KeyedInput) -> None:
+        cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
+        keys = self._keys_of(window, source)
+        self._open(window.keys, keys)
+        try:
+            for position, (key, rows) in enumerate(zip(keys, source.codec.by_key(window), strict=True)):
+                cursor.position = position
+                for row in rows:
+                    handle_state(key, row, self._timer_values)
+        except Exception as error:
+            raise self._failure(error, "handleInitialState", keys[cursor.position]) from error
+        self._flush()
+
+    # ---- Rows ----
+
+    def _process_rows(self, window: Window) -> pa.RecordBatch:
         operator, cursor = self._operator, self._cursor
-        cursor.keys = window.keys
-        for state in self._states.values():
-            state.open()
-        firsts = pa.array(window.starts[:-1])
-        key_columns = [window.rows.column(index).take(firsts) for index in operator.key_columns]
-        keys = list(zip(*(column.to_pylist() for column in key_columns), strict=True))
-        self.changes.describe_key = lambda position: repr(keys[position])
+        keys = self._keys_of(window, operator.input)
+        self._open(window.keys, keys)
+        if self._needs_event_ms:
+            assert operator.event_time is not None
+            cursor.event_ms = operator.event_time.newest_ms(window.rows, window.starts)
         outputs: list[Any] = []
         ends: list[int] = []
-        handle_rows, timer_values = operator.processor.handleInputRows, operator.timer_values
-        try:
-            # The loop that everything is about: nothing in here that could stand outside.
-            for position, (key, rows) in enumerate(zip(keys, self._rows_by_key(window), strict=True)):
-                cursor.position = position
-                outputs.extend(handle_rows(key, rows, timer_values))
-                ends.append(len(outputs))
-        except Exception as error:
-            raise self._failure(error, "handleInputRows", keys[cursor.position]) from error
-        cursor.position = -1
-        with _OperatorNamed(operator.uid):
+        handle_rows, timer_values = operator.processor.handleInputRows, self._timer_values
+        with _rare_garbage_collection():
+            try:
+                # The loop that everything is about: nothing in here that could stand outside.
+                for position, (key, rows) in enumerate(zip(keys, operator.input.codec.by_key(window), strict=True)):
+                    cursor.position = position
+                    outputs.extend(handle_rows(key, rows, timer_values))
+                    ends.append(len(outputs))
+            except Exception as error:
+                raise self._failure(error, "handleInputRows", keys[cursor.position]) from error
+            self._flush()
+            return self._encode(outputs, lambda row: f"key {keys[_owner(ends, row)]!r}")
+
+    def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
+        firsts = pa.array(window.starts[:-1])
+        return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
+
+    # ---- Timers ----
+
+    def _fire_timers(self) -> Iterator[pa.RecordBatch]:
+        timers, domain = self._timers, self._operator.timer_domain
+        if timers is None or domain is None:
+            return
+        until_ms = self._context.moment.now_ms(domain)
+        after_ms, lowest_ms = self._context.timers_after_ms, timers.lowest_ms
+        self.timers_to_ms = until_ms
+        if lowest_ms is not None:
+            after_ms = min(after_ms, lowest_ms - 1)
+        elif not len(self.changes.table.due_timers(timers.state, after_ms, until_ms).keys):
+            return
+        self._begin_phase()
+        timers.lowest_ms = None
+        due = self.changes.table.due_timers(timers.state, after_ms, until_ms)
+        for start, end in _key_stretches(due):
+            yield self._fire_window(timers, due, start, end)
+        if timers.lowest_ms is not None:
+            # A timer that a firing one has registered for a time that is over fires in the next batch.
+            self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
+
+    def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> pa.RecordBatch:
+        """Fire the timers of some keys, in order of their times."""
+        operator, cursor = self._operator, self._cursor
+        rows = due.keys.slice(start, end)
+        is_first = _starts_key(rows)
+        firsts = np.flatnonzero(is_first)
+        key_of = np.cumsum(is_first) - 1
+        window_keys = rows.take(firsts)
+        keys = [operator.decode_key(key) for key in window_keys.keys.to_pylist()]
+        times = due.times_ms[start:end]
+        self._open(window_keys, keys)
+        if self._needs_event_ms:
+            cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
+        order = np.argsort(times, kind="stable")
+        outputs: list[Any] = []
+        ends: list[int] = []
+        fired: list[int] = []
+        fire, timer_values, info = (
+            operator.processor.handleExpiredTimer,
+            self._timer_values,
+            operator.times.expired_timer,
+        )
+        with _rare_garbage_collection():
+            try:
+                for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
+                    cursor.position = position
+                    if timers.was_deleted(time_ms):
+                        continue
+                    outputs.extend(fire(keys[position], timer_values, info(time_ms)))
+                    timers.delete(time_ms)
+                    ends.append(len(outputs))
+                    fired.append(position)
+            except Exception as error:
+                raise self._failure(error, "handleExpiredTimer", keys[cursor.position]) from error
+            self._flush()
+            return self._encode(outputs, lambda row: f"key {keys[fired[_owner(ends, row)]]!r}")
+
+    # ---- Windows of keys ----
+
+    def _open(self, window_keys: KeyBatch, keys: list[Key]) -> None:
+        self._cursor.keys = window_keys
+        self._cursor.event_ms = None
+        self.changes.buffer.describe_key = lambda position: repr(keys[position])
+        for state in self._states.values():
+            state.open()
+        if self._timers is not None:
+            self._timers.open()
+
+    def _flush(self) -> None:
+        self._cursor.position = -1
+        with _operator_named(self._operator.uid):
             started_s = self._clock.monotonic_s()
             for state in self._states.values():
-                state.flush(self.changes)
+                state.flush(self.changes.buffer)
+            if self._timers is not None:
+                self._timers.flush(self.changes.buffer)
             self.flush_s += self._clock.monotonic_s() - started_s
-            return operator.output.encode(outputs, lambda row: repr(keys[_owner(ends, row)]))
 
-    def _rows_by_key(self, window: Window) -> list[Iterator[Any]]:
-        starts = window.starts.tolist()
-        to_rows = self._operator.to_rows
-        if len(window.keys) == 1 and window.rows.num_rows > _CHUNK_ROWS:
-            chunks = range(0, window.rows.num_rows, _CHUNK_ROWS)
-            return [(row for start in chunks for row in to_rows(window.rows.slice(start, _CHUNK_ROWS)))]
-        rows = to_rows(window.rows)
-        return [iter(rows[start:end]) for start, end in itertools.pairwise(starts)]
+    def _encode(self, outputs: list[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        with _operator_named(self._operator.uid):
+            output = self._operator.output.encode(outputs, owner_of)
+            if self._operator.output_event_time is not None:
+                self._operator.output_event_time.require_on_time(output, self._context.moment.late_watermark_ms)
+            return output
 
     def _call(self, name: str, method: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -234,7 +316,7 @@ class KeyedSubtask:
         except Exception as error:
             raise self._failure(error, name) from error
 
-    def _failure(self, error: Exception, method: str, key: tuple[Any, ...] | None = None) -> ProcessorError:
+    def _failure(self, error: Exception, method: str, key: Key | None = None) -> ProcessorError:
         where = f"operator '{self._operator.uid}': {method}() failed"
         if key is not None:
             where += f" for key {key!r}"
@@ -262,31 +344,46 @@ def _rare_garbage_collection() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-class _OperatorNamed:
-    """Adds the operator's name to errors of encoding."""
-
-    def __init__(self, uid: str) -> None:
-        self._uid = uid
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, ProcessorError):
-            message = f"operator '{self._uid}': {error.message}"
-            raise ProcessorError(message, kind=error.kind, hint=error.hint) from error
+@contextmanager
+def _operator_named(uid: str) -> Iterator[None]:
+    """Add the operator's name to errors of encoding."""
+    try:
+        yield
+    except ProcessorError as error:
+        raise ProcessorError(f"operator '{uid}': {error.message}", kind=error.kind, hint=error.hint) from error
 
 
 def _owner(ends: list[int], row: int) -> int:
     return next(position for position, end in enumerate(ends) if row < end)
 
 
+def _starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of some sorted rows are the first of their key."""
+    keys = rows.keys.to_pylist()
+    return np.array([index == 0 or keys[index] != keys[index - 1] for index in range(len(keys))], bool)
+
+
+def _key_stretches(due: TimerRows) -> Iterator[tuple[int, int]]:
+    """Stretches of due timers that hold a bounded number of keys, and whole ones."""
+    starts = np.flatnonzero(_starts_key(due.keys))
+    for first in range(0, len(starts), WINDOW_KEYS):
+        end = first + WINDOW_KEYS
+        yield int(starts[first]), int(starts[end]) if end < len(starts) else len(due.keys)
+
+
 def _make_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:
-    match binding.descriptor.kind:
+    descriptor, codec, ttl = binding.descriptor, binding.codec, binding.ttl
+    match descriptor.kind:
         case StateKind.VALUE:
-            return ValueState(cursor, binding.descriptor, binding.codec)
+            return ValueState(cursor, descriptor, codec, ttl)
+        case StateKind.REDUCING:
+            return ReducingState(cursor, descriptor, codec, ttl)
+        case StateKind.AGGREGATING:
+            return AggregatingState(cursor, descriptor, codec, ttl)
         case StateKind.LIST:
-            return ListState(cursor, binding.descriptor, binding.codec)
+            return ListState(cursor, descriptor, codec, ttl)
         case StateKind.MAP:
             assert binding.entry_codec is not None
-            return MapState(cursor, binding.descriptor, binding.codec, binding.entry_codec, binding.to_row)
+            return MapState(cursor, descriptor, codec, binding.entry_codec, binding.to_row, ttl)
+        case StateKind.TIMER:
+            raise AssertionError("timers are no state of the processor")

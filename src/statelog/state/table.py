@@ -14,7 +14,7 @@ from statelog.state.key_groups import Hashes
 from statelog.state.run import Run
 from statelog.state.schema import StateDescriptor
 
-__all__ = ["EntryRows", "KeyBatch", "StateTable", "ValueRows"]
+__all__ = ["EntryRows", "KeyBatch", "StateTable", "TimerRows", "ValueRows"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,30 @@ class ValueRows:
         Which keys of the batch have a value, ascending.
     values : pyarrow.RecordBatch, m rows
         Their values, a column per field.
+    expiry : pyarrow.Array of int64, length m
+        From when on they no longer count, in milliseconds of the state's time; null is never. The table
+        returns them all the same.
     """
 
     positions: npt.NDArray[np.int64]
     values: pa.RecordBatch
+    expiry: pa.Array
+
+
+@dataclass(frozen=True)
+class TimerRows:
+    """Timers, by key and then by time.
+
+    Parameters
+    ----------
+    keys : KeyBatch
+        Key of each timer, repeated for each of its timers.
+    times_ms : numpy.ndarray of int64
+        Their times.
+    """
+
+    keys: KeyBatch
+    times_ms: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -72,11 +92,14 @@ class EntryRows:
         Entry keys, ascending within a key.
     values : pyarrow.RecordBatch, m rows
         The entries' values, a column per field.
+    expiry : pyarrow.Array of int64, length m
+        As in :class:`ValueRows`.
     """
 
     positions: npt.NDArray[np.int64]
     entries: pa.Array
     values: pa.RecordBatch
+    expiry: pa.Array
 
 
 class StateTable(ABC):
@@ -110,6 +133,24 @@ class StateTable(ABC):
     @abstractmethod
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
         """An upper bound of the number of entries of each key, found without reading them."""
+
+    @abstractmethod
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        """Timers of all keys that are due after one time and up to another.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            The operator's timers.
+        after_ms : int
+            The caller knows that no timer up to this time exists.
+        until_ms : int
+            The last time that is asked for.
+        """
+
+    @abstractmethod
+    def branch(self, run: Run) -> StateTable:
+        """A table with the changes of one more run; this one stays as it is."""
 
     @abstractmethod
     def apply(self, runs: Sequence[Run]) -> None:

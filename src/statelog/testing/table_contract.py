@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run, Section, change_schema, encode_run
+from statelog.state.run import EXPIRY_COLUMN, LOCAL_BLOCK_ROWS, Operation, Run, Section, change_schema, encode_run
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import KeyBatch, StateTable
 
@@ -25,7 +25,8 @@ MAP = StateDescriptor("map", StateKind.MAP, _TEXT, _TEXT)
 def make_run(state: StateDescriptor, changes: Sequence[Change], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
     """A run of (hash, key, entry, operation, text) changes, which are sorted first."""
     ordered = sorted(changes, key=lambda change: change[:3])
-    columns = list(zip(*ordered, strict=True)) if ordered else [()] * 5
+    columns: list[tuple[Any, ...]] = list(zip(*ordered, strict=True)) if ordered else [()] * 5
+    columns.insert(EXPIRY_COLUMN, (None,) * len(ordered))
     schema = change_schema(state)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)

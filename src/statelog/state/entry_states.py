@@ -1,13 +1,7 @@
-"""State handles: what a processor reads and writes, prefetched in bulk and buffered per batch.
-
-The handles have the methods of ``pyspark.sql.streaming``'s ValueState, ListState and MapState. A handle is
-opened on a window of keys and then moved from key to key; it reads the table once per window, on the first
-access, and collects its changes until :meth:`flush`.
-"""
+"""States with many entries per key: lists and maps."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,103 +9,22 @@ from typing import Any, Final
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.changes import ChangeBuffer
 from statelog.state.cursor import EntryWindow, KeyCursor
+from statelog.state.keyed_state import MISSING, KeyedState, Row
 from statelog.state.keys import KeyCodec
 from statelog.state.run import Operation
 from statelog.state.schema import StateDescriptor
+from statelog.state.times import Ttl
 from statelog.state.values import RowCodec
 
-__all__ = ["KeyedState", "ListState", "MapState", "ValueState"]
+__all__ = ["ListState", "MapState"]
 
-Row = tuple[Any, ...]
-
-_MISSING: Final = object()
 _CACHE_LIMIT: Final = 100_000
-
-
-class KeyedState(ABC):
-    """What all kinds share: the cursor, the descriptor and the codec."""
-
-    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec) -> None:
-        self._cursor = cursor
-        self._state = state
-        self._codec = codec
-
-    @abstractmethod
-    def open(self) -> None:
-        """Start on the cursor's window."""
-
-    @abstractmethod
-    def flush(self, changes: ChangeBuffer) -> None:
-        """Hand over the window's changes."""
-
-
-class ValueState(KeyedState):
-    """One value per key."""
-
-    def open(self) -> None:
-        self._loaded: list[Row | None] | None = None
-        self._writes: dict[int, Row | None] = {}
-        self._normalize = self._codec.normalize
-        self._is_mutable = self._codec.is_mutable
-
-    def exists(self) -> bool:
-        """Whether the key has a value."""
-        return self._current() is not None
-
-    def get(self) -> Row | None:
-        """The key's value as a tuple; None if it has none."""
-        position = self._cursor.position
-        row: Any = self._writes.get(position, _MISSING)
-        if row is _MISSING:
-            row = self._current() if self._loaded is None else self._loaded[position]
-        return self._codec.copied(row) if self._is_mutable and row is not None else row
-
-    def update(self, newValue: Row) -> None:
-        """Replace the key's value."""
-        position = self._cursor.position
-        if position < 0:
-            self._cursor.require(self._codec.subject)
-        self._writes[position] = self._normalize(newValue)
-
-    def clear(self) -> None:
-        """Remove the key's value."""
-        self._writes[self._cursor.require(self._codec.subject)] = None
-
-    def _current(self) -> Row | None:
-        position = self._cursor.position
-        row = self._writes.get(position, _MISSING)
-        if row is not _MISSING:
-            return row  # type: ignore[return-value]  # the sentinel is excluded
-        if self._loaded is None:
-            self._cursor.require(self._codec.subject)
-            self._loaded = self._load()
-        return self._loaded[position]
-
-    def _load(self) -> list[Row | None]:
-        found = self._cursor.table.get_many(self._state, self._cursor.keys)
-        rows = self._codec.decode(found.values)
-        if len(rows) == len(self._cursor.keys):
-            return list(rows)
-        loaded: list[Row | None] = [None] * len(self._cursor.keys)
-        for position, row in zip(found.positions.tolist(), rows, strict=True):
-            loaded[position] = row
-        return loaded
-
-    def flush(self, changes: ChangeBuffer) -> None:
-        writes = self._writes
-        if self._loaded is not None:
-            loaded = self._loaded
-            absent = [p for p, row in writes.items() if row is None and loaded[p] is None]
-            for position in absent:
-                del writes[position]
-        positions = sorted(writes)
-        values = [writes[position] for position in positions]
-        changes.add(self._state, self._codec, self._cursor.keys, positions, None, values)
 
 
 @dataclass
 class _ListWrites:
     is_cleared: bool = False
+    is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
 
 
@@ -119,7 +32,7 @@ class ListState(KeyedState):
     """A list of elements per key; appending reads nothing."""
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+        self._stored = EntryWindow(self._cursor, self._state, self._codec, self._ttl)
         self._writes: dict[int, _ListWrites] = {}
 
     def exists(self) -> bool:
@@ -128,6 +41,8 @@ class ListState(KeyedState):
 
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
+        if self._renews:
+            self._own_writes().is_renewed = True
         return iter([self._codec.copied(row) for row in self._elements()])
 
     def put(self, newState: Sequence[Row]) -> None:
@@ -163,14 +78,14 @@ class ListState(KeyedState):
         return [self._codec.normalize(row) for row in rows]
 
     def _own_writes(self) -> _ListWrites:
-        position = self._cursor.require(self._codec.subject)
+        position = self._require()
         writes = self._writes.get(position)
         if writes is None:
             writes = self._writes[position] = _ListWrites()
         return writes
 
     def _elements(self) -> list[Row]:
-        position = self._cursor.require(self._codec.subject)
+        position = self._require()
         writes = self._writes.get(position)
         if writes is None:
             return list(self._stored.of(position).values())
@@ -189,12 +104,19 @@ class ListState(KeyedState):
                 entries.append(b"")
                 values.append(None)
                 operations.append(Operation.CLEAR)
+            if writes.is_renewed and not writes.is_cleared:
+                stored = self._stored.of(position)
+                positions.extend([position] * len(stored))
+                entries.extend(stored)
+                values.extend(stored.values())
+                operations.extend([Operation.PUT] * len(stored))
             count = len(writes.appended)
             positions.extend([position] * count)
             entries.extend(self._cursor.list_position.entries(0, count))
             values.extend(writes.appended)
             operations.extend([Operation.PUT] * count)
-        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations)
+        expiry_ms = self._expiry_ms(positions)
+        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)
 
 
 @dataclass
@@ -221,15 +143,16 @@ class MapState(KeyedState):
         codec: RowCodec,
         entry_codec: RowCodec,
         to_row: Callable[[Row], Any],
+        ttl: Ttl | None = None,
     ) -> None:
-        super().__init__(cursor, state, codec)
+        super().__init__(cursor, state, codec, ttl)
         self._entry_codec = entry_codec
         self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
         self._encoded: dict[Row, bytes] = {}
         self._to_row = to_row
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+        self._stored = EntryWindow(self._cursor, self._state, self._codec, self._ttl)
         self._writes: dict[int, _MapWrites] = {}
 
     def exists(self) -> bool:
@@ -263,37 +186,43 @@ class MapState(KeyedState):
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
+        self._renew_all()
         pairs = self._entries().items()
         return iter([(self._decode(entry), self._codec.copied(row)) for entry, row in pairs])
 
     def keys(self) -> Iterator[Row]:
         """The map keys, as they are now."""
+        self._renew_all()
         return iter([self._decode(entry) for entry in self._entries()])
 
     def values(self) -> Iterator[Row]:
         """The values, as they are now."""
+        self._renew_all()
         return iter([self._codec.copied(row) for row in self._entries().values()])
 
     def _own_writes(self) -> _MapWrites:
-        position = self._cursor.require(self._codec.subject)
+        position = self._require()
         writes = self._writes.get(position)
         if writes is None:
             writes = self._writes[position] = _MapWrites()
         return writes
 
     def _lookup(self, entry: bytes) -> Row | None:
-        position = self._cursor.require(self._codec.subject)
+        position = self._require()
         writes = self._writes.get(position)
         if writes is not None:
-            row = writes.puts.get(entry, _MISSING)
-            if row is not _MISSING:
-                return row  # type: ignore[return-value]  # the sentinel is excluded
+            written: Row | None = writes.puts.get(entry, MISSING)
+            if written is not MISSING:
+                return written
             if writes.is_cleared:
                 return None
-        return self._stored.get(position, entry)
+        row = self._stored.get(position, entry)
+        if self._renews and row is not None:
+            self._own_writes().puts[entry] = row
+        return row
 
     def _entries(self) -> dict[bytes, Row]:
-        position = self._cursor.require(self._codec.subject)
+        position = self._require()
         writes = self._writes.get(position)
         if writes is None:
             return self._stored.of(position)
@@ -305,8 +234,14 @@ class MapState(KeyedState):
                 merged[entry] = row
         return merged
 
+    def _renew_all(self) -> None:
+        if self._renews:
+            self._own_writes().puts |= self._entries()
+
     def _encode(self, key: Row) -> bytes:
         row = self._entry_codec.normalize(key)
+        if self._entry_codec.is_mutable:
+            return self._keys.encode(self._entry_codec.to_storage(row))  # lists and maps have no hash
         entry = self._encoded.get(row)
         if entry is None:
             if len(self._encoded) >= _CACHE_LIMIT:
@@ -336,4 +271,5 @@ class MapState(KeyedState):
                 entries.append(entry)
                 values.append(row)
                 operations.append(Operation.DELETE if row is None else Operation.PUT)
-        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations)
+        expiry_ms = self._expiry_ms(positions)
+        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)

@@ -1,0 +1,220 @@
+"""Dealing out operator state: what each subtask of a run starts from.
+
+The algorithm is Flink's RoundRobinOperatorStateRepartitioner (FLIP-8). Elements are opaque here: only their numbers
+are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.operator_state import OperatorStateMode
+
+__all__ = [
+    "LARGE_SNAPSHOT_BYTES",
+    "Share",
+    "SnapshotSlice",
+    "Start",
+    "redistribute",
+    "require_equal_copies",
+    "restored_starts",
+]
+
+LARGE_SNAPSHOT_BYTES: Final = 16 << 20
+"""Above this a subtask's operator state is larger than it was made for."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Consecutive elements that an old subtask held.
+
+    Parameters
+    ----------
+    subtask : int
+        The old subtask.
+    state : int
+        Index of the state.
+    first, count : int
+        The elements.
+    """
+
+    subtask: int
+    state: int
+    first: int
+    count: int
+
+
+class SnapshotSlice(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive elements of a state in a snapshot.
+
+    Parameters
+    ----------
+    snapshot : int
+        Index of the snapshot in its :class:`Start`.
+    state : str
+        The state's name.
+    first, count : int
+        The elements.
+    """
+
+    snapshot: int
+    state: str
+    first: int
+    count: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The operator state that a subtask starts a batch from.
+
+    Parameters
+    ----------
+    snapshots : list of SegmentRef
+        Stored snapshots.
+    slices : list of SnapshotSlice or None
+        What to take of them, in order; None if it is the one snapshot as it is.
+    is_restored : bool
+        Whether an earlier run left the state.
+    is_redistributed : bool
+        Whether that run had another parallelism.
+    """
+
+    snapshots: list[SegmentRef] = []
+    slices: list[SnapshotSlice] | None = []
+    is_restored: bool = False
+    is_redistributed: bool = False
+
+
+def redistribute(
+    modes: Sequence[OperatorStateMode], counts: Sequence[Sequence[int]], parallelism: int
+) -> list[list[Share]]:
+    """Deal out the elements of old subtasks to new ones.
+
+    With the same parallelism each subtask keeps its own, except for unions. Otherwise the elements of a list, in the
+    order of the old subtasks, are cut into contiguous pieces, the larger ones first; their sizes differ by one at most.
+    The first piece of a state goes to the subtask after the one that got the last larger piece of the state before. Of
+    a union everyone gets everything, of a broadcast one of the copies.
+
+    Parameters
+    ----------
+    modes : sequence of OperatorStateMode
+        One per state, in order of the states' names.
+    counts : sequence of sequence of int, shape (old parallelism, states)
+        Number of elements.
+    parallelism : int
+        Number of new subtasks.
+
+    Returns
+    -------
+    list of list of Share
+        For each new subtask what it gets, by state and then by old subtask; without empty shares.
+    """
+    old = len(counts)
+    dealt: list[list[Share]] = [[] for _ in range(parallelism)]
+    first_subtask = 0
+    for state, mode in enumerate(modes):
+        held = [of_subtask[state] for of_subtask in counts]
+        if mode is OperatorStateMode.LIST and old != parallelism:
+            size, surplus = divmod(sum(held), parallelism)
+            pieces = _cut(held, [size + (position < surplus) for position in range(parallelism)])
+            for position, piece in enumerate(pieces):
+                shares = dealt[(first_subtask + position) % parallelism]
+                shares.extend(Share(subtask, state, first, count) for subtask, first, count in piece)
+            first_subtask = (first_subtask + surplus) % parallelism
+        else:
+            for new, shares in enumerate(dealt):
+                sources = range(old) if mode is OperatorStateMode.UNION else [new % old]
+                shares.extend(Share(source, state, 0, held[source]) for source in sources if held[source])
+    return dealt
+
+
+def _cut(held: Sequence[int], sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """Cut the concatenation of lists of `held` elements into pieces: (list, first, count) each."""
+    pieces: list[list[tuple[int, int, int]]] = []
+    source, first = 0, 0
+    for size in sizes:
+        piece: list[tuple[int, int, int]] = []
+        while size:
+            count = min(size, held[source] - first)
+            if count:
+                piece.append((source, first, count))
+                size, first = size - count, first + count
+            else:
+                source, first = source + 1, 0
+        pieces.append(piece)
+    return pieces
+
+
+def restored_starts(before: Checkpoint, declared: set[str], parallelism: int) -> list[Start]:
+    """What the subtasks of a new run start from.
+
+    Parameters
+    ----------
+    before : Checkpoint
+        The checkpoint that the run goes on from.
+    declared : set of str
+        The states that the run declares. Another one is kept, and dealt out as a list so that it does not multiply.
+    parallelism : int
+        Number of subtasks of the run.
+
+    Returns
+    -------
+    list of Start
+        One per subtask.
+    """
+    modes = [
+        mode
+        if (mode := OperatorStateMode(state.kind)) is not OperatorStateMode.UNION or state.name in declared
+        # Nobody would keep only what is its own of a union that the processor does not know.
+        else OperatorStateMode.LIST
+        for state in before.states
+    ]
+    dealt = redistribute(modes, before.element_counts, parallelism)
+    is_redistributed = parallelism != before.parallelism
+    return [_start(before, shares, is_redistributed) for shares in dealt]
+
+
+def _start(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Start:
+    held = [sum(of_subtask) for of_subtask in before.element_counts]
+    # An empty snapshot is as good as none, and need not be written again.
+    subtasks = sorted({share.subtask for share in shares}) or [i for i, count in enumerate(held) if count == 0][:1]
+    snapshots = [before.segments[subtask] for subtask in subtasks]
+    if len(subtasks) == 1 and sum(share.count for share in shares) == held[subtasks[0]]:
+        return Start(snapshots, None, True, is_redistributed)
+    slices = [
+        SnapshotSlice(subtasks.index(share.subtask), before.states[share.state].name, share.first, share.count)
+        for share in shares
+    ]
+    return Start(snapshots, slices, True, is_redistributed)
+
+
+def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> None:
+    """Check that the copies of each broadcast state are the same.
+
+    Parameters
+    ----------
+    copies : sequence of mapping of str to bytes
+        Each subtask's checksums, by state, without those of empty states.
+    name : str
+        The operator, for messages.
+
+    Raises
+    ------
+    ProcessorError
+        If they are not.
+    """
+    for state in sorted(set().union(*copies)):
+        other = next((i for i, checksums in enumerate(copies) if checksums.get(state) != copies[0].get(state)), None)
+        if other is not None:
+            raise ProcessorError(
+                f"{name}: after the batch, broadcast state '{state}' differs between subtasks 0 and {other}.",
+                kind=ErrorKind.COPIES_DIFFER,
+                hint="processBroadcast() may go by its rows and by broadcast states only, not by the subtask, list"
+                " states, the clock or random numbers. Nothing of the batch was kept.",
+            )

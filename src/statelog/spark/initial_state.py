@@ -1,0 +1,93 @@
+"""Bringing the rows of an initial state to the subtasks of a query's first batch.
+
+A streaming plan cannot hold a batch DataFrame's rows, so a Spark job stores them, an object per subtask, before the
+first batch: Spark calls a listener when a query starts and waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from statelog.storage import open_store
+
+__all__ = ["INITIAL_FOLDER", "store_initial_state", "when_queries_start"]
+
+INITIAL_FOLDER = "initial"
+"""Below the operator's folder: the rows of an initial state, until the first batch is over."""
+
+_listening: WeakSet[SparkSession] = WeakSet()
+_lock = threading.Lock()
+
+
+def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) -> None:
+    """Have a function called with the query id and run id of every query before its first batch; once per session."""
+    with _lock:
+        if session not in _listening:
+            session.streams.addListener(_StartListener(call))
+            _listening.add(session)
+
+
+class _StartListener(StreamingQueryListener):
+    def __init__(self, call: Callable[[str, str], None]) -> None:
+        self._call = call
+
+    def onQueryStarted(self, event: Any) -> None:
+        self._call(str(event.id), str(event.runId))
+
+    def onQueryProgress(self, event: Any) -> None:
+        pass
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+
+def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder: str) -> list[str]:
+    """Store the rows of an initial state.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        The rows with the key hash as the last column, each in the partition of its subtask.
+    parallelism : int
+        Number of subtasks.
+    location, folder : str
+        Where the objects go.
+
+    Returns
+    -------
+    list of str
+        For each subtask the object that holds its rows; empty if it has none.
+    """
+    written = rows.mapInArrow(_writer(location, folder), "subtask int, name string").collect()
+    names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}
+    return [names[subtask] for subtask in range(parallelism)]
+
+
+def _writer(location: str, folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = [batch for batch in batches if batch.num_rows]
+        context = TaskContext.get()
+        if not held or context is None:
+            return
+        name = f"{folder}/{context.partitionId()}-{context.taskAttemptId()}.arrow"
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, held[0].schema) as writer:
+            for batch in held:
+                writer.write_batch(batch)
+        open_store(location).put(name, sink.getvalue().to_pybytes())
+        yield pa.RecordBatch.from_pydict(
+            {"subtask": pa.array([context.partitionId()], pa.int32()), "name": pa.array([name])}
+        )
+
+    return write

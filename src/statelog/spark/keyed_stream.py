@@ -1,0 +1,170 @@
+"""The user's entry to keyed state: a keyed stream."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigurationError
+from statelog.options import Options
+from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.spark.types import key_schema
+from statelog.state.keys import KeyCodec
+from statelog.state.times import Watermark
+
+__all__ = ["KeyedStream", "key_by"]
+
+
+def key_by(df: DataFrame, *cols: str) -> KeyedStream:
+    """Key a DataFrame by columns, like ``df.groupBy(*cols)``.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
+    *cols : str
+        Names of the grouping columns; at least one.
+
+    Returns
+    -------
+    KeyedStream
+        What ``transformWithState`` is called on.
+
+    Raises
+    ------
+    ConfigurationError
+        If a column does not exist, or its type cannot be a key.
+
+    Examples
+    --------
+    >>> counts = statelog.key_by(events, "user").transformWithState(  # doctest: +SKIP
+    ...     Counter(), "user string, count long", "update", "None"
+    ... )
+    """
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
+    if not cols or not all(isinstance(name, str) for name in cols):
+        raise ConfigurationError(
+            f"key_by takes names of columns, not {cols!r}.", hint="Make a column of an expression first."
+        )
+    unknown = [name for name in cols if name not in df.columns]
+    if unknown:
+        raise ConfigurationError(f"key_by: there is no column {unknown[0]!r}; the columns are {', '.join(df.columns)}.")
+    doubled = [name for name in df.columns if df.columns.count(name) > 1]
+    if doubled:
+        raise ConfigurationError(f"key_by: two columns are named {doubled[0]!r}.", hint="Rename one of them first.")
+    KeyCodec(key_schema(df.schema, list(cols)))
+    return KeyedStream(KeyedFrame(df, list(cols)))
+
+
+class KeyedStream:
+    """A DataFrame keyed by columns; made by :func:`key_by`."""
+
+    def __init__(self, frame: KeyedFrame) -> None:
+        self._frame = frame
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: KeyedStream | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+    ) -> DataFrame:
+        """Apply a stateful processor to each key, as Spark's method of this name does.
+
+        Parameters
+        ----------
+        statefulProcessor : StatefulProcessor
+            A processor as written for Spark's ``transformWithState``: it takes and returns rows.
+        outputStructType : StructType or str
+            Type of the output rows.
+        outputMode : {"append", "update", "complete"}
+            As Spark's; it has no effect on what the processor does.
+        timeMode : {"None", "ProcessingTime", "EventTime"}
+            What moves the processor's times and fires its timers: nothing, the batches' processing time, or the
+            watermark. Event time needs a column with ``withWatermark``, or `watermark`.
+        initialState : KeyedStream, optional
+            A batch DataFrame, keyed by columns of the same types, whose rows ``handleInitialState`` gets before
+            the first rows of the stream.
+        eventTimeColumnName : str
+            The output column that a later operator takes as event time.
+        uid : str, optional
+            The operator's name in the checkpoint. It must be given, and differ, once a query has two
+            stateful operators.
+        parallelism : int, optional
+            Number of subtasks, from 1 to 32,768; may differ at every start. The default is the
+            application's number of cores.
+        location : str, optional
+            Where the state is kept: a directory that driver and executors share. The default is the folder
+            ``statelog`` below the query's checkpointLocation.
+        options : Options, optional
+            Options.
+        watermark : Watermark, optional
+            A watermark of the operator's own, instead of Spark's.
+
+        Returns
+        -------
+        DataFrame
+            The output rows; a streaming DataFrame if the input is one.
+
+        Raises
+        ------
+        ConfigurationError
+            If an argument or a setting of the session is not supported.
+        ProcessorError
+            If the processor cannot be pickled, or its ``init`` fails.
+        """
+        initial = _checked_initial(initialState)
+        arguments = OperatorArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
+        )
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
+        return build_operator(self._frame, arguments, setting, uses_frames=False)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: KeyedStream | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+    ) -> DataFrame:
+        """Apply a stateful processor that takes and returns pandas frames, as Spark's method of this name does.
+
+        The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
+        key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
+        """
+        initial = _checked_initial(initialState)
+        arguments = OperatorArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
+        )
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
+        return build_operator(self._frame, arguments, setting, uses_frames=True)
+
+
+def _checked_initial(initial: object) -> KeyedFrame | None:
+    if initial is None:
+        return None
+    if not isinstance(initial, KeyedStream):
+        raise ConfigurationError(
+            f"initialState is {initial!r:.80}.", hint="Pass statelog.key_by(batch_df, ...) with the same keys."
+        )
+    if initial._frame.df.isStreaming:
+        raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
+    return initial._frame

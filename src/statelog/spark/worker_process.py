@@ -1,0 +1,104 @@
+"""What tasks of every kind of operator need in a Python worker: who they are, the connection, and local files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from pyspark import TaskContext
+
+from statelog.changelog.local_runs import LocalRuns
+from statelog.checkpoint.protocol import TaskId
+from statelog.checkpoint.task import MemoryTables
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.options import Options
+from statelog.spark.rpc import RpcClient
+
+__all__ = ["TaskSpec", "WorkerProcess", "local_directory", "task_id", "worker_process"]
+
+
+class TaskSpec(Protocol):
+    """What the tasks of an operator are told, of whatever kind it is."""
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def instance(self) -> str: ...
+
+    @property
+    def parallelism(self) -> int: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def secret(self) -> bytes: ...
+
+
+class WorkerProcess:
+    """What a Python worker keeps from task to task. Everything in it can be lost at any time."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[str, int, bytes], RpcClient] = {}
+        self._local: dict[Path, LocalRuns] = {}
+        self.tables = MemoryTables()
+        # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
+        gc.freeze()
+
+    def client(self, spec: TaskSpec) -> RpcClient:
+        """The connection to the driver; a new one after a fork or a failure."""
+        address = (spec.host, spec.port, spec.secret)
+        client = self._clients.get(address)
+        if client is None or client.process_id != os.getpid() or client.is_broken:
+            client = self._clients[address] = RpcClient(*address)
+        return client
+
+    def local_runs(self, directory: Path) -> LocalRuns:
+        """The local runs in a directory, with those that are mapped already."""
+        return self._local.setdefault(directory, LocalRuns(directory))
+
+
+@cache
+def worker_process() -> WorkerProcess:
+    """The worker that this code runs in."""
+    return WorkerProcess()
+
+
+def task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
+    """Which task this is, as Spark says.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not part of a micro-batch.
+    """
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    if batch is None or query_id is None or run_id is None:
+        raise ConfigurationError(
+            f"operator '{spec.uid}' is part of a stream, but ran outside of a micro-batch.",
+            kind=ErrorKind.NO_BATCH_ID,
+            hint="Run its actions on the thread that Spark calls foreachBatch on, and while the batch lasts.",
+        )
+    return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), subtask, context.taskAttemptId())
+
+
+def local_directory(spec: TaskSpec, task: TaskId) -> Path:
+    """Where a subtask's local files are on this host."""
+    base = spec.options.local_directory
+    if base is None:
+        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    operator = f"{task.query_id}-{spec.uid.encode().hex()}"
+    return Path(base) / "statelog" / operator / str(spec.parallelism) / str(task.subtask)

@@ -1,0 +1,141 @@
+"""What a keyed operator is made of, on the side of the tasks. No Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from statelog.state.event_time import EventTime
+from statelog.state.grouping import Window
+from statelog.state.keys import KeyCodec
+from statelog.state.schema import StateDescriptor, TimeDomain
+from statelog.state.times import Moment, Ttl
+from statelog.state.values import RowCodec
+
+__all__ = ["InputCodec", "KeyedInput", "KeyedOperator", "OutputCodec", "Processor", "StateBinding", "TimeFactory"]
+
+
+class Processor(Protocol):
+    """The methods of ``pyspark.sql.streaming.StatefulProcessor`` that are called."""
+
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]: ...
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]: ...
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InputCodec(Protocol):
+    """Makes the objects that the processor gets from columns."""
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        """Keys from their columns."""
+        ...
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        """The rows of each key of a window."""
+        ...
+
+
+class OutputCodec(Protocol):
+    """Converts what the processor returns to columns."""
+
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        """Convert rows; `owner_of` names what returned the i-th, for messages."""
+        ...
+
+
+class TimeFactory(Protocol):
+    """Makes the objects that tell the processor the time."""
+
+    def timer_values(self, moment: Moment) -> Any:
+        """The times of a batch."""
+        ...
+
+    def expired_timer(self, time_ms: int) -> Any:
+        """What is known of a timer that fires."""
+        ...
+
+
+@dataclass(frozen=True)
+class StateBinding:
+    """A state as the processor declared it, with the codecs of its values and map keys.
+
+    The descriptor's name is the one that the state is stored under.
+    """
+
+    name: str
+    descriptor: StateDescriptor
+    codec: RowCodec
+    entry_codec: RowCodec | None
+    to_row: Callable[[tuple[Any, ...]], Any]
+    ttl: Ttl | None = None
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """One of the two kinds of rows that an operator reads: its stream's, or those of its initial state.
+
+    Parameters
+    ----------
+    key_columns : list of int
+        Which columns are the grouping key.
+    codec : InputCodec
+        Makes the processor's objects.
+    """
+
+    key_columns: list[int]
+    codec: InputCodec
+
+
+@dataclass(frozen=True)
+class KeyedOperator:
+    """A keyed operator.
+
+    Parameters
+    ----------
+    uid : str
+        The operator's name, for messages.
+    processor : Processor
+        The user's processor.
+    key_codec : KeyCodec
+        Codec of the grouping key.
+    decode_key : callable
+        The key as the processor sees it, from its canonical bytes.
+    states : list of StateBinding
+        The states that the processor declared.
+    input : KeyedInput
+        The stream's rows.
+    output : OutputCodec
+        Makes columns from the processor's output rows.
+    times : TimeFactory
+        Makes the objects that tell the time.
+    timer_domain : TimeDomain or None
+        What fires the operator's timers; None if it has none.
+    event_time : EventTime or None
+        The rows' event time, if the operator goes by it.
+    output_event_time : EventTime or None
+        The event time of the output rows, if a later operator goes by it.
+    initial : KeyedInput or None
+        The rows of the initial state.
+    """
+
+    uid: str
+    processor: Processor
+    key_codec: KeyCodec
+    decode_key: Callable[[bytes], tuple[Any, ...]]
+    states: list[StateBinding]
+    input: KeyedInput
+    output: OutputCodec
+    times: TimeFactory
+    timer_domain: TimeDomain | None = None
+    event_time: EventTime | None = None
+    output_event_time: EventTime | None = None
+    initial: KeyedInput | None = None

@@ -1,0 +1,259 @@
+"""An operator without keys without Spark: the real coordinator, log and tasks, driven batch by batch by a test.
+
+Commands are rows; the processor carries them out on two lists, a union list and a broadcast state and returns what it
+reads. :class:`OperatorModel` says what must come out, in plain lists and dictionaries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options
+from statelog.changelog.local_snapshots import LocalSnapshots
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.operator_task import OperatorTask
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.clock import ManualClock
+from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
+from statelog.state.operator_subtask import Operator, OperatorInput
+from statelog.state.values import FieldCodec, RowCodec
+from statelog.storage import LocalStore, Store
+from tests.model.engine import CrashPoint
+
+Command = list[Any]
+
+LISTS = ("items", "more")
+_ROWS = pa.schema([("command", pa.string())])
+
+
+class Commands(OperatorProcessor):
+    """Carries out commands on its states and returns what they read, as JSON."""
+
+    def init(self, handle: OperatorHandle) -> None:
+        self.lists = {name: handle.getListState(name, None) for name in LISTS}
+        self.lists["units"] = handle.getUnionListState("units", None)
+        self.rules = handle.getBroadcastState("rules", None, None)
+
+    def processBroadcast(self, rows: Iterator[Any], context: OperatorContext) -> None:
+        for row in rows:
+            match json.loads(row[0]):
+                case ["put", key, value]:
+                    self.rules.put((key,), (value,))
+                case ["remove", key]:
+                    self.rules.remove((key,))
+
+    def process(self, rows: Iterator[Any], context: OperatorContext) -> Iterator[Any]:
+        yield json.dumps([context.subtaskIndex, context.parallelism, context.isRestored, context.isRedistributed])
+        for row in rows:
+            yield json.dumps(self._run(json.loads(row[0])))
+
+    def _run(self, command: Command) -> Any:
+        match command:
+            case ["update", name, *elements]:
+                self.lists[name].update([(element,) for element in elements])
+            case ["add", name, element]:
+                self.lists[name].add((element,))
+            case ["addAll", name, *elements]:
+                self.lists[name].addAll([(element,) for element in elements])
+            case ["clear", name]:
+                self.lists[name].clear()
+            case ["get", key]:
+                return [self.rules.get((key,)), self.rules.contains((key,))]
+            case ["read"]:
+                rules = sorted([key, value] for (key,), (value,) in self.rules.items())
+                return [{name: [element for (element,) in state.get()] for name, state in self.lists.items()}, rules]
+        return None
+
+
+@dataclass
+class Subtask:
+    """The lists of one subtask."""
+
+    lists: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in (*LISTS, "units")})
+
+    def run(self, command: Command, rules: dict[str, int]) -> Any:
+        match command:
+            case ["update", name, *elements]:
+                self.lists[name] = list(elements)
+            case ["add" | "addAll", name, *elements]:
+                self.lists[name] += elements
+            case ["clear", name]:
+                self.lists[name] = []
+            case ["get", key]:
+                return [[rules[key]] if key in rules else None, key in rules]
+            case ["read"]:
+                return [{name: list(held) for name, held in self.lists.items()}, sorted(map(list, rules.items()))]
+        return None
+
+    def copy(self) -> Subtask:
+        return Subtask({name: list(held) for name, held in self.lists.items()})
+
+
+@dataclass
+class OperatorModel:
+    """What the commands mean. `subtasks` are those of the last checkpoint, as many as its run had."""
+
+    subtasks: list[Subtask] = field(default_factory=list)
+    rules: dict[str, int] = field(default_factory=dict)
+
+    def restored(self, parallelism: int) -> list[Subtask]:
+        """What the subtasks of a new run start from."""
+        if not self.subtasks:
+            return [Subtask() for _ in range(parallelism)]
+        dealt = [Subtask() for _ in range(parallelism)]
+        first = 0
+        for name in LISTS:
+            if len(self.subtasks) == parallelism:
+                for new, old in zip(dealt, self.subtasks, strict=True):
+                    new.lists[name] = list(old.lists[name])
+                continue
+            elements = [element for old in self.subtasks for element in old.lists[name]]
+            size, surplus = divmod(len(elements), parallelism)
+            for i in range(parallelism):
+                count = size + 1 if i < surplus else size
+                dealt[(first + i) % parallelism].lists[name] = elements[:count]
+                del elements[:count]
+            first = (first + surplus) % parallelism
+        for new in dealt:
+            new.lists["units"] = [unit for old in self.subtasks for unit in old.lists["units"]]
+        return dealt
+
+
+def _codec(name: str, kind: pa.DataType, exact: type) -> RowCodec:
+    return RowCodec([FieldCodec("field", kind, exact)], name)
+
+
+def bindings() -> list[OperatorStateBinding]:
+    """The states of :class:`Commands`."""
+    texts, numbers = pa.schema([("field", pa.string())]), pa.schema([("field", pa.int64())])
+    modes = [*((name, OperatorStateMode.LIST) for name in LISTS), ("units", OperatorStateMode.UNION)]
+    states = [
+        OperatorStateBinding(OperatorStateDescriptor(name, mode, texts), _codec(f"state '{name}'", pa.string(), str))
+        for name, mode in modes
+    ]
+    rules = OperatorStateDescriptor("rules", OperatorStateMode.BROADCAST, numbers, texts)
+    codecs = _codec("state 'rules'", pa.int64(), int), _codec("map key of state 'rules'", pa.string(), str)
+    return [*states, OperatorStateBinding(rules, *codecs)]
+
+
+class JsonOutput:
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"json": pa.array(rows, pa.string())})
+
+
+def _to_rows(rows: pa.RecordBatch) -> list[Any]:
+    return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def _batch(commands: Sequence[Command]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"command": [json.dumps(one) for one in commands]}, schema=_ROWS)
+
+
+@dataclass
+class OperatorEngine:
+    """One operator without keys of one query.
+
+    Parameters
+    ----------
+    directory : Path
+        Holds the location and the hosts' local directories.
+    log_form, inline_budget_bytes
+        Options.
+    states : list of OperatorStateBinding
+        The states that the run declares.
+    processor : callable
+        Makes the processor.
+    """
+
+    directory: Path
+    log_form: str = "append"
+    inline_budget_bytes: int = 8 << 20
+    states: list[OperatorStateBinding] = field(default_factory=bindings)
+    processor: Callable[[], OperatorProcessor] = Commands
+    open_store: Callable[[str], Store] = LocalStore
+    uid: str = "op"
+    query_id: str = "query"
+    key_schema: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.runs = 0
+        self.attempts = 0
+        self.clock = ManualClock(10**10)
+        self.observer = CrashPoint()
+        self.host = 0
+
+    @property
+    def location(self) -> str:
+        return str(self.directory / "location")
+
+    def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
+        """Start a run of the query, as a new driver process would."""
+        self.runs += 1
+        self.host += 0 if keep_local else 1
+        self.parallelism = parallelism
+        self.observer.at = None
+        self.options = Options(
+            log_form=self.log_form,
+            inline_budget_bytes=self.inline_budget_bytes,
+            orphan_min_age_s=0,
+            observer=self.observer,
+        )
+        store = self.open_store(self.location)
+        states = sorted((binding.descriptor.to_stored() for binding in self.states), key=lambda state: state.name)
+        self.coordinator = OperatorCoordinator(
+            OperatorRun(self.query_id, f"run-{self.runs}", self.uid, "instance", parallelism, self.key_schema, states),
+            store=store,
+            location=self.location,
+            root=self.uid,
+            log=open_log(store, f"{self.uid}/log", self.log_form),
+            options=self.options,
+            clock=self.clock,
+            new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
+            batch_time=lambda batch: BatchTime(1000 + batch, 0),
+        )
+        self.coordinator.open(first_batch)
+
+    def call(self, request: Request, payload: bytes) -> Reply:
+        if isinstance(request, Begin):
+            return self.coordinator.begin(request)
+        assert not isinstance(request, Fetch)
+        self.coordinator.ack(request, payload)
+        return Acked()
+
+    def run_subtask(
+        self, batch: int, subtask: int, commands: Sequence[Command] = (), broadcast: Sequence[Command] = ()
+    ) -> list[Any]:
+        """Run one attempt of one subtask and return its output."""
+        self.attempts += 1
+        operator = Operator(
+            uid=self.uid,
+            processor=self.processor(),
+            states=self.states,
+            to_rows=_to_rows,
+            to_broadcast_rows=_to_rows,
+            output=JsonOutput(),
+        )
+        task = OperatorTask(
+            task=TaskId(self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts),
+            partition=subtask,
+            parallelism=self.parallelism,
+            operator=operator,
+            options=self.options,
+            call=self.call,
+            local=LocalSnapshots(self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask)),
+            open_store=self.open_store,
+            clock=self.clock,
+            token=f"attempt-{self.attempts}",
+        )
+        rows, copies = _batch(commands), _batch(broadcast)
+        read = OperatorInput(rows, copies, subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
+        return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]
