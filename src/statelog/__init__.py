@@ -14,11 +14,15 @@ from statelog.errors import (
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
+from statelog.spark.process import process
 from statelog.spark.rewind import Rewound, rewind
 from statelog.state.operator_processor import OperatorContext, OperatorHandle, OperatorProcessor
 from statelog.state.operator_state import BroadcastState, OperatorListState
+from statelog.state.times import Ttl, Watermark
+from statelog.state.value_states import AggregateFunction
 
 __all__ = [
+    "AggregateFunction",
     "BroadcastState",
     "CheckpointMetrics",
     "ConfigurationError",
@@ -40,6 +44,9 @@ __all__ = [
     "StatelogError",
     "Step",
     "StorageError",
+    "Ttl",
+    "Watermark",
     "key_by",
+    "process",
     "rewind",
 ]

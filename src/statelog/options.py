@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from statelog.errors import ConfigurationError
@@ -12,7 +13,7 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a stateful operator. All have defaults, and all may differ from run to run.
+    """Options of a stateful operator. All have defaults, and may differ from run to run unless they say otherwise.
 
     Parameters
     ----------
@@ -32,6 +33,11 @@ class Options:
     local_directory : str or None
         Where tasks keep local copies of runs. None is Spark's own scratch directory, which ends with the
         application; in a directory of your own the copies outlive it.
+    heartbeat_s : float or None
+        Run a batch at least this often, without data too, so that timers in processing time fire and what has expired
+        is removed; at least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator
+        that does not go by event time it must be set from the query's first start on or never, because the
+        heartbeat is a source of the query; its value may differ from run to run.
     observer : Observer
         Told about steps and measurements.
 
@@ -47,6 +53,7 @@ class Options:
     merge_fan_in: int = 6
     orphan_min_age_s: float = 3600.0
     local_directory: str | None = None
+    heartbeat_s: float | None = None
     observer: Observer = field(default_factory=Observer)
 
     def __post_init__(self) -> None:
@@ -56,6 +63,18 @@ class Options:
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
         _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
         _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
+        _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")
+
+    @property
+    def heartbeat_ms(self) -> int | None:
+        """The heartbeat in milliseconds; None if there is none."""
+        return None if self.heartbeat_s is None else round(self.heartbeat_s * 1000)
+
+
+def _is_heartbeat(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+        return False
+    return value is None or 0.1 <= value < math.inf
 
 
 def _require(is_valid: bool, name: str, value: object, expected: str) -> None:

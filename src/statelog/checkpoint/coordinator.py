@@ -129,7 +129,7 @@ class OperatorCoordinator:
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
         self._history = History(entries if first_batch > 0 else ())
-        self._generations = self._after_deletions()
+        self._generations = self._after_deletions(first_batch)
         self._remove_orphans(History(entries))
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
@@ -137,14 +137,14 @@ class OperatorCoordinator:
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
 
-    def _after_deletions(self) -> dict[str, int]:
+    def _after_deletions(self, first_batch: int) -> dict[str, int]:
         """Generations of the states once those are gone that this run deletes."""
-        latest = self._history.latest
-        if latest is None:
+        before = self._history.at(first_batch - 1)
+        if before is None:
             return {}
-        existing = {state.name for state in latest.states}
+        existing = {state.name for state in before.states}
         gone = [name for name in self._run.deleted if name in existing]
-        return latest.generations | {name: latest.generations.get(name, 0) + 1 for name in gone}
+        return before.generations | {name: before.generations.get(name, 0) + 1 for name in gone}
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
@@ -193,6 +193,7 @@ class OperatorCoordinator:
             batch = self._enter(task)
             self._check_partition(request, batch)
             batch.begun[task.attempt] = task.subtask
+            before = self._history.at(batch.number - 1)
             return Begun(
                 epoch=self._epoch,
                 genesis=self._origins[task.subtask],
@@ -205,6 +206,7 @@ class OperatorCoordinator:
                 late_watermark_ms=batch.time.late_watermark_ms,
                 timers_after_ms=self._timer_marks[task.subtask],
                 generations=self._generations,
+                certain_generations={} if before is None else before.generations,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
                 start=None if self._run.has_keys else self._starts[task.subtask],
             )
@@ -254,6 +256,15 @@ class OperatorCoordinator:
             return replace(time, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
         watermark_ms = self._run.watermark.advance(before.watermark_ms, before.max_event_ms)
         return replace(time, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
+
+    def watermark_advances(self, batch: int) -> bool:
+        """Whether the operator's own watermark is larger after a batch than it was in it."""
+        with self._lock:
+            checkpoint = self._history.at(batch)
+            if self._run.watermark is None or checkpoint is None:
+                return False
+            after_ms = self._run.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
+            return after_ms > checkpoint.watermark_ms
 
     def _stale(self, task: TaskId, current: Batch) -> FencedError:
         return FencedError(

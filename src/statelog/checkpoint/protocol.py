@@ -19,6 +19,8 @@ __all__ = [
     "Reply",
     "Request",
     "TaskId",
+    "Tick",
+    "Ticked",
 ]
 
 
@@ -90,8 +92,9 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         The batch's time, the watermark up to which timers fire in it, and the one up to which its rows are late.
     timers_after_ms : int
         No timer up to this time is left to fire.
-    generations : dict
-        How often each state that was ever deleted has been.
+    generations, certain_generations : dict
+        How often each state that was ever deleted has been, with this run and as of the checkpoint before: only what
+        that says is gone for good.
     initial : str
         The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
     start : Start or None
@@ -109,6 +112,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     late_watermark_ms: int = 0
     timers_after_ms: int = NO_TIME_MS
     generations: dict[str, int] = {}
+    certain_generations: dict[str, int] = {}
     initial: str = ""
     start: Start | None = None
 
@@ -177,6 +181,30 @@ class Acked(msgspec.Struct, frozen=True, tag="acked"):
     """The ack is taken; if it was the last of the batch, the checkpoint is durable."""
 
 
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """A clock source asks whether its query needs a batch although no other source has new rows.
+
+    Parameters
+    ----------
+    clock : str
+        The clock's id in the query's offsets.
+    reader : str
+        Id of the process that asks; another one for every run.
+    ends_when_idle : bool
+        Whether the query ends once it has read what was there at its start.
+    """
+
+    clock: str
+    reader: str
+    ends_when_idle: bool
+
+
+class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
+    """Whether the query needs a batch."""
+
+    needs_batch: bool
+
+
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """The call failed with one of statelog's errors."""
 
@@ -186,5 +214,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-Request = Begin | Fetch | Ack
-Reply = Begun | Fetched | Acked | Failure
+Request = Begin | Fetch | Ack | Tick
+Reply = Begun | Fetched | Acked | Ticked | Failure

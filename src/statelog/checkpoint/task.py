@@ -178,8 +178,9 @@ class BatchTask:
         return KeyedRows(rows[0].select(list(range(rows[0].num_columns - 1))), hashes)
 
     def _garbage(self, begun: Begun) -> Garbage:
-        # The batch may be repeated with another watermark, but not with one before that of the batch before it.
-        return Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.generations)
+        # The batch may be repeated by a run with another watermark or without the deletions, so only what the
+        # checkpoint before says is gone for good.
+        return Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.certain_generations)
 
     def _begin(self, read: BatchInput) -> Begun:
         reply = self.call(Begin(self.task, self.partition, read.rows.num_rows, read.time_ms), b"")

@@ -19,6 +19,7 @@ from statelog.spark.types import arrow_type
 from statelog.state.key_groups import KEY_GROUPS
 
 __all__ = [
+    "check_output_mode",
     "check_session",
     "checked_parallelism",
     "checked_uid",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _DEFAULT_UID = "main"
+_OUTPUT_MODES = ("append", "update", "complete")
 
 _instances = itertools.count()
 _endpoint: Endpoint | None = None
@@ -93,6 +95,12 @@ def pickled_processor(processor: object, uid: str) -> bytes:
         ) from error
 
 
+def check_output_mode(mode: object) -> None:
+    """Refuse what is no output mode of Spark."""
+    if str(mode).lower() not in _OUTPUT_MODES:
+        raise ConfigurationError(f"outputMode is {mode!r}.", hint="It must be 'append', 'update' or 'complete'.")
+
+
 def check_session(session: SparkSession) -> None:
     """Refuse sessions whose tasks or batches do not mean what statelog takes them for."""
     if not hasattr(session, "_jsparkSession"):
@@ -130,10 +138,10 @@ def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
     return parallelism
 
 
-def parse_output(session: SparkSession, schema: StructType | str) -> StructType:
+def parse_output(schema: StructType | str, parse: Callable[[str], DataType] = DataType.fromDDL) -> StructType:
     """The output type as a StructType of supported types."""
     try:
-        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        parsed: DataType = parse(schema) if isinstance(schema, str) else schema
     except Exception as error:
         raise ConfigurationError(
             f"outputStructType {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",

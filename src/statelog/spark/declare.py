@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
@@ -14,7 +14,9 @@ from statelog.spark.worker import StateDeclaration
 from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.times import Ttl
 
-__all__ = ["Declarations", "call_init", "check_state_name", "declare_states", "state_struct"]
+__all__ = ["Declarations", "Parse", "call_init", "check_state_name", "declare_states", "state_struct"]
+
+Parse = Callable[[str], DataType]
 
 _NAME_LENGTH: Final = 200
 
@@ -35,19 +37,21 @@ class Declarations:
     deleted: dict[str, None] = field(default_factory=dict)
 
 
-def declare_states(processor: bytes, session: SparkSession, uid: str, domains: frozenset[TimeDomain]) -> Declarations:
+def declare_states(
+    processor: bytes, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
+) -> Declarations:
     """Call ``init`` and ``close`` of a copy of the processor, as Spark does when it plans the query.
 
     Parameters
     ----------
     processor : bytes
         The pickled processor.
-    session : SparkSession
-        The session.
     uid : str
         The operator, for messages.
     domains : frozenset of TimeDomain
         The times that the operator goes by.
+    parse : callable
+        Reads the texts of schemas; Spark's own parser needs a session.
 
     Raises
     ------
@@ -56,7 +60,7 @@ def declare_states(processor: bytes, session: SparkSession, uid: str, domains: f
     ConfigurationError
         If a state is declared twice, or asks for what the operator cannot do.
     """
-    handle = _DeclaringHandle(uid, domains)
+    handle = _DeclaringHandle(uid, domains, parse)
     call_init(processor, handle, uid)
     return handle.found
 
@@ -75,7 +79,6 @@ def call_init(processor: bytes, handle: object, uid: str) -> None:
             f" the states: {type(error).__name__}: {error}.",
             hint="init() may only declare states and prepare what both driver and workers can.",
         ) from error
-    return handle.found
 
 
 def check_state_name(name: str, uid: str) -> None:
@@ -87,13 +90,14 @@ def check_state_name(name: str, uid: str) -> None:
         )
 
 
-def state_struct(schema: Any, name: str, uid: str) -> StructType:
+def state_struct(schema: Any, name: str, uid: str, parse: Parse = DataType.fromDDL) -> StructType:
     """The schema of a state's values or keys as a StructType."""
     try:
-        parsed: DataType = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        parsed: DataType = parse(schema) if isinstance(schema, str) else schema
     except Exception as error:
         raise ConfigurationError(
-            f"operator '{uid}': the schema {schema!r} of state '{name}' cannot be parsed: {str(error).splitlines()[0]}.",
+            f"operator '{uid}': the schema {schema!r} of state '{name}' cannot be parsed:"
+            f" {str(error).splitlines()[0]}.",
             hint="Write it like 'count long, last timestamp'.",
         ) from error
     if not isinstance(parsed, StructType) or not len(parsed):
@@ -107,10 +111,11 @@ def state_struct(schema: Any, name: str, uid: str) -> StructType:
 class _DeclaringHandle:
     """A handle that notes down the states and gives back placeholders."""
 
-    def __init__(self, uid: str, domains: frozenset[TimeDomain]) -> None:
+    def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
         self.found = Declarations()
         self._uid = uid
         self._domains = domains
+        self._parse = parse
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.VALUE, ttlDurationMs, schema)
@@ -141,10 +146,9 @@ class _DeclaringHandle:
         self, name: str, kind: StateKind, ttl: int | Ttl | None, value_schema: Any, entry_schema: Any = None
     ) -> object:
         check_state_name(name, self._uid)
-        entry = None if entry_schema is None else state_struct(entry_schema, name, self._uid)
-        declaration = StateDeclaration(
-            name, kind, state_struct(value_schema, name, self._uid), entry, self._ttl(name, ttl)
-        )
+        entry = None if entry_schema is None else state_struct(entry_schema, name, self._uid, self._parse)
+        value = state_struct(value_schema, name, self._uid, self._parse)
+        declaration = StateDeclaration(name, kind, value, entry, self._ttl(name, ttl))
         if self.found.states.setdefault(name, declaration) != declaration:
             raise ConfigurationError(
                 f"operator '{self._uid}': state '{name}' is declared twice in different ways.",

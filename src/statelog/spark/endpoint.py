@@ -15,13 +15,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError
 from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.initial_state import INITIAL_FOLDER, store_initial_state, when_queries_start
+from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import open_store
@@ -62,6 +64,8 @@ class OperatorPlan:
         States that are to be removed if they exist.
     initial : DataFrame or None
         The rows of the initial state, each in the partition of its subtask.
+    ticks : TickRule
+        What the operator needs batches without data for.
     """
 
     instance: str
@@ -75,6 +79,12 @@ class OperatorPlan:
     watermark: WatermarkPolicy | None = None
     deleted: tuple[str, ...] = ()
     initial: DataFrame | None = None
+    ticks: TickRule = field(default_factory=TickRule)
+
+    @property
+    def observation(self) -> str:
+        """Name of the observation that marks the operator in a query's plan."""
+        return observation_name(self.uid, self.instance)
 
 
 @dataclass
@@ -116,12 +126,16 @@ class Endpoint:
         clock: Clock | None = None,
     ) -> None:
         self.process_id = os.getpid()
+        self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
+        self.clock_frames: dict[SparkSession, DataFrame] = {}
+        """The clock source of each session; :mod:`statelog.spark.clock_source` makes them."""
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
         self._initial: dict[tuple[str, str], list[str] | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._lock = threading.Lock()
+        self._clocks = QueryClocks(self._all_plans, self._coordinator, self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle)
         self.port = self._server.port
 
@@ -147,7 +161,13 @@ class Endpoint:
             with self._lock:
                 self._initial[run_id, plan.instance] = outcome
 
+    def _all_plans(self) -> list[OperatorPlan]:
+        with self._lock:
+            return list(self._plans.values())
+
     def _handle(self, request: Request, payload: bytes) -> Reply:
+        if isinstance(request, Tick):
+            return Ticked(self._clocks.needs_batch(request))
         coordinator = self._coordinator(request.task)
         if isinstance(request, Begin):
             return coordinator.begin(request)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
-__all__ = ["batch_time", "checkpoint_location", "find_query", "is_first_start", "require_synchronous_progress"]
+__all__ = [
+    "batch_time",
+    "checkpoint_location",
+    "committed_offsets",
+    "current_watermark_ms",
+    "find_query",
+    "has_no_data_batches",
+    "is_first_start",
+    "next_batch",
+    "plan_text",
+    "reads_source",
+    "require_synchronous_progress",
+]
 
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
@@ -62,6 +74,38 @@ def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
         watermark_ms=int(metadata.batchWatermarkMs()),
         late_watermark_ms=int(before.get().batchWatermarkMs()) if not before.isEmpty() else 0,
     )
+
+
+def next_batch(query: StreamingQuery) -> int:
+    """The batch that is being run, or the next one between two batches."""
+    return int(_execution(query).getLatestExecutionContext().batchId())
+
+
+def current_watermark_ms(query: StreamingQuery) -> int:
+    """Spark's watermark after the last batch."""
+    return int(_execution(query).watermarkTracker().currentWatermark())
+
+
+def has_no_data_batches(query: StreamingQuery) -> bool:
+    """Whether a query runs batches without data when its watermark advances."""
+    conf = _execution(query).sparkSessionForStream().sessionState().conf()
+    return bool(conf.streamingNoDataMicroBatchesEnabled())
+
+
+def committed_offsets(query: StreamingQuery) -> str:
+    """The sources' offsets after the last batch, as JSON within other text."""
+    return str(_execution(query).committedOffsets())
+
+
+def plan_text(query: StreamingQuery) -> str:
+    """A query's analyzed plan, with the names of its observations."""
+    return str(_execution(query).analyzedPlan())
+
+
+def reads_source(df: DataFrame, name: str) -> bool:
+    """Whether a DataFrame reads a streaming source of a name."""
+    frame: Any = df
+    return name in str(frame._jdf.queryExecution().analyzed())
 
 
 def require_synchronous_progress(query: StreamingQuery) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from dataclasses import dataclass
 
-import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import DataType, IntegralType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import StructField, StructType
 
+from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.arguments import (
+    check_output_mode,
     check_session,
     checked_parallelism,
     checked_uid,
@@ -26,8 +27,10 @@ from statelog.spark.arguments import (
     require_endpoint,
     task_function,
 )
+from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
 from statelog.spark.endpoint import OperatorPlan, observation_name
+from statelog.spark.event_columns import own_event_time, result_event_time
 from statelog.spark.key_hash import key_hash
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
@@ -113,18 +116,18 @@ def build_operator(
     check_session(session)
     uid = checked_uid(setting.uid)
     parallelism = checked_parallelism(setting.parallelism, session)
-    output = parse_output(session, arguments.output_type)
+    output = parse_output(arguments.output_type)
     processor = pickled_processor(arguments.processor, uid)
     time_mode = TimeMode.parse(arguments.time_mode)
-    event_time, delay_ms = _event_time(df, time_mode, setting.watermark)
+    event_time = _event_time(df, time_mode, setting.watermark)
+    has_watermark = setting.watermark is not None or _watermark_column(df) is not None
+    output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     domains = {TimeDomain.EVENT} if setting.watermark else set()
     if time_mode.domain is not None:
         domains.add(time_mode.domain)
-    declared = declare_states(processor, session, uid, frozenset(domains))
+    declared = declare_states(processor, uid, frozenset(domains))
     keys = key_schema(df.schema, stream.columns)
-    initial = arguments.initial
-    if initial is not None:
-        _check_initial(initial, keys)
+    initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
     states = sorted(declared.states.values(), key=lambda state: state.name)
     descriptors = [bind_state(state).descriptor for state in states]
     if time_mode.domain is not None:
@@ -141,12 +144,14 @@ def build_operator(
         watermark=_policy(setting.watermark),
         deleted=tuple(declared.deleted),
         initial=None if initial is None else initial.by_subtask("i", parallelism),
+        ticks=_ticks(event_time, setting),
     )
     host, port, secret = "", 0, b""
     if df.isStreaming:
         host, endpoint = require_endpoint(session)
         endpoint.register(plan)
         port, secret = endpoint.port, endpoint.secret
+        stream = KeyedFrame(with_clock(df, plan, endpoint), stream.columns)
     conf = session.conf
     limits = FrameLimits(
         int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000"))),
@@ -166,7 +171,7 @@ def build_operator(
         frames=limits if uses_frames else None,
         time_mode=time_mode,
         event_time=event_time,
-        output_event_time=_output_event_time(output, arguments.event_time_column, event_time),
+        output_event_time=output_event_time,
         states=states,
         output_schema=output,
         processor=processor,
@@ -176,14 +181,14 @@ def build_operator(
         secret=secret,
     )
     result = _operator_frame(stream, initial, spec, output)
-    if arguments.event_time_column:
-        marked = F.col(_quoted(arguments.event_time_column)).alias(
-            arguments.event_time_column, metadata={WATERMARK_DELAY: delay_ms}
-        )
-        result = result.select(
-            *[marked if name == arguments.event_time_column else F.col(_quoted(name)) for name in output.names]
-        )
-    return result
+    return result if output_event_time is None else _marked(result, output_event_time.column)
+
+
+def _marked(result: DataFrame, event_time: int) -> DataFrame:
+    """A result whose event time later operators of Spark recognise."""
+    columns = [F.col(_quoted(name)) for name in result.columns]
+    columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: 0})
+    return result.select(*columns)
 
 
 def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, output: StructType) -> DataFrame:
@@ -208,67 +213,32 @@ def _by_subtask(rows: DataFrame, parallelism: int) -> DataFrame:
 # ---- Times ----
 
 
-def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None) -> tuple[EventTime | None, int]:
-    """Where the rows have their event time, and the watermark's delay in milliseconds."""
+def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None) -> EventTime | None:
+    """Where the rows have the event time that the operator goes by."""
     if watermark is not None:
-        return _own_event_time(df, watermark), watermark.delay_ms
-    if mode is not TimeMode.EVENT_TIME:
-        marked = _watermark_column(df)
-        return None, 0 if marked is None else marked[1]
+        return own_event_time(df.schema, watermark)
     marked = _watermark_column(df)
-    if marked is None:
-        if not df.isStreaming:
-            return None, 0
-        raise ConfigurationError(
-            "timeMode is 'EventTime', but the input has no watermark.",
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
-        )
-    index, delay_ms = marked
-    return (EventTime(index) if df.isStreaming else None), delay_ms
+    if marked is None or mode is not TimeMode.EVENT_TIME or not df.isStreaming:
+        return None
+    return EventTime(marked)
 
 
-def _watermark_column(df: DataFrame) -> tuple[int, int] | None:
-    for index, field in enumerate(df.schema):
-        if WATERMARK_DELAY in field.metadata:
-            return index, int(field.metadata[WATERMARK_DELAY])
-    return None
+def _watermark_column(df: DataFrame) -> int | None:
+    marked = (index for index, field in enumerate(df.schema) if WATERMARK_DELAY in field.metadata)
+    return next(marked, None)
 
 
-def _own_event_time(df: DataFrame, watermark: Watermark) -> EventTime:
-    def position(name: str, kinds: tuple[type[DataType], ...], expected: str) -> int:
-        if name not in df.columns or not isinstance(df.schema[name].dataType, kinds):
-            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in df.schema)
-            raise ConfigurationError(
-                f"The watermark names column {name!r}, which is not {expected} of the input.",
-                hint=f"The columns are: {columns}.",
-            )
-        return df.columns.index(name)
-
-    column = position(watermark.column, (TimestampType, TimestampNTZType), "a timestamp column")
-    if watermark.input_column is None:
-        return EventTime(column, inputs=watermark.inputs)
-    inputs = position(watermark.input_column, (IntegralType,), "an integer column")
-    return EventTime(column, inputs=watermark.inputs, input_column=inputs)
+def _ticks(event_time: EventTime | None, setting: OperatorSetting) -> TickRule:
+    """What the operator needs batches without data for."""
+    return TickRule(
+        spark_watermark=event_time is not None and setting.watermark is None,
+        own_watermark=setting.watermark is not None,
+        heartbeat_ms=setting.options.heartbeat_ms,
+    )
 
 
 def _policy(watermark: Watermark | None) -> WatermarkPolicy | None:
     return None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs)
-
-
-def _output_event_time(output: StructType, column: str, event_time: EventTime | None) -> EventTime | None:
-    if not column:
-        return None
-    if event_time is None:
-        raise ConfigurationError(
-            f"eventTimeColumnName is {column!r}, but the operator does not go by event time.",
-            hint="Use timeMode 'EventTime' and a watermark, or leave eventTimeColumnName out.",
-        )
-    if column not in output.names or not isinstance(output[column].dataType, (TimestampType, TimestampNTZType)):
-        raise ConfigurationError(
-            f"eventTimeColumnName is {column!r}, which is not a timestamp column of the output type.",
-            hint=f"The output columns are: {output.simpleString()}.",
-        )
-    return EventTime(output.names.index(column))
 
 
 # ---- Checks ----
@@ -282,23 +252,32 @@ def _check_arguments(arguments: OperatorArguments) -> None:
             f"statefulProcessor must be an instance of StatefulProcessor, not {processor!r}.",
             hint="Pass an object, not a class, that has init, handleInputRows and close.",
         )
-    mode = arguments.output_mode
-    if str(mode).lower() not in _OUTPUT_MODES:
-        raise ConfigurationError(f"outputMode is {mode!r}.", hint="It must be 'append', 'update' or 'complete'.")
+    check_output_mode(arguments.output_mode)
 
 
-def _check_initial(initial: KeyedFrame, keys: pa.Schema) -> None:
-    own = key_schema(initial.df.schema, initial.columns)
-    if own.types != keys.types:
-        raise ConfigurationError(
-            f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(keys)}).",
-            kind=ErrorKind.OTHER_SCHEMA,
-            hint="Key both by columns of the same types, in the same order.",
-        )
+def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
+    """An initial state whose keys have the types of the stream's, as Spark converts them too."""
+    own, wanted = ([frame.df.schema[name] for name in frame.columns] for frame in (initial, stream))
+    if [field.dataType for field in own] == [field.dataType for field in wanted]:
+        return initial
+    mismatch = ConfigurationError(
+        f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)}).",
+        kind=ErrorKind.OTHER_SCHEMA,
+        hint="Key both by columns of the same types, in the same order.",
+    )
+    if len(own) != len(wanted):
+        raise mismatch
+    casts = {
+        mine.name: F.col(_quoted(mine.name)).cast(theirs.dataType) for mine, theirs in zip(own, wanted, strict=True)
+    }
+    try:
+        return KeyedFrame(initial.df.withColumns(casts), initial.columns)
+    except AnalysisException as error:
+        raise mismatch from error
 
 
-def _listed(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+def _listed(fields: list[StructField]) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
 
 
 def _bytes(text: str | None) -> int:

@@ -182,7 +182,7 @@ def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
 
 
 def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Make a function that turns canonical bytes into the key that a processor sees.
+    """Make a function that turns canonical bytes into the key that ``handleExpiredTimer`` gets: a row, as in Spark.
 
     Parameters
     ----------
@@ -196,9 +196,8 @@ def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]
     def in_zone(value: Any) -> Any:
         return value.astimezone(info) if isinstance(value, datetime.datetime) and value.tzinfo else value
 
-    if not any(pa.types.is_timestamp(field.type) for field in codec.schema):
-        return codec.decode
-    return lambda data: tuple(map(in_zone, codec.decode(data)))
+    make = row_maker(codec.schema.names)
+    return lambda data: make([[in_zone(value)] for value in codec.decode(data)])[0]
 
 
 def storage_converter(kind: DataType) -> Callable[[Any], Any] | None:

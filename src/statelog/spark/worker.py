@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import pickle
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,15 +15,12 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from statelog.changelog.local_runs import LocalRuns
-from statelog.checkpoint.protocol import TaskId
-from statelog.checkpoint.task import BatchInput, BatchTask, MemoryTables
+from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.input import FrameInput, RowInput
 from statelog.spark.output import FrameOutput, RowOutput
-from statelog.spark.rpc import RpcClient
 from statelog.spark.times import SparkTimes, TimeMode
 from statelog.spark.types import key_decoder, row_codec, row_maker
 from statelog.spark.worker_process import local_directory, task_id, worker_process
@@ -176,7 +169,7 @@ def _run_batch(
     times = held[0].column(held[0].schema.get_field_index(TIME_COLUMN)).to_numpy() if held else np.zeros(0)
     clock = SystemClock()
     now_ms = int(times[0]) if held else int(clock.now_s() * 1000)
-    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, 0))
+    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, -1))
     subtask = KeyedSubtask(operator, RunsTable(), context, clock)
     read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))]) if held else _NOTHING
     yield from subtask.process(read, initial)

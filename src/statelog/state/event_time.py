@@ -59,15 +59,15 @@ class EventTime:
         Raises
         ------
         ProcessorError
-            If a row is older than the watermark.
+            If a row is not later than the watermark.
         """
         oldest = pc.min(self.times_us(rows)).as_py()
-        if oldest is not None and oldest < watermark_ms * _US_PER_MS:
+        if oldest is not None and oldest <= watermark_ms * _US_PER_MS:
             raise ProcessorError(
                 f"an output row has event time {oldest // _US_PER_MS} ms in column"
-                f" '{rows.schema.names[self.column]}', which is before the watermark {watermark_ms} ms.",
+                f" '{rows.schema.names[self.column]}', which is late: the watermark is {watermark_ms} ms.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
-                hint="Return rows whose event time is not before the watermark of the batch before.",
+                hint="Return rows whose event time is after the watermark of the batch before.",
             )
 
     def largest_ms(self, rows: pa.RecordBatch) -> list[int | None]:

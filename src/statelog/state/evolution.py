@@ -184,14 +184,14 @@ def _parts(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.
 
 
 def _has_distinct_names(kind: pa.StructType) -> bool:
-    return len({field.name for field in kind.fields}) == kind.num_fields
+    names = [field.name for field in kind.fields]
+    return len(set(names)) == len(names)
 
 
 def _is_widening(stored: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_decimal128(stored) and pa.types.is_decimal128(wanted):
         return bool(stored.scale == wanted.scale and stored.precision <= wanted.precision)
-    wider = _WIDER.get(stored, ())
-    return wanted in wider
+    return bool(wanted in _WIDER.get(stored, ()))
 
 
 def _is_readable(stored: pa.DataType, wanted: pa.DataType) -> bool:

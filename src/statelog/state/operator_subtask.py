@@ -39,7 +39,7 @@ class OperatorInput:
     rows : pyarrow.RecordBatch
         Rows in order of arrival; no columns if there are none.
     broadcast : pyarrow.RecordBatch or None
-        Rows of the broadcast input, in any order; None if the operator has none.
+        Rows of the broadcast input, in the same order at every subtask; None if the operator has none.
     subtask : int
         The subtask that gets them.
     time_ms : int or None

@@ -273,7 +273,9 @@ class KeyedSubtask:
                     cursor.position = position
                     if timers.was_deleted(time_ms):
                         continue
-                    outputs.extend(fire(keys[position], timer_values, info(time_ms)))
+                    fired_timer = info(time_ms)
+                    # By name, as Spark calls it.
+                    outputs.extend(fire(key=keys[position], timerValues=timer_values, expiredTimerInfo=fired_timer))
                     timers.delete(time_ms)
                     ends.append(len(outputs))
                     fired.append(position)

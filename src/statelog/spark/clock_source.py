@@ -1,0 +1,169 @@
+"""A streaming source without rows, by which a query gets batches that its other sources have no rows for.
+
+Spark runs a batch when a source has a new offset. The clock's offset is a number that grows exactly when an operator
+needs a batch: its watermark has advanced, or a heartbeat is due. Spark asks for the offset in a Python process next
+to the driver, which in turn asks the driver.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from statelog.checkpoint.protocol import Tick, Ticked
+from statelog.clock import Clock, SystemClock
+from statelog.spark import internals
+from statelog.spark.rpc import RpcClient
+
+if TYPE_CHECKING:
+    from statelog.spark.endpoint import Endpoint, OperatorPlan
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # Spark 4.1: a query with the trigger availableNow gets no ticks there.
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands in for what this version of Spark lacks."""
+
+
+__all__ = ["ClockReader", "with_clock"]
+
+_SOURCE: Final = "statelog-clock"
+_POLL_S: Final = 0.05
+"""Spark asks every 10 ms while a query has nothing to do; the driver is asked less often."""
+
+Offset = dict[str, Any]
+
+
+def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataFrame:
+    """Rows that Spark also runs batches for when there are none, if the operator needs that.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        The operator's input.
+    plan : OperatorPlan
+        The operator, known to the endpoint.
+    endpoint : Endpoint
+        Whom the clock asks.
+
+    Returns
+    -------
+    DataFrame
+        The same rows and columns. Every batch without data must run all subtasks, so the rows must be observed.
+    """
+    if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, _SOURCE):
+        return rows
+    session = rows.sparkSession
+    if session not in endpoint.clock_frames:
+        endpoint.clock_frames[session] = _clock_frame(session, endpoint)
+    clock = endpoint.clock_frames[session]
+    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
+    return rows.unionByName(clock.select(*nothing))
+
+
+def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
+    session.dataSource.register(_source_class(endpoint.local_host, endpoint.port, endpoint.secret))
+    return session.readStream.format(_SOURCE).load()
+
+
+def _source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
+    """The source with what it needs to know.
+
+    Options would be shown in plans; what is in the class is in its pickle only. Because the class is local, that
+    pickle holds all of it, and a process that cannot import statelog can say so.
+    """
+
+    class ClockSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return _SOURCE
+
+        def schema(self) -> str:
+            return "tick long"
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:
+            import sys
+
+            try:
+                from statelog.spark.clock_source import ClockReader
+            except ImportError as error:
+                raise ImportError(
+                    f"Spark's Python processes run {sys.executable}, which cannot import statelog ({error}). Install"
+                    " statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) before the session is created."
+                    " [worker-import]"
+                ) from error
+            return ClockReader(host, port, secret)
+
+    return ClockSource
+
+
+class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Tells Spark a new offset when the driver says that a batch is needed.
+
+    Spark calls it in one process per run of a query: :meth:`initialOffset` if the query is new, :meth:`latestOffset`
+    before every batch and while there is none, :meth:`partitions` when a batch with a new offset is planned.
+
+    Parameters
+    ----------
+    host, port, secret
+        Where the driver answers.
+    clock : Clock, optional
+        Time.
+    """
+
+    def __init__(self, host: str, port: int, secret: bytes, clock: Clock | None = None) -> None:
+        self._address = (host, port, secret)
+        self._clock = clock or SystemClock()
+        self._reader = secrets.token_hex(8)
+        self._client: RpcClient | None = None
+        self._ends_when_idle = False
+        self._is_planned = False
+        self._end: Offset = {}
+        self._asked: tuple[Offset, float] | None = None
+
+    def initialOffset(self) -> Offset:
+        return {"clock": self._reader, "tick": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._ends_when_idle = True
+
+    def latestOffset(self, start: Offset | None = None, limit: object = None) -> Offset:
+        offset = start or self._end or self.initialOffset()
+        if offset["clock"] == self._reader and not self._is_planned:
+            return offset  # The query is new: there is no batch yet that another one could follow.
+        if not self._ends_when_idle and self._is_asked_too_soon(offset):
+            return offset
+        if self._needs_batch(offset["clock"]):
+            return {**offset, "tick": offset["tick"] + 1}
+        return offset
+
+    def _is_asked_too_soon(self, offset: Offset) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._asked is not None and self._asked[0] == offset and now_s - self._asked[1] < _POLL_S:
+            return True
+        self._asked = (offset, now_s)
+        return False
+
+    def _needs_batch(self, clock: str) -> bool:
+        if self._client is None:
+            self._client = RpcClient(*self._address)
+        answer = self._client.call(Tick(clock, self._reader, self._ends_when_idle))
+        return isinstance(answer, Ticked) and answer.needs_batch
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        self._is_planned = True
+        self._end = end
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        return iter(())
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()

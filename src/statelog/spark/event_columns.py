@@ -1,0 +1,60 @@
+"""Which columns of an operator's input and output are its event time."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import DataType, IntegralType, StructType, TimestampNTZType, TimestampType
+
+from statelog.errors import ConfigurationError
+from statelog.state.event_time import EventTime
+from statelog.state.times import Watermark
+
+__all__ = ["own_event_time", "result_event_time"]
+
+
+def own_event_time(schema: StructType, watermark: Watermark) -> EventTime:
+    """The event time that an operator's own watermark follows.
+
+    Raises
+    ------
+    ConfigurationError
+        If the input does not have its columns.
+    """
+
+    def position(name: str, kinds: tuple[type[DataType], ...], expected: str) -> int:
+        if name not in schema.names or not isinstance(schema[name].dataType, kinds):
+            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
+            raise ConfigurationError(
+                f"The watermark names column {name!r}, which is not {expected} of the input.",
+                hint=f"The columns are: {columns}.",
+            )
+        return schema.names.index(name)
+
+    column = position(watermark.column, (TimestampType, TimestampNTZType), "a timestamp column")
+    if watermark.input_column is None:
+        return EventTime(column, inputs=watermark.inputs)
+    inputs = position(watermark.input_column, (IntegralType,), "an integer column")
+    return EventTime(column, inputs=watermark.inputs, input_column=inputs)
+
+
+def result_event_time(output: StructType, column: str, *, has_watermark: bool) -> EventTime | None:
+    """The event time of an operator's output; None if `column` is empty.
+
+    Raises
+    ------
+    ConfigurationError
+        If the output does not have the column, or the input has no watermark.
+    """
+    if not column:
+        return None
+    if not has_watermark:
+        raise ConfigurationError(
+            f"eventTimeColumnName is {column!r}, but the input has no watermark.",
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
+        )
+    places = [index for index, name in enumerate(output.names) if name.lower() == column.lower()]
+    if not places or not isinstance(output[places[0]].dataType, (TimestampType, TimestampNTZType)):
+        raise ConfigurationError(
+            f"eventTimeColumnName is {column!r}, which is not a timestamp column of the output type.",
+            hint=f"The output columns are: {output.simpleString()}.",
+        )
+    return EventTime(places[0])

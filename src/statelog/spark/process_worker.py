@@ -1,0 +1,202 @@
+"""The tasks' side of operators without keys: one subtask of one batch, inside a Python worker of Spark."""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from statelog.changelog.local_snapshots import LocalSnapshots
+from statelog.checkpoint.operator_task import OperatorTask
+from statelog.clock import SystemClock
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.options import Options
+from statelog.spark.output import RowOutput
+from statelog.spark.types import row_codec, row_maker
+from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
+from statelog.spark.worker_process import local_directory, task_id, worker_process
+from statelog.state.keys import KeyCodec
+from statelog.state.operator_processor import OperatorContext
+from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
+from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.storage import open_store
+
+__all__ = [
+    "BROADCAST_COLUMN",
+    "SUBTASK_COLUMN",
+    "OperatorSpec",
+    "OperatorStateDeclaration",
+    "bind_operator_state",
+    "read_input",
+]
+
+SUBTASK_COLUMN: Final = "__statelog_subtask"
+BROADCAST_COLUMN: Final = "__statelog_broadcast"
+
+_NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+
+
+@dataclass(frozen=True)
+class OperatorStateDeclaration:
+    """A state as the processor's ``init`` declared it on the driver."""
+
+    name: str
+    mode: OperatorStateMode
+    value_schema: StructType
+    entry_schema: StructType | None = None
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """What every task of an operator without keys is told.
+
+    Parameters
+    ----------
+    uid, instance : str
+        The operator.
+    parallelism : int
+        Number of subtasks.
+    is_streaming : bool
+        Whether the operator is part of a streaming query.
+    columns : list of str
+        Names of the input columns.
+    broadcast_columns : list of str or None
+        Names of the broadcast input's columns; None if there is no such input.
+    states : list of OperatorStateDeclaration
+        The states.
+    output_schema : StructType
+        Type of the output rows.
+    processor : bytes
+        The pickled processor.
+    options : Options
+        Options.
+    host, port, secret
+        Where the coordinator answers; empty for batch queries.
+    """
+
+    uid: str
+    instance: str
+    parallelism: int
+    is_streaming: bool
+    columns: list[str]
+    broadcast_columns: list[str] | None
+    states: list[OperatorStateDeclaration]
+    output_schema: StructType
+    processor: bytes
+    options: Options
+    host: str
+    port: int
+    secret: bytes
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one batch; what ``mapInArrow`` calls.
+
+        Returns
+        -------
+        iterator of pyarrow.RecordBatch
+            Output rows. The last ones come after the checkpoint has this subtask's state.
+        """
+        context = TaskContext.get()
+        assert context is not None
+        operator = _operator(self)
+        read = read_input(self, batches, context.partitionId())
+        if self.is_streaming:
+            return _streaming_task(self, operator, read.subtask, context).run(read)
+        time_ms = int(SystemClock().now_s() * 1000) if read.time_ms is None else read.time_ms
+        where = OperatorContext(read.subtask, self.parallelism, batchId=0, batchTimeMs=time_ms)
+        return OperatorSubtask(operator, {}, where).process(read)
+
+
+def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, context: TaskContext) -> OperatorTask:
+    task = task_id(spec, subtask, context)
+    return OperatorTask(
+        task=task,
+        partition=context.partitionId(),
+        parallelism=spec.parallelism,
+        operator=operator,
+        options=spec.options,
+        call=worker_process().client(spec).call,
+        local=LocalSnapshots(local_directory(spec, task)),
+        open_store=open_store,
+        clock=SystemClock(),
+        token=f"{task.attempt}-{secrets.token_hex(4)}",
+    )
+
+
+def _operator(spec: OperatorSpec) -> Operator:
+    return Operator(
+        uid=spec.uid,
+        processor=pickle.loads(spec.processor),
+        states=[bind_operator_state(declaration) for declaration in spec.states],
+        to_rows=_row_reader(spec.columns),
+        to_broadcast_rows=_row_reader(spec.broadcast_columns or []),
+        output=RowOutput(spec.output_schema),
+    )
+
+
+def _row_reader(columns: list[str]) -> Callable[[pa.RecordBatch], list[Any]]:
+    make = row_maker(columns)
+    return lambda rows: make([column.to_pylist() for column in rows.columns])
+
+
+def bind_operator_state(declaration: OperatorStateDeclaration) -> OperatorStateBinding:
+    """Make a state's codecs.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field's type is not supported.
+    """
+    subject = f"state '{declaration.name}'"
+    codec = row_codec(declaration.value_schema, subject)
+    entry = declaration.entry_schema
+    entry_codec = None if entry is None else row_codec(entry, f"map key of {subject}")
+    if entry_codec is not None:
+        KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)
+    entry_schema = None if entry_codec is None else entry_codec.schema
+    descriptor = OperatorStateDescriptor(declaration.name, declaration.mode, codec.schema, entry_schema)
+    return OperatorStateBinding(descriptor, codec, entry_codec)
+
+
+def read_input(spec: OperatorSpec, batches: Iterable[pa.RecordBatch], partition: int) -> OperatorInput:
+    """Read all rows; the subtask's number comes from them, or from the partition if there are none.
+
+    Raises
+    ------
+    ConfigurationError
+        If the rows are those of several subtasks.
+    """
+    held = [batch for batch in batches if batch.num_rows]
+    names = [f"c{index}" for index in range(len(spec.columns))]
+    if not held:
+        return OperatorInput(_NO_ROWS, None if spec.broadcast_columns is None else _NO_ROWS, partition, None)
+    rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+    subtasks = rows.column(rows.schema.get_field_index(SUBTASK_COLUMN)).to_numpy()
+    time_ms = int(rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py())
+    if (subtasks != subtasks[0]).any():
+        raise ConfigurationError(
+            f"operator '{spec.uid}': partition {partition} holds rows of several subtasks.",
+            kind=ErrorKind.PARTITIONS_RENUMBERED,
+            hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report it.",
+        )
+    if spec.broadcast_columns is None:
+        return OperatorInput(rows.select(names), None, int(subtasks[0]), time_ms)
+    is_copy = rows.column(rows.schema.get_field_index(BROADCAST_COLUMN))
+    own = rows.filter(pc.invert(is_copy)).select(names)
+    return OperatorInput(own, _copies(rows.filter(is_copy), len(spec.broadcast_columns)), int(subtasks[0]), time_ms)
+
+
+def _copies(rows: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+    """The broadcast rows in an order that is the same at every subtask: by their hashes, then by their values."""
+    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_pylist()
+    copies = rows.select([f"b{index}" for index in range(columns)])
+    values = map(repr, zip(*(column.to_pylist() for column in copies.columns), strict=True))
+    order = [index for _, _, index in sorted(zip(hashes, values, range(copies.num_rows), strict=True))]
+    return copies.take(pa.array(order, pa.int64()))

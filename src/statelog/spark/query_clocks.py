@@ -1,0 +1,123 @@
+"""The driver's answers to the clock sources: whether a query needs a batch although it has no new rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.protocol import TaskId, Tick
+from statelog.checkpoint.ticks import Progress, needs_batch
+from statelog.clock import Clock
+from statelog.spark import internals
+
+if TYPE_CHECKING:
+    from statelog.spark.endpoint import OperatorPlan
+
+__all__ = ["QueryClocks"]
+
+
+@dataclass
+class _QueryClock:
+    """A clock source of a running query.
+
+    Parameters
+    ----------
+    query : StreamingQuery
+        The query.
+    plans : list of OperatorPlan
+        Its operators that a batch can be needed for.
+    has_no_data_batches : bool
+        The query's setting.
+    last_batch : int
+        The last batch that has a time here.
+    last : BatchTime or None
+        Its time.
+    """
+
+    query: StreamingQuery
+    plans: list[OperatorPlan]
+    has_no_data_batches: bool
+    last_batch: int = -1
+    last: BatchTime | None = None
+
+
+class QueryClocks:
+    """Knows which query a clock source belongs to, and what its operators wait for.
+
+    A clock source does not know its query. It puts an id of its own into its offsets instead, and Spark keeps a
+    query's offsets where the driver finds them.
+
+    Parameters
+    ----------
+    plans : callable
+        All operators that this driver has planned.
+    coordinator : callable
+        The coordinator of an operator in a run of a query.
+    clock : Clock
+        Time.
+    """
+
+    def __init__(
+        self,
+        plans: Callable[[], list[OperatorPlan]],
+        coordinator: Callable[[TaskId], OperatorCoordinator],
+        clock: Clock,
+    ) -> None:
+        self._plans = plans
+        self._coordinator = coordinator
+        self._clock = clock
+        self._clocks: dict[str, _QueryClock] = {}
+        self._lock = threading.Lock()
+
+    def needs_batch(self, tick: Tick) -> bool:
+        """Whether the query of a clock source needs a batch now.
+
+        Spark asks between two batches and waits for the answer, so nothing of what it depends on moves.
+        """
+        with self._lock:
+            clock = self._clocks.get(tick.reader) or self._find(tick)
+        if clock is None:
+            return False
+        batch = internals.next_batch(clock.query) - 1
+        if clock.last is None or batch != clock.last_batch:
+            clock.last_batch, clock.last = batch, internals.batch_time(clock.query, batch)
+        progress = Progress(
+            last=clock.last,
+            spark_watermark_ms=internals.current_watermark_ms(clock.query),
+            now_ms=int(self._clock.now_s() * 1000),
+            has_no_data_batches=clock.has_no_data_batches,
+            ends_when_idle=tick.ends_when_idle,
+        )
+        return any(
+            needs_batch(plan.ticks, progress, own_watermark_advances=self._advances(plan, clock))
+            for plan in clock.plans
+        )
+
+    def _find(self, tick: Tick) -> _QueryClock | None:
+        plans = self._plans()
+        for session in {plan.session for plan in plans}:
+            for query in session.streams.active:
+                if tick.clock in internals.committed_offsets(query):
+                    return self._remember(tick, query, plans)
+        return None
+
+    def _remember(self, tick: Tick, query: StreamingQuery, plans: list[OperatorPlan]) -> _QueryClock:
+        whole = internals.plan_text(query)
+        own = [plan for plan in plans if plan.ticks.needs_clock and f"{plan.observation}," in whole]
+        self._clocks = {reader: clock for reader, clock in self._clocks.items() if clock.query.isActive}
+        clock = self._clocks[tick.reader] = _QueryClock(query, own, internals.has_no_data_batches(query))
+        return clock
+
+    def _advances(self, plan: OperatorPlan, clock: _QueryClock) -> bool:
+        """Whether an operator's own watermark is further after the last batch than it was in it."""
+        if not plan.ticks.own_watermark or not clock.has_no_data_batches:
+            return False
+        query = clock.query
+        next_task = TaskId(str(query.id), str(query.runId), plan.uid, plan.instance, clock.last_batch + 1, -1, -1)
+        return self._coordinator(next_task).watermark_advances(clock.last_batch)

@@ -1,0 +1,277 @@
+"""One operator of one query without Spark: its driver, its hosts and their workers, in this process.
+
+What runs is what runs below Spark: the coordinator, the log, the tasks with their local runs and tables. Only what Spark
+does is done here: numbering batches and attempts, handing rows to subtasks, and calling the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from statelog.changelog.local_runs import LocalRuns
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.log import Log
+from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick
+from statelog.checkpoint.task import MemoryTables
+from statelog.clock import Clock, ManualClock
+from statelog.options import Options
+from statelog.storage import LocalStore, Store
+from statelog.testing.crashes import CrashPoint
+
+__all__ = ["Attempt", "LocalQuery", "Task", "TestedOperator", "Worker"]
+
+_CLOCK_START_S = 1e10
+"""Far in the future, so that what a crashed run left behind is old enough to be removed."""
+
+
+class Task(Protocol):
+    """One attempt of one subtask: a BatchTask, or an OperatorTask."""
+
+    def run(self, read: Any) -> Iterator[pa.RecordBatch]:
+        """Process the batch."""
+        ...
+
+
+class Worker:
+    """What a Python worker keeps from task to task."""
+
+    def __init__(self) -> None:
+        self.tables = MemoryTables()
+        self._local: dict[Path, LocalRuns] = {}
+
+    def local_runs(self, directory: Path) -> LocalRuns:
+        """The local runs in a directory, with those that are mapped already."""
+        return self._local.setdefault(directory, LocalRuns(directory))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What Spark tells a task, and what its host and its worker have.
+
+    Parameters
+    ----------
+    task : TaskId
+        Which task it is.
+    parallelism : int
+        Number of subtasks.
+    options : Options
+        Options.
+    call : callable
+        Calls the driver.
+    worker : Worker
+        The Python worker that it runs in.
+    local : Path
+        The subtask's local directory.
+    open_store : callable
+        Opens a store from its location.
+    clock : Clock
+        Time.
+    """
+
+    task: TaskId
+    parallelism: int
+    options: Options
+    call: Callable[[Request, bytes], Reply]
+    worker: Worker
+    local: Path
+    open_store: Callable[[str], Store]
+    clock: Clock
+
+    @property
+    def token(self) -> str:
+        """Unique among all attempts."""
+        return f"{self.task.run_id}-{self.task.attempt}"
+
+
+class TestedOperator(Protocol):
+    """An operator as the query has it, keyed or not."""
+
+    @property
+    def uid(self) -> str:
+        """Its name."""
+        ...
+
+    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
+        """A run of it."""
+        ...
+
+    def split(self, data: Any, parallelism: int, time_ms: int) -> list[Any]:
+        """What each subtask reads of a batch's data."""
+        ...
+
+    def task(self, attempt: Attempt) -> Task:
+        """An attempt of one of its subtasks."""
+        ...
+
+    def initial_objects(self, parallelism: int) -> list[bytes]:
+        """For each subtask the rows of the initial state, as an Arrow IPC stream; empty if there are none."""
+        ...
+
+
+class LocalQuery:
+    """Runs an operator, attempt by attempt.
+
+    The order of calls is :meth:`start`, then :meth:`run_subtask`, with a `times` entry for each batch, and again
+    :meth:`start` for every later run.
+
+    Parameters
+    ----------
+    operator : TestedOperator
+        The operator; it may be replaced before a start.
+    directory : Path
+        Holds the store and the hosts' local directories.
+    options : Options
+        Options.
+    query_id : str
+        The query.
+    open_store : callable
+        Opens a store from its location.
+
+    Attributes
+    ----------
+    times : dict
+        The time of each batch, as Spark's offset log has it.
+    crash_point : CrashPoint
+        Crashes on demand.
+    coordinator : OperatorCoordinator
+        That of the current run.
+    parallelism : int
+        Number of subtasks of the current run.
+    first_batch : int
+        The first batch of the current run.
+    """
+
+    def __init__(
+        self,
+        operator: TestedOperator,
+        directory: Path,
+        options: Options,
+        *,
+        query_id: str = "query",
+        open_store: Callable[[str], Store] = LocalStore,
+    ) -> None:
+        self.operator = operator
+        self.crash_point = CrashPoint(options.observer)
+        self.options = replace(options, observer=self.crash_point)
+        self.query_id = query_id
+        self.times: dict[int, BatchTime] = {}
+        self.clock = ManualClock(_CLOCK_START_S)
+        self.open_store = open_store
+        self.runs = 0
+        self.attempts = 0
+        self.parallelism = 0
+        self.first_batch = -1
+        self.coordinator: OperatorCoordinator
+        self._directory = directory
+        self._host = 0
+        self._workers = [Worker(), Worker()]
+        self._stores: list[Store] = []
+
+    @property
+    def location(self) -> str:
+        """Where the store is."""
+        return str(self._directory / "store")
+
+    @property
+    def local(self) -> Path:
+        """The local directory of the current host."""
+        return self._directory / f"host-{self._host}"
+
+    @property
+    def run_id(self) -> str:
+        """The current run."""
+        return f"run-{self.runs}"
+
+    @property
+    def instance(self) -> str:
+        """The operator's place in the current driver's program."""
+        return f"instance-{self.runs}"
+
+    def open_log(self, store: Store) -> Log:
+        """The operator's log in a store."""
+        return open_log(store, f"{self.operator.uid}/log", self.options.log_form)
+
+    def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
+        """Start a run, as a new driver process would; without `keep_local` on a host that has no files yet."""
+        self.release()
+        self.runs += 1
+        self._host += 0 if keep_local else 1
+        self._workers = [Worker(), Worker()]
+        self.crash_point.arm(None)
+        self.parallelism = parallelism
+        self.first_batch = first_batch
+        store = self.open_store(self.location)
+        self._stores.append(store)
+        coordinator = OperatorCoordinator(
+            self.operator.run_of(self.query_id, self.run_id, self.instance, parallelism),
+            store=store,
+            location=self.location,
+            root=self.operator.uid,
+            log=self.open_log(store),
+            options=self.options,
+            clock=self.clock,
+            new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
+            batch_time=lambda batch: self.times[batch],
+        )
+        coordinator.open(first_batch)
+        if first_batch == 0:
+            coordinator.offer_initial_state(self._store_initial_state(store))
+        self.coordinator = coordinator
+
+    def _store_initial_state(self, store: Store) -> list[str]:
+        names: list[str] = []
+        for subtask, data in enumerate(self.operator.initial_objects(self.parallelism)):
+            names.append(f"{self.operator.uid}/initial/{self.runs}-{subtask}.arrow" if data else "")
+            if data:
+                store.put(names[-1], data)
+        return names
+
+    def run_subtask(self, batch: int, subtask: int, read: Any) -> list[pa.RecordBatch]:
+        """Run one attempt of a subtask to its end, and return its output."""
+        self.attempts += 1
+        task = self.operator.task(
+            Attempt(
+                task=self.task_id(batch, subtask, self.attempts),
+                parallelism=self.parallelism,
+                options=self.options,
+                call=self.call,
+                worker=self._workers[self.attempts % len(self._workers)],
+                local=self.local / str(self.parallelism) / str(subtask),
+                open_store=self._open_on_task,
+                clock=self.clock,
+            )
+        )
+        return list(task.run(read))
+
+    def task_id(self, batch: int, subtask: int, attempt: int) -> TaskId:
+        """Name of an attempt in the current run."""
+        return TaskId(self.query_id, self.run_id, self.operator.uid, self.instance, batch, subtask, attempt)
+
+    def call(self, request: Request, payload: bytes) -> Reply:
+        """Call the driver, as tasks do."""
+        assert not isinstance(request, Tick), "only a clock source ticks"
+        if isinstance(request, Begin):
+            return self.coordinator.begin(request)
+        if isinstance(request, Fetch):
+            return self.coordinator.fetch(request)
+        self.coordinator.ack(request, payload)
+        return Acked()
+
+    def _open_on_task(self, location: str) -> Store:
+        store = self.open_store(location)
+        self._stores.append(store)
+        return store
+
+    def release(self) -> None:
+        """Release the files of a run that has died, without a word to anyone."""
+        for store in self._stores:
+            store.close()
+        self._stores.clear()

@@ -1,0 +1,135 @@
+"""Rows as a test writes and reads them, and the columns that tasks get and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.spark.types import arrow_type, row_codec, row_maker, storage_converter
+from statelog.state.values import MISFITS
+
+__all__ = ["ColumnReader", "ColumnWriter"]
+
+
+class ColumnWriter:
+    """Makes columns of rows, as Spark hands them to a task.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns.
+    subject : str
+        What the rows are, for messages.
+    zone : str
+        The session's time zone, which timestamps come in.
+    """
+
+    def __init__(self, schema: StructType, subject: str, zone: str) -> None:
+        self._names = schema.names
+        self._subject = subject
+        stored = [arrow_type(field.dataType, f"{subject}: column '{field.name}'") for field in schema]
+        self._types = stored
+        self._converters = [storage_converter(field.dataType) for field in schema]
+        self._schema = pa.schema([(f"c{index}", _in_zone(kind, zone)) for index, kind in enumerate(stored)])
+
+    def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Columns named c0, c1, ... of rows.
+
+        Parameters
+        ----------
+        rows : sequence of tuple, dict or Row
+            A dict and a Row with names are matched by name, and a dict may leave columns out, which are null then. Others
+            are matched by position.
+
+        Raises
+        ------
+        ConfigurationError
+            If a row does not have the columns, or a value does not fit its column.
+        """
+        if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
+            raise self._misuse(f"takes a list of rows, not {rows!r:.80}")
+        ordered = [self._in_order(row, index) for index, row in enumerate(rows)]
+        columns = zip(*ordered, strict=True) if ordered else [()] * len(self._names)
+        arrays = [self._column(place, list(values)) for place, values in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _in_order(self, row: Any, index: int) -> tuple[Any, ...]:
+        names = getattr(row, "__fields__", None)
+        if isinstance(row, Mapping):
+            held = dict(row)
+        elif isinstance(row, (tuple, list)) and names:
+            held = dict(zip(names, row, strict=True))
+        elif isinstance(row, (tuple, list)) and len(row) == len(self._names):
+            return tuple(row)
+        else:
+            raise self._misuse(f"row {index} is {row!r:.80}, which does not have the columns")
+        unknown = [name for name in held if name not in self._names]
+        if unknown or (names and len(held) < len(self._names)):
+            raise self._misuse(f"row {index} has the columns ({', '.join(map(str, held))})")
+        return tuple(held.get(name) for name in self._names)
+
+    def _column(self, place: int, values: list[Any]) -> pa.Array:
+        try:
+            return self._convert(place, values).cast(self._schema.field(place).type)
+        except MISFITS:
+            for index, value in enumerate(values):
+                try:
+                    self._convert(place, [value])
+                except MISFITS as error:
+                    raise self._misuse(
+                        f"row {index} has {type(value).__name__} {value!r:.80} in column '{self._names[place]}' of type"
+                        f" {self._types[place]}: {error}"
+                    ) from error
+            raise
+
+    def _convert(self, place: int, values: list[Any]) -> pa.Array:
+        convert = self._converters[place]
+        if convert is not None:
+            values = [convert(value) for value in values]
+        return pa.array(values, self._types[place])
+
+    def _misuse(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._subject}: {what}.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint=f"The columns are: {', '.join(self._names)}.",
+        )
+
+
+class ColumnReader:
+    """Makes rows of the columns that a task has returned, as ``collect()`` would.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        self._codec = row_codec(schema, "output")
+        self._make = row_maker(schema.names)
+
+    def rows(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
+        """The rows of some batches."""
+        tuples = [row for batch in batches for row in self._codec.decode(batch)]
+        return self._make([list(values) for values in zip(*tuples, strict=True)]) if tuples else []
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    """A type whose timestamps are in a time zone."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in kind.fields])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_zone(kind.value_type, zone)))
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_in_zone(kind.key_type, zone)),
+            kind.item_field.with_type(_in_zone(kind.item_type, zone)),
+        )
+    return kind

@@ -1,0 +1,188 @@
+"""Which windows a row belongs to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import ConfigurationError
+
+__all__ = ["CountWindows", "Panes", "SessionWindows", "SlidingWindows", "TumblingWindows", "WindowAssigner"]
+
+_LONGEST_MS: Final = 1 << 50
+"""About 35,000 years; sums of a few of them and any time stay within 64 bits."""
+
+
+@dataclass(frozen=True)
+class TumblingWindows:
+    """Windows of one size that follow each other: a row belongs to the one that its time is in.
+
+    Parameters
+    ----------
+    size_ms : int
+        Length of a window, milliseconds.
+    offset_ms : int
+        Windows start at multiples of the size plus this.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of its range.
+    """
+
+    size_ms: int
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _require_length(self, "size_ms", 1)
+        _require_offset(self, self.offset_ms)
+
+    def panes(self) -> Panes:
+        """The panes that the windows are made of: the windows themselves."""
+        return Panes(self.size_ms, self.size_ms, self.offset_ms)
+
+
+@dataclass(frozen=True)
+class SlidingWindows:
+    """Windows of one size that start at regular distances: a row belongs to all that its time is in.
+
+    Parameters
+    ----------
+    size_ms : int
+        Length of a window, milliseconds.
+    slide_ms : int
+        Distance of their starts. If it is larger than the size, rows between two windows belong to none.
+    offset_ms : int
+        Windows start at multiples of the slide plus this.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of its range.
+    """
+
+    size_ms: int
+    slide_ms: int
+    offset_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _require_length(self, "size_ms", 1)
+        _require_length(self, "slide_ms", 1)
+        _require_offset(self, self.offset_ms)
+
+    def panes(self) -> Panes:
+        """The panes that the windows are made of."""
+        return Panes(self.size_ms, self.slide_ms, self.offset_ms)
+
+
+@dataclass(frozen=True)
+class SessionWindows:
+    """Sessions of activity: rows belong together as long as no two successive ones are further apart than the gap.
+
+    Parameters
+    ----------
+    gap_ms : int
+        The longest distance within a session, milliseconds. A session ends this long after its last row.
+
+    Raises
+    ------
+    ConfigurationError
+        If the gap is out of its range.
+    """
+
+    gap_ms: int
+
+    def __post_init__(self) -> None:
+        _require_length(self, "gap_ms", 1)
+
+
+@dataclass(frozen=True)
+class CountWindows:
+    """Windows of equally many rows of a key, in order of arrival.
+
+    Parameters
+    ----------
+    size : int
+        Number of rows.
+
+    Raises
+    ------
+    ConfigurationError
+        If the size is out of its range.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _require_length(self, "size", 1)
+
+
+WindowAssigner = TumblingWindows | SlidingWindows | SessionWindows | CountWindows
+
+
+@dataclass(frozen=True)
+class Panes:
+    """Time cut into the pieces that windows of one size and slide are made of; each row is in exactly one.
+
+    If windows overlap, the width of a pane is the greatest common divisor of size and slide. If not, panes are the
+    windows.
+
+    Parameters
+    ----------
+    size_ms, slide_ms, offset_ms : int
+        Those of the windows.
+    """
+
+    size_ms: int
+    slide_ms: int
+    offset_ms: int
+
+    @property
+    def are_windows(self) -> bool:
+        """Whether each pane is a window of its own."""
+        return self.slide_ms >= self.size_ms
+
+    @property
+    def width_ms(self) -> int:
+        """Length of a pane."""
+        return self.size_ms if self.are_windows else math.gcd(self.size_ms, self.slide_ms)
+
+    @property
+    def step_ms(self) -> int:
+        """Distance of the starts of panes."""
+        return self.slide_ms if self.are_windows else self.width_ms
+
+    def pane_of(self, time_ms: int) -> int | None:
+        """Start of the pane that a time is in; None if no window has it."""
+        start = time_ms - (time_ms - self.offset_ms) % self.step_ms
+        return start if time_ms < start + self.width_ms else None
+
+    def ends_of(self, pane: int) -> range:
+        """Ends of the windows that have a pane, ascending."""
+        last_start = pane - (pane - self.offset_ms) % self.slide_ms
+        count = -(-(last_start + self.size_ms - pane) // self.slide_ms)
+        last_end = last_start + self.size_ms
+        return range(last_end - (count - 1) * self.slide_ms, last_end + 1, self.slide_ms)
+
+    def last_end_of(self, pane: int) -> int:
+        """End of the last window that has a pane."""
+        return pane - (pane - self.offset_ms) % self.slide_ms + self.size_ms
+
+
+def _require_length(windows: object, name: str, least: int) -> None:
+    value = getattr(windows, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LONGEST_MS:
+        unit = " milliseconds" if name.endswith("_ms") else ""
+        raise ConfigurationError(
+            f"{type(windows).__name__}: {name} is {value!r}.",
+            hint=f"It must be a whole number of{unit or ' rows'} from {least} to {_LONGEST_MS}.",
+        )
+
+
+def _require_offset(windows: object, offset_ms: object) -> None:
+    if isinstance(offset_ms, bool) or not isinstance(offset_ms, int) or abs(offset_ms) > _LONGEST_MS:
+        raise ConfigurationError(
+            f"{type(windows).__name__}: offset_ms is {offset_ms!r}.",
+            hint=f"It must be a whole number of milliseconds from -{_LONGEST_MS} to {_LONGEST_MS}.",
+        )

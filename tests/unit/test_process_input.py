@@ -1,0 +1,65 @@
+"""What a subtask of an operator without keys reads, however Spark brings its rows together."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from statelog import ConfigurationError, ErrorKind, Options
+from statelog.spark.process_worker import OperatorSpec, read_input
+
+OWN = [(f"row {number}", None, 0, 7, False) for number in range(5)]
+# Two of the hashes collide, and one row comes twice.
+COPIES = [(None, name, 0, 7, True) for name in ("a", "b", "c", "d", "e", "e")]
+HASHES = {"a": -5, "b": 3, "c": 3, "d": 2**62, "e": 3, None: None}
+SCHEMA = pa.schema(
+    [
+        ("c0", pa.string()),
+        ("b0", pa.string()),
+        ("__statelog_subtask", pa.int32()),
+        ("__statelog_time_ms", pa.int64()),
+        ("__statelog_broadcast", pa.bool_()),
+        ("__statelog_hash", pa.int64()),
+    ]
+)
+
+
+def spec(broadcast_columns: list[str] | None) -> OperatorSpec:
+    names, output = ["name"], StructType()
+    return OperatorSpec("op", "0", 2, True, names, broadcast_columns, [], output, b"", Options(), "", 0, b"")
+
+
+def batch(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    rows = [(*row, HASHES[row[1]]) for row in rows]
+    return pa.RecordBatch.from_arrays([list(column) for column in zip(*rows, strict=True)], schema=SCHEMA)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_broadcast_rows_come_in_one_order_and_others_as_they_arrive(seed: int) -> None:
+    rows = OWN + COPIES
+    random.Random(seed).shuffle(rows)
+    read = read_input(spec(["name"]), [batch(rows[:4]), batch(rows[4:])], 0)
+    assert read.broadcast is not None
+    assert read.broadcast.column(0).to_pylist() == ["a", "b", "c", "e", "e", "d"]
+    assert read.rows.column(0).to_pylist() == [row[0] for row in rows if row[0] is not None]
+    assert (read.subtask, read.time_ms, read.count) == (0, 7, 11)
+
+
+def test_a_partition_without_rows_is_known_by_its_number() -> None:
+    read = read_input(spec(["name"]), [], 1)
+    assert (read.rows.num_rows, read.subtask, read.time_ms) == (0, 1, None)
+    assert read.broadcast is not None
+    assert read.broadcast.num_rows == 0
+    assert read_input(spec(None), [], 1).broadcast is None
+
+
+def test_rows_of_several_subtasks_are_refused() -> None:
+    rows = [OWN[0], ("other", None, 1, 7, False)]
+    with pytest.raises(
+        ConfigurationError, match="operator 'op': partition 0 holds rows of several subtasks"
+    ) as failure:
+        read_input(spec(None), [batch(rows)], 0)
+    assert failure.value.kind is ErrorKind.PARTITIONS_RENUMBERED
