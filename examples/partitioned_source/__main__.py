@@ -41,6 +41,7 @@ class Demo:
             .appName("partitioned source")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.shuffle.partitions", "2")
             .config("spark.log.level", "ERROR")
             .getOrCreate()
         )

@@ -34,10 +34,10 @@ class Options:
         Where tasks keep local copies of runs. None is Spark's own scratch directory, which ends with the
         application; in a directory of your own the copies outlive it.
     heartbeat_s : float or None
-        Run a batch at least this often, without data too, so that timers in processing time fire and what has expired
-        is removed; at least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator
-        that does not go by event time it must be set from the query's first start on or never, because the
-        heartbeat is a source of the query; its value may differ from run to run.
+        Run a batch at least this often, without data too, so that timers and windows in processing time fire; at
+        least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator that does not go
+        by event time it must be set from the query's first start on or never, because the heartbeat is a source of
+        the query, and Spark does not let their number change; its value may differ from run to run.
     observer : Observer
         Told about steps and measurements.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from statelog import CorruptionError
 from statelog.state.key_groups import HashRange
 from statelog.state.memory_table import MemoryTable
-from statelog.state.merge import choose_merge, merge_runs
+from statelog.state.merge import Garbage, choose_merge, merge_runs
 from statelog.state.run import Operation, Run, RunWriter, Section, change_schema, encode_run
-from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, stored_name
+from statelog.state.times import Moment
 from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run
 
 MIXED = StateDescriptor(
@@ -162,10 +164,17 @@ def test_merging_any_adjacent_runs_changes_nothing(
         assert order == sorted(set(order)), "not in run order"
 
 
-def merged_run(runs: list[Run], *, is_bottom: bool, slice_rows: int = 1000, within: HashRange | None = None) -> Run:
+def merged_run(
+    runs: list[Run],
+    *,
+    is_bottom: bool,
+    slice_rows: int = 1000,
+    within: HashRange | None = None,
+    garbage: Garbage | None = None,
+) -> Run:
     sink = pa.BufferOutputStream()
     writer = RunWriter(sink, compress=False, block_rows=3)
-    merge_runs(runs, writer, is_bottom=is_bottom, slice_rows=slice_rows, within=within)
+    merge_runs(runs, writer, is_bottom=is_bottom, slice_rows=slice_rows, within=within, garbage=garbage)
     return Run(sink.getvalue(), "merged")
 
 
@@ -185,3 +194,25 @@ def test_compaction_leaves_few_runs(sizes: list[int], fan_in: int) -> None:
             runs[-newest:] = [sum(runs[-newest:])]
     tiers = 1 + max(0, int(np.ceil(np.log(max(sum(sizes), 1) / 16_384) / np.log(fan_in))))
     assert len(runs) <= fan_in * (tiers + 1)
+
+
+MORTAL = StateDescriptor("mortal", StateKind.MAP, VALUE.value_schema, VALUE.value_schema, TimeDomain.PROCESSING)
+
+
+@pytest.mark.parametrize("is_bottom", [True, False])
+def test_expired_rows_go_when_nothing_older_is_left_to_hide(is_bottom: bool) -> None:
+    expired = make_run(MORTAL, [(1, b"a", b"e", Operation.PUT, "expired")], expiry_ms=10)
+    alive = make_run(MORTAL, [(1, b"a", b"f", Operation.PUT, "alive"), (2, b"b", b"e", 0, "alive")], expiry_ms=11)
+    garbage = Garbage(Moment(10, 99), {})
+    merged = merged_run([expired, alive], is_bottom=is_bottom, garbage=garbage)
+    kept = [row["v0"] for row in rows_of(merged)["mortal"]]
+    assert kept == (["alive", "alive"] if is_bottom else ["expired", "alive", "alive"])
+
+
+def test_rows_of_a_deleted_state_go_at_any_level() -> None:
+    names = [stored_name("map", generation) for generation in range(3)]
+    runs = [make_run(replace(MAP, name=name), [(1, b"a", b"e", Operation.PUT, name)]) for name in (*names, "other")]
+    for generation in range(4):
+        garbage = Garbage(Moment(0, 0), {"map": generation})
+        merged = merged_run(runs, is_bottom=False, garbage=garbage)
+        assert sorted(merged.sections) == sorted([*names[generation:], "other"])

@@ -11,6 +11,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
 __all__ = [
+    "active_queries",
     "batch_time",
     "checkpoint_location",
     "committed_offsets",
@@ -74,6 +75,12 @@ def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
         watermark_ms=int(metadata.batchWatermarkMs()),
         late_watermark_ms=int(before.get().batchWatermarkMs()) if not before.isEmpty() else 0,
     )
+
+
+def active_queries(session: SparkSession) -> list[StreamingQuery]:
+    """A session's running queries; none if it has been stopped."""
+    context: Any = session.sparkContext
+    return [] if context._jsc is None else list(session.streams.active)
 
 
 def next_batch(query: StreamingQuery) -> int:

@@ -161,6 +161,8 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSp
 def _row_hash(df: DataFrame) -> Column:
     """A hash of all columns that Spark can hash, so that a repeated batch spreads its rows as before."""
     fields = [field for field in df.schema if not _has_variant(field.dataType)]
+    if not fields:
+        return F.lit(0).cast("long")
     return key_hash([F.col(field.name) for field in fields], [field.dataType for field in fields])
 
 

@@ -102,7 +102,7 @@ class QueryClocks:
     def _find(self, tick: Tick) -> _QueryClock | None:
         plans = self._plans()
         for session in {plan.session for plan in plans}:
-            for query in session.streams.active:
+            for query in internals.active_queries(session):
                 if tick.clock in internals.committed_offsets(query):
                     return self._remember(tick, query, plans)
         return None

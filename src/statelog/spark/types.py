@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import operator
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -59,6 +59,7 @@ _ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
     TimeType: pa.time64("ns"),
     NullType: pa.null(),
 }
+_DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
 # Float and decimal are missing: a Python float must be rounded to 32 bits, a decimal to its scale.
 _EXACT: Final[dict[type[DataType], type]] = {
     BooleanType: bool,
@@ -256,17 +257,14 @@ def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
 
 
 class _DecimalScale:
-    """Brings numbers to a decimal type's scale; Arrow refuses to."""
+    """Rounds numbers to a decimal type's scale, half away from zero as Spark does; Arrow refuses to."""
 
     def __init__(self, kind: DecimalType) -> None:
         self._step = Decimal(1).scaleb(-kind.scale)
 
     def __call__(self, value: Any) -> Decimal:
         exact = value if isinstance(value, Decimal) else Decimal(str(value))
-        scaled = exact.quantize(self._step)
-        if scaled != exact:
-            raise ValueError(f"it has more than {-int(self._step.as_tuple().exponent)} decimals")
-        return scaled
+        return exact.quantize(self._step, context=_DECIMALS)
 
 
 def _struct_to_storage(kind: StructType) -> _Convert:

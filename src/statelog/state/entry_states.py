@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ class ListState(KeyedState):
             self._own_writes().is_renewed = True
         return iter([self._codec.copied(row) for row in self._elements()])
 
-    def put(self, newState: Sequence[Row]) -> None:
+    def put(self, newState: Iterable[Row]) -> None:
         """Replace the list; it must not become empty."""
         rows = self._normalized(newState, "put")
         writes = self._own_writes()
@@ -57,7 +57,7 @@ class ListState(KeyedState):
         row = self._codec.normalize(newState)
         self._own_writes().appended.append(row)
 
-    def appendList(self, newState: Sequence[Row]) -> None:
+    def appendList(self, newState: Iterable[Row]) -> None:
         """Append elements; at least one."""
         rows = self._normalized(newState, "appendList")
         self._own_writes().appended.extend(rows)
@@ -68,14 +68,15 @@ class ListState(KeyedState):
         writes.is_cleared = True
         writes.appended = []
 
-    def _normalized(self, rows: Sequence[Row], method: str) -> list[Row]:
-        if not isinstance(rows, (list, tuple)) or not rows:
+    def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
+        normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
+        if not normalized:
             raise ProcessorError(
                 f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {rows!r:.80}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )
-        return [self._codec.normalize(row) for row in rows]
+        return normalized
 
     def _own_writes(self) -> _ListWrites:
         position = self._require()

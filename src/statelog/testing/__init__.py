@@ -1,7 +1,6 @@
-"""For tests of stores, logs and tables: conformance classes that an implementation subclasses."""
+"""For tests: of processors, without Spark, and of what implements statelog's contracts."""
 
-from statelog.testing.log_contract import LogContract
-from statelog.testing.store_contract import StoreContract
-from statelog.testing.table_contract import TableContract
+from statelog.storage.faults import FaultPlan
+from statelog.testing.harness import Harness
 
-__all__ = ["LogContract", "StoreContract", "TableContract"]
+__all__ = ["FaultPlan", "Harness"]

@@ -16,6 +16,10 @@ DRIVER_STEPS: Final = frozenset({Step.LAST_ACK, Step.DURABLE})
 class Crash(Exception):
     """The process that passes a step dies there; only tests that drive single attempts see it."""
 
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.step = step
+
 
 @dataclass(frozen=True)
 class Passed:

@@ -1,8 +1,9 @@
 """The key hash that Spark gives a row: its ``xxhash64``, computed here from columns.
 
-The algorithm is that of Spark's XxHash64 expression: XXH64 with seed 42, where the hash of each column is the seed of the
-next, null leaves it as it is, and nested values are hashed element by element. A map is hashed as the array of its
-entries by key, as :func:`statelog.spark.key_hash.key_hash` has Spark do it.
+The algorithm is that of Spark's XxHash64 expression: XXH64 with seed 42, where the hash of each column is the seed of
+the next, null leaves it as it is, and nested values are hashed element by element. A map is hashed as the array of its
+entries by key, as :func:`statelog.spark.key_hash.key_hash` has Spark do it; only keys of maps with strings of several
+lengths are sorted differently here, so that the hash is another one, though the same for equal maps.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _decimal_encoder(kind: pa.Decimal128Type) -> Callable[[Decimal], bytes]:
 
 def _unscaled(value: Decimal, scale: int) -> int:
     numerator, denominator = value.as_integer_ratio()
-    return numerator * 10**scale // denominator
+    return int(numerator * 10**scale // denominator)
 
 
 def _struct_hasher(kind: pa.StructType) -> _Hash:
@@ -141,7 +142,6 @@ def _sequence_hasher(hash_element: _Hash) -> _Hash:
 
 def _map_hasher(kind: pa.MapType) -> _Hash:
     hash_key, hash_item = _hasher(kind.key_type), _hasher(kind.item_type)
-    # Spark sorts by the keys themselves. Their canonical bytes stand in the same order, but for strings of other lengths.
     order = KeyCodec(pa.schema([("key", kind.key_type)]))
 
     def hash_value(pairs: Sequence[tuple[Any, Any]], seed: int) -> int:

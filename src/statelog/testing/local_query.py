@@ -1,7 +1,7 @@
 """One operator of one query without Spark: its driver, its hosts and their workers, in this process.
 
-What runs is what runs below Spark: the coordinator, the log, the tasks with their local runs and tables. Only what Spark
-does is done here: numbering batches and attempts, handing rows to subtasks, and calling the driver.
+What runs is what runs below Spark: the coordinator, the log, the tasks with their local runs and tables. Only what
+Spark does is done here: numbering batches and attempts, handing rows to subtasks, and calling the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
 
-__all__ = ["Attempt", "LocalQuery", "Task", "TestedOperator", "Worker"]
+__all__ = ["Attempt", "LocalOperator", "LocalQuery", "Task", "Worker"]
 
 _CLOCK_START_S = 1e10
 """Far in the future, so that what a crashed run left behind is old enough to be removed."""
@@ -91,7 +91,7 @@ class Attempt:
         return f"{self.task.run_id}-{self.task.attempt}"
 
 
-class TestedOperator(Protocol):
+class LocalOperator(Protocol):
     """An operator as the query has it, keyed or not."""
 
     @property
@@ -124,7 +124,7 @@ class LocalQuery:
 
     Parameters
     ----------
-    operator : TestedOperator
+    operator : LocalOperator
         The operator; it may be replaced before a start.
     directory : Path
         Holds the store and the hosts' local directories.
@@ -151,7 +151,7 @@ class LocalQuery:
 
     def __init__(
         self,
-        operator: TestedOperator,
+        operator: LocalOperator,
         directory: Path,
         options: Options,
         *,

@@ -42,8 +42,8 @@ class ColumnWriter:
         Parameters
         ----------
         rows : sequence of tuple, dict or Row
-            A dict and a Row with names are matched by name, and a dict may leave columns out, which are null then. Others
-            are matched by position.
+            A dict and a Row with names are matched by name, and a dict may leave columns out, which are null then.
+            Others are matched by position.
 
         Raises
         ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,27 +11,54 @@ import pyarrow as pa
 import pytest
 
 from statelog.state.run import EXPIRY_COLUMN, LOCAL_BLOCK_ROWS, Operation, Run, Section, change_schema, encode_run
-from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.state.table import KeyBatch, StateTable
+from statelog.state.timers import timer_descriptor
 
 __all__ = ["TableContract", "make_keys", "make_run"]
 
 Change = tuple[int, bytes, bytes, Operation, Any]
+TimerChange = tuple[int, bytes, int, bool]
 
 _TEXT = pa.schema([("text", pa.string())])
 VALUE = StateDescriptor("value", StateKind.VALUE, _TEXT)
 MAP = StateDescriptor("map", StateKind.MAP, _TEXT, _TEXT)
+TIMERS = timer_descriptor(TimeDomain.EVENT)
 
 
-def make_run(state: StateDescriptor, changes: Sequence[Change], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
-    """A run of (hash, key, entry, operation, text) changes, which are sorted first."""
+def make_run(
+    state: StateDescriptor,
+    changes: Sequence[Change],
+    *,
+    block_rows: int = LOCAL_BLOCK_ROWS,
+    expiry_ms: int | None = None,
+) -> Run:
+    """A run of (hash, key, entry, operation, text) changes, which are sorted first; one expiry for all."""
     ordered = sorted(changes, key=lambda change: change[:3])
     columns: list[tuple[Any, ...]] = list(zip(*ordered, strict=True)) if ordered else [()] * 5
-    columns.insert(EXPIRY_COLUMN, (None,) * len(ordered))
+    columns.insert(EXPIRY_COLUMN, (expiry_ms,) * len(ordered))
     schema = change_schema(state)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     data = encode_run([Section(state, [batch])], compress=False, block_rows=block_rows)
+    return Run(pa.py_buffer(data), "test")
+
+
+def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
+    """A run of (hash, key, time, whether it is set) timers, which are sorted first."""
+    ordered = sorted(changes)
+    operations = [Operation.PUT if is_set else Operation.DELETE for *_, is_set in ordered]
+    columns = [
+        pa.array([key_hash for key_hash, *_ in ordered], pa.uint64()),
+        pa.array([key for _, key, *_ in ordered], pa.binary()),
+        pa.array([(time + (1 << 63)).to_bytes(8, "big") for _, _, time, _ in ordered], pa.binary()),
+        pa.array(operations, pa.uint8()),
+        pa.nulls(len(ordered), pa.int64()),
+        pa.array([time for _, _, time, _ in ordered], pa.int64()),
+        pa.nulls(len(ordered), pa.uint32()),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(TIMERS))
+    data = encode_run([Section(TIMERS, [batch])], compress=False, block_rows=block_rows)
     return Run(pa.py_buffer(data), "test")
 
 
@@ -156,3 +184,43 @@ class TableContract:
         counts = table.count_entries(MAP, make_keys((2, b"other"), (3, b"k")))
         assert counts[0] == 0
         assert counts[1] >= 5
+
+    def test_expiry_is_told_and_not_judged(self, table: StateTable) -> None:
+        keys = make_keys((1, b"a"), (2, b"b"))
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "mortal")], expiry_ms=5)])
+        table.apply([make_run(VALUE, [(2, b"b", b"", Operation.PUT, "immortal")])])
+        table.apply([make_run(MAP, [(1, b"a", b"e", Operation.PUT, "entry")], expiry_ms=-7)])
+        assert table.get_many(VALUE, keys).expiry.to_pylist() == [5, None]
+        assert table.entries(MAP, keys).expiry.to_pylist() == [-7]
+        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").expiry.to_pylist() == [-7]
+
+    def test_a_branch_leaves_the_table_as_it_is(self, table: StateTable) -> None:
+        keys = make_keys((1, b"a"), (2, b"b"), (3, b"c"))
+        table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "old"), (2, b"b", b"", Operation.PUT, "old")])])
+        table.apply([make_run(MAP, [(1, b"a", b"e", Operation.PUT, "old"), (2, b"b", b"e", Operation.PUT, "old")])])
+        branch = table.branch(
+            make_run(VALUE, [(1, b"a", b"", Operation.DELETE, None), (3, b"c", b"", Operation.PUT, "new")])
+        )
+        second = branch.branch(make_run(MAP, [(1, b"a", b"", Operation.CLEAR, None), (1, b"a", b"f", 0, "new")]))
+        assert self._values(table, keys) == {0: "old", 1: "old"}
+        assert self._values(branch, keys) == {1: "old", 2: "new"}
+        assert self._entries(branch, keys) == [(0, b"e", "old"), (1, b"e", "old")]
+        assert self._entries(second, keys) == [(0, b"f", "new"), (1, b"e", "old")]
+        assert self._entries(table, keys) == [(0, b"e", "old"), (1, b"e", "old")]
+
+    def test_due_timers_are_those_of_the_newest_word(self, table: StateTable, block_rows: int) -> None:
+        rng = random.Random(block_rows)
+        keys = [(rng.choice((1, 5, 2**64 - 1)), bytes([letter])) for letter in b"abcdef"]
+        times = [-(2**62), -1, 0, 1, 2, 3, 10**15]
+        held: set[tuple[int, bytes, int]] = set()
+        for _ in range(12):
+            changes = {(*rng.choice(keys), rng.choice(times)): rng.random() < 0.6 for _ in range(rng.randrange(9))}
+            table.apply([make_timers([(*timer, is_set) for timer, is_set in changes.items()], block_rows=block_rows)])
+            held |= {timer for timer, is_set in changes.items() if is_set}
+            held -= {timer for timer, is_set in changes.items() if not is_set}
+            for after, until in ((-(2**63), 2**62), (-1, 2), (0, 0), (2, 10**15), (3, 1)):
+                found = table.due_timers(TIMERS, after, until)
+                due = list(
+                    zip(found.keys.hashes.tolist(), found.keys.keys.to_pylist(), found.times_ms.tolist(), strict=True)
+                )
+                assert due == sorted(timer for timer in held if after < timer[2] <= until)

@@ -14,12 +14,14 @@ from statelog.state.values import RowCodec
 from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 from statelog.windows.rows import Partials, RowGroup
 
-__all__ = ["ROWS_STATE", "Aggregated", "Collected", "Contents", "Folded", "Reduced"]
+__all__ = ["ROWS_STATE", "Aggregated", "Aggregation", "Codecs", "Collected", "Contents", "Folded", "Reduced"]
 
 ROWS_STATE: Final = "window.rows"
 _US_PER_MS: Final = 1000
 
 Row = tuple[Any, ...]
+Codecs = Callable[[Any, str], RowCodec]
+"""Makes the codec of a schema; the text names what has it, in messages."""
 
 
 class Contents(ABC):
@@ -194,9 +196,8 @@ class Collected(Contents):
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
         first = 0 if held is None else held[0]
-        times_ms = group.times_ms() or [0] * len(group)
         put = self._rows.updateValue
-        for ordinal, (time_ms, row) in enumerate(zip(times_ms, group.stored_rows(), strict=True), first):
+        for ordinal, (time_ms, row) in enumerate(zip(group.times_ms(), group.stored_rows(), strict=True), first):
             put((time_ms, ordinal), row)
         return (first + len(group),)
 
@@ -228,6 +229,3 @@ class Collected(Contents):
 
     def close(self) -> None:
         self._processor.close()
-
-
-Codecs = Callable[[Any, str], RowCodec]

@@ -15,8 +15,9 @@ import pyarrow as pa
 from statelog.state.event_time import EventTime
 from statelog.state.grouping import Window
 from statelog.windows.assigners import Panes
+from statelog.windows.stored import stored_values
 
-__all__ = ["BatchRows", "Cut", "PaneCut", "Partials", "RowGroup", "SessionCut", "WindowInput"]
+__all__ = ["BatchRows", "Cut", "PaneCut", "Partials", "RowGroup", "RowMaker", "SessionCut", "WindowInput"]
 
 _US_PER_MS: Final = 1000
 _WITHOUT_TIME_MS: Final = 1 << 62
@@ -81,7 +82,7 @@ class BatchRows:
     @cached_property
     def stored_rows(self) -> list[tuple[Any, ...]]:
         """All rows as they are stored: tuples, with timestamps as microseconds since the Unix epoch."""
-        return list(zip(*(_stored_values(column) for column in self.columns.columns), strict=True))
+        return list(zip(*map(stored_values, self.columns.columns), strict=True))
 
     def partial(self, aggregation: Partials, group: int) -> tuple[Any, ...]:
         """The accumulator of a group; those of all groups are computed together."""
@@ -136,10 +137,13 @@ class RowGroup:
         """The rows as they are stored."""
         return self.batch.stored_rows[self.start : self.end]
 
-    def times_ms(self) -> list[int] | None:
-        """The rows' times; None if time has no part."""
+    def times_ms(self) -> list[int]:
+        """The rows' times, or that of the whole group; 0 if time has no part."""
         times_ms = self.batch.times_ms
-        return None if times_ms is None else times_ms[self.start : self.end].tolist()
+        if times_ms is None:
+            return [self.first_ms or 0] * len(self)
+        own_ms: list[int] = times_ms[self.start : self.end].tolist()
+        return own_ms
 
     def partial(self, aggregation: Partials) -> tuple[Any, ...]:
         """The rows, aggregated."""
@@ -269,10 +273,3 @@ class WindowInput:
         ends_of_keys = np.searchsorted(key_of[firsts], np.arange(len(window.keys) + 1)).tolist()
         return [iter(groups[start:end]) for start, end in pairwise(ends_of_keys)]
 
-
-def _stored_values(column: pa.Array) -> list[Any]:
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    return values

@@ -1,0 +1,7 @@
+"""Conformance classes that an implementation of a store, a log or a table subclasses in its tests; they need pytest."""
+
+from statelog.testing.log_contract import LogContract
+from statelog.testing.store_contract import StoreContract
+from statelog.testing.table_contract import TableContract
+
+__all__ = ["LogContract", "StoreContract", "TableContract"]

@@ -1,0 +1,465 @@
+"""Running a processor in plain Python, batch by batch, with everything that can happen to it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pyspark.sql.types import StructType
+
+from statelog.checkpoint.batch import BatchTime
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.observer import Step
+from statelog.options import Options
+from statelog.spark.times import TimeMode
+from statelog.state.key_groups import KEY_GROUPS
+from statelog.state.processor_handle import ProcessorHandle
+from statelog.state.schema import StateKind
+from statelog.state.times import NO_TIME_MS, Moment, Watermark
+from statelog.state.value_states import AggregateFunction
+from statelog.storage import LocalStore, Store
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.keyed_operator import look_at_state
+from statelog.testing.keyed_query import KeyedArguments, KeyedQuery
+from statelog.testing.local_query import LocalQuery
+from statelog.testing.micro_batches import MicroBatches, Snapshot
+
+__all__ = ["Harness", "HarnessSnapshot"]
+
+_T = TypeVar("_T")
+_Rows = list[Any]  # the class has a method named list
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """What :meth:`Harness.snapshot` gives to :meth:`Harness.restore`."""
+
+    query: Snapshot
+    arguments: KeyedArguments
+    options: Options
+
+
+class Harness:
+    """A query with one stateful operator, without Spark: no session, no JVM, no files of yours.
+
+    It runs the code that runs below Spark: the processor is pickled and called in the same order, rows are brought to
+    subtasks by the same hash of their keys (Spark's ``xxhash64``), and state goes through the same changesets, log and
+    tables, in a temporary directory that goes with :meth:`close`. The order of calls is the constructor, then
+    :meth:`push` and the others as a test needs them, then :meth:`close`, which leaving a ``with`` block does too.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+        A processor as ``transformWithState`` takes it.
+    input : StructType or str
+        The input columns.
+    keys : list of str
+        The grouping columns.
+    output : StructType or str
+        Type of the output rows.
+    timeMode : {"None", "ProcessingTime", "EventTime"}
+        As for ``transformWithState``.
+    pandas : bool
+        Whether the processor takes and returns pandas frames.
+    initialState : tuple of (StructType or str, list of rows), optional
+        Columns and rows of an initial state, keyed by columns of the same names.
+    eventTime : str, optional
+        The column that Spark's ``withWatermark`` would have been called with. Rows are late by it, and
+        :meth:`advanceWatermark` says where the watermark is.
+    eventTimeColumnName : str
+        The output column that a later operator takes as event time.
+    watermark : Watermark, optional
+        The operator's own watermark, which follows from the rows.
+    parallelism : int
+        Number of subtasks.
+    options : Options, optional
+        Options; which table is used, for example.
+    keyHash : callable, optional
+        The hash of a key, a tuple, as a number of 64 bits; with one of few values keys collide.
+    storeFaults : float or FaultPlan
+        Share of all calls of the store that fail, chosen by `seed`, or a plan of your own. A task that fails by it is
+        tried four times, as Spark does.
+    seed : int
+        Chooses what is random.
+    sessionTimeZone : str
+        Spark's session time zone.
+    uid : str, optional
+        The operator's name.
+
+    Raises
+    ------
+    ConfigurationError, ProcessorError
+        As ``transformWithState``.
+
+    Examples
+    --------
+    >>> with Harness(Count(), input="user string", keys=["user"], output="user string, n long") as harness:
+    ...     harness.push([("ann",), ("ann",), ("bob",)])  # doctest: +SKIP
+    [Row(user='ann', n=2), Row(user='bob', n=1)]
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        input: StructType | str,
+        keys: Sequence[str],
+        output: StructType | str,
+        timeMode: str = "None",
+        pandas: bool = False,
+        initialState: tuple[StructType | str, Sequence[Any]] | None = None,
+        eventTime: str | None = None,
+        eventTimeColumnName: str = "",
+        watermark: Watermark | None = None,
+        parallelism: int = 2,
+        options: Options | None = None,
+        keyHash: Callable[[tuple[Any, ...]], int] | None = None,
+        storeFaults: float | FaultPlan = 0.0,
+        seed: int = 0,
+        sessionTimeZone: str = "UTC",
+        uid: str | None = None,
+    ) -> None:
+        arguments = KeyedArguments(
+            input=input,
+            keys=keys,
+            output=output,
+            timeMode=timeMode,
+            pandas=pandas,
+            initialState=initialState,
+            eventTime=eventTime,
+            eventTimeColumnName=eventTimeColumnName,
+            watermark=watermark,
+            keyHash=keyHash,
+            sessionTimeZone=sessionTimeZone,
+            uid=uid,
+        )
+        self._open(processor, arguments, _checked(parallelism), options or Options(), _fault_plan(storeFaults, seed))
+
+    def _open(
+        self, processor: Any, arguments: KeyedArguments, parallelism: int, options: Options, faults: FaultPlan | None
+    ) -> None:
+        self._arguments = arguments
+        self._options = options
+        self._faults = faults
+        self._keyed = KeyedQuery(processor, arguments, options)
+        self._folder = tempfile.TemporaryDirectory(prefix="statelog-harness-", ignore_cleanup_errors=True)
+        self._query = LocalQuery(
+            self._keyed.operator, Path(self._folder.name), options, open_store=_store_opener(faults)
+        )
+        self._batches = MicroBatches(self._query, parallelism)
+        self._is_closed = False
+        self._last_output: _Rows = []
+
+    # ---- Batches ----
+
+    def push(self, rows: Sequence[Any], processingTimeMs: int | None = None) -> _Rows:
+        """Run a micro-batch.
+
+        Parameters
+        ----------
+        rows : list of tuple, dict or Row
+            Its rows, in order; tuples are matched by position. There may be none.
+        processingTimeMs : int, optional
+            The batch's processing time, by default that of the batch before; the first batch's is 0.
+
+        Returns
+        -------
+        list of Row
+            The output, subtask by subtask.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor fails. The query has ended then, and the next batch starts from the checkpoint before.
+        ConfigurationError
+            If rows do not fit the input, or time goes back.
+        """
+        before = self._batches.last_time
+        time_ms = before.time_ms if processingTimeMs is None else processingTimeMs
+        return self._run(rows, self._at(time_ms, before.watermark_ms))
+
+    def advanceProcessingTime(self, timeMs: int) -> _Rows:
+        """Run a batch without rows at a later processing time, so that timers fire, and return its output.
+
+        Parameters
+        ----------
+        timeMs : int
+            The time that is reached, not the difference.
+        """
+        return self.push([], timeMs)
+
+    def advanceWatermark(self, timeMs: int) -> _Rows:
+        """Run a batch without rows at a later watermark, so that timers fire, and return its output.
+
+        Parameters
+        ----------
+        timeMs : int
+            The watermark that is reached. Rows up to it are late from the next batch on.
+        """
+        if self._arguments.watermark is not None:
+            raise ConfigurationError(
+                "advanceWatermark: the operator has a watermark of its own, which follows from the rows.",
+                hint="Push a row with a later time; the batch after it has the new watermark, and push([]) is one.",
+            )
+        before = self._batches.last_time
+        if timeMs < before.watermark_ms:
+            raise ConfigurationError(f"advanceWatermark: the watermark is {before.watermark_ms}, and cannot go back.")
+        return self._run([], self._at(before.time_ms, timeMs))
+
+    def repeatBatch(self, *, restart: bool = False) -> _Rows:
+        """Run the last batch again, as Spark may, and return its output.
+
+        Parameters
+        ----------
+        restart : bool
+            Whether a new run does it, as when the driver died before Spark noted the batch as done. Otherwise later
+            attempts of the same run do.
+
+        Raises
+        ------
+        AssertionError
+            If the output is another one: the processor is not deterministic.
+        """
+        self._require_open()
+        output = self._keyed.output(self._batches.repeat(in_new_run=restart))
+        expected, found = (Counter(map(repr, rows)) for rows in (self._last_output, output))
+        if found != expected:
+            only_before, only_now = list((expected - found).elements()), list((found - expected).elements())
+            raise AssertionError(
+                f"Batch {self.batchId} gave another output when it was repeated. Only the first time: {only_before};"
+                f" only now: {only_now}. A processor must not depend on anything but its rows, state and times."
+            )
+        self._last_output = output
+        return output
+
+    def _at(self, time_ms: int, watermark_ms: int) -> BatchTime:
+        before = self._batches.last_time
+        if isinstance(time_ms, bool) or not isinstance(time_ms, int) or time_ms < before.time_ms:
+            raise ConfigurationError(
+                f"The processing time is {before.time_ms} ms and cannot become {time_ms!r}.",
+                hint="Pass a whole number of milliseconds that is not less.",
+            )
+        return BatchTime(time_ms, watermark_ms, before.watermark_ms)
+
+    def _run(self, rows: Sequence[Any], time: BatchTime) -> _Rows:
+        self._require_open()
+        self._last_output = self._keyed.output(self._batches.run(self._keyed.rows(rows), time))
+        return self._last_output
+
+    # ---- Crashes and restarts ----
+
+    def crash(self, step: Step, subtask: int | None = None) -> None:
+        """Have the process die that passes a step next.
+
+        A task is tried again by another worker then. When the driver dies, at ``LAST_ACK`` or ``DURABLE``, a new run
+        repeats the batch. Either way the batch's method returns the output that Spark would keep.
+
+        Parameters
+        ----------
+        step : Step
+            Where. Tasks pass ``MERGING`` only when there is something to merge, so a crash there may come later.
+        subtask : int, optional
+            Whose task; by default the first that passes the step.
+        """
+        self._require_open()
+        if not isinstance(step, Step):
+            raise ConfigurationError(f"crash: {step!r} is no step.", hint="Use a member of statelog.Step.")
+        self._query.crash_point.arm(step, subtask)
+
+    @property
+    def crashes(self) -> int:
+        """How many crashes there have been."""
+        return len(self._query.crash_point.crashes)
+
+    def restart(self, parallelism: int | None = None, *, keepLocal: bool = True, processor: Any = None) -> None:
+        """Stop the query and start it again.
+
+        Parameters
+        ----------
+        parallelism : int, optional
+            Another number of subtasks.
+        keepLocal : bool
+            Whether it starts on the same host, where the local files of its state are.
+        processor : StatefulProcessor, optional
+            Another version of the processor.
+        """
+        self._require_open()
+        if processor is not None:
+            self._keyed = KeyedQuery(processor, self._arguments, self._options)
+            self._query.operator = self._keyed.operator
+        self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
+
+    def snapshot(self) -> HarnessSnapshot:
+        """Everything that is left of the query when all of its processes are gone: an object for :meth:`restore`."""
+        self._require_open()
+        return HarnessSnapshot(self._batches.snapshot(), self._arguments, self._options)
+
+    @classmethod
+    def restore(cls, snapshot: HarnessSnapshot, processor: Any, *, parallelism: int | None = None) -> Harness:
+        """A harness that goes on from a snapshot, on a new host; the one that it was taken of stays as it is.
+
+        Parameters
+        ----------
+        snapshot : HarnessSnapshot
+            From :meth:`snapshot`.
+        processor : StatefulProcessor
+            The processor, or another version of it.
+        parallelism : int, optional
+            Number of subtasks, by default that of the snapshot.
+        """
+        restored = cls.__new__(cls)
+        chosen = snapshot.query.parallelism if parallelism is None else _checked(parallelism)
+        restored._open(processor, snapshot.arguments, chosen, snapshot.options, None)
+        restored._batches.load(snapshot.query)
+        return restored
+
+    # ---- What is there ----
+
+    def value(self, name: str, key: Any) -> tuple[Any, ...] | None:
+        """The value of a key in a value or reducing state, or its accumulator in an aggregating one.
+
+        Like the other methods that read state, it reads the newest checkpoint through log and table, as a new host
+        would. A key without a value gives None.
+
+        Parameters
+        ----------
+        name : str
+            The state.
+        key : tuple or other value
+            The key; a single value stands for a tuple of it.
+        """
+        kind = self._kind(name, StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
+
+        def look(handle: ProcessorHandle) -> tuple[Any, ...] | None:
+            if kind is StateKind.VALUE:
+                return handle.getValueState(name, None).get()
+            if kind is StateKind.REDUCING:
+                return handle.getReducingState(name, None, _never).get()
+            return handle.getAggregatingState(name, None, _NoFunction()).getAccumulator()
+
+        return self._look(key, look)
+
+    def list(self, name: str, key: Any) -> _Rows:
+        """The elements of a key in a list state; parameters as for :meth:`value`."""
+        self._kind(name, StateKind.LIST)
+        return self._look(key, lambda handle: [*handle.getListState(name, None).get()])
+
+    def map(self, name: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        """The entries of a key in a map state; parameters as for :meth:`value`."""
+        self._kind(name, StateKind.MAP)
+        return self._look(key, lambda handle: dict(handle.getMapState(name, None, None).iterator()))
+
+    def timers(self, key: Any) -> _Rows:
+        """The times of a key's timers, in order."""
+        if self._keyed.time_mode is TimeMode.NONE:
+            raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
+        return self._look(key, lambda handle: sorted(handle.listTimers()))
+
+    def _kind(self, name: str, *kinds: StateKind) -> StateKind:
+        declared = self._keyed.states.get(name)
+        if declared is None or declared.kind not in kinds:
+            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._keyed.states.values())
+            raise ConfigurationError(
+                f"There is no {' or '.join(kinds)} state '{name}'.",
+                kind=ErrorKind.STATE_USAGE,
+                hint=f"The processor declares: {states or 'nothing'}.",
+            )
+        return declared.kind
+
+    def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
+        self._require_open()
+        time = self._batches.last_time
+        moment = Moment(time.time_ms, self.watermarkMs, time.late_watermark_ms)
+        history = self._batches.history()
+        return look_at_state(self._query, self._keyed.operator, history, self._keyed.key(key), moment, look)
+
+    @property
+    def batchId(self) -> int:
+        """Number of the last batch; -1 before the first."""
+        return self._batches.next_batch - 1
+
+    @property
+    def parallelism(self) -> int:
+        """Number of subtasks."""
+        return self._batches.parallelism
+
+    @property
+    def processingTimeMs(self) -> int:
+        """Processing time of the last batch."""
+        return self._batches.last_time.time_ms
+
+    @property
+    def watermarkMs(self) -> int:
+        """Watermark of the last batch; with a watermark of the operator's own, before all times until the second."""
+        checkpoints = self.checkpoints
+        if self._arguments.watermark is None:
+            return self._batches.last_time.watermark_ms
+        return checkpoints[-1].watermark_ms if checkpoints else NO_TIME_MS
+
+    @property
+    def checkpoints(self) -> _Rows:
+        """The :class:`statelog.CheckpointMetrics` of all checkpoints: late rows, changes and bytes, for example."""
+        return self._query.crash_point.checkpoints
+
+    # ---- The end ----
+
+    def close(self) -> None:
+        """End the query and remove its files."""
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self._batches.stop()
+            finally:
+                self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError("The harness is closed.", hint="Make another one.")
+
+
+class _NoFunction(AggregateFunction[Any, Any]):
+    """Stands in for the processor's function where accumulators are only read."""
+
+    def createAccumulator(self) -> tuple[Any, ...]:
+        return ()
+
+    def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
+        return accumulator
+
+    def getResult(self, accumulator: tuple[Any, ...]) -> Any:
+        return accumulator
+
+
+def _never(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    return one
+
+
+def _checked(parallelism: int) -> int:
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
+        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint=f"It must be from 1 to {KEY_GROUPS}.")
+    return parallelism
+
+
+def _fault_plan(faults: float | FaultPlan, seed: int) -> FaultPlan | None:
+    if isinstance(faults, FaultPlan):
+        return faults
+    if not 0 <= faults < 1:
+        raise ConfigurationError(f"storeFaults is {faults!r}.", hint="It must be a share below 1, or a FaultPlan.")
+    return FaultPlan.seeded(seed, rate=faults) if faults else None
+
+
+def _store_opener(faults: FaultPlan | None) -> Callable[[str], Store]:
+    return LocalStore if faults is None else lambda location: FaultStore(LocalStore(location), faults)

@@ -1,0 +1,239 @@
+"""What a test says about a keyed operator, checked and turned into the operator that Spark's workers would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.errors import ConfigurationError
+from statelog.options import Options
+from statelog.spark.arguments import checked_uid, parse_output, pickled_processor
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.declare import declare_states
+from statelog.spark.event_columns import own_event_time, result_event_time
+from statelog.spark.times import TimeMode
+from statelog.spark.types import key_schema
+from statelog.spark.worker import FrameLimits, StateDeclaration, SubtaskSpec, keyed_operator
+from statelog.state.event_time import EventTime
+from statelog.state.key_groups import Hashes
+from statelog.state.keys import KeyCodec
+from statelog.state.schema import TimeDomain
+from statelog.state.subtask import KeyedRows
+from statelog.state.times import Watermark
+from statelog.testing.key_hashes import row_hashes
+from statelog.testing.keyed_operator import LocalKeyedOperator
+from statelog.testing.rows import ColumnReader, ColumnWriter
+
+__all__ = ["KeyedArguments", "KeyedQuery"]
+
+_FRAMES = FrameLimits(max_rows=10_000, max_bytes=(1 << 31) - 1)
+"""Spark's defaults."""
+
+
+@dataclass(frozen=True)
+class KeyedArguments:
+    """The arguments of :class:`statelog.testing.Harness` that describe a keyed operator."""
+
+    input: StructType | str
+    keys: Sequence[str]
+    output: StructType | str
+    timeMode: str = "None"
+    pandas: bool = False
+    initialState: tuple[StructType | str, Sequence[Any]] | None = None
+    eventTime: str | None = None
+    eventTimeColumnName: str = ""
+    watermark: Watermark | None = None
+    keyHash: Callable[[tuple[Any, ...]], int] | None = None
+    sessionTimeZone: str = "UTC"
+    uid: str | None = None
+
+
+class KeyedQuery:
+    """A keyed operator as the test describes it.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+        The processor.
+    arguments : KeyedArguments
+        The description.
+    options : Options
+        Options.
+
+    Attributes
+    ----------
+    operator : LocalKeyedOperator
+        The operator.
+    states : dict of StateDeclaration
+        What its processor has declared.
+    time_mode : TimeMode
+        What its times and timers are.
+
+    Raises
+    ------
+    ConfigurationError, ProcessorError
+        As ``transformWithState``.
+    """
+
+    def __init__(self, processor: object, arguments: KeyedArguments, options: Options) -> None:
+        zone = arguments.sessionTimeZone
+        columns = read_schema(arguments.input, "input")
+        output = parse_output(arguments.output, parse_ddl)
+        _require_processor(processor)
+        self._arguments = arguments
+        self._key_columns = _key_places(columns, arguments.keys, "input")
+        self._key_types = key_schema(columns, list(arguments.keys))
+        self._key_codec = KeyCodec(self._key_types)
+        self._writer = ColumnWriter(columns, "push()", zone)
+        key_fields = StructType([columns[place] for place in self._key_columns])
+        self._key_writer = ColumnWriter(key_fields, "The key", zone)
+        self._width = len(columns)
+        self._reader = ColumnReader(output)
+        self.time_mode = TimeMode.parse(arguments.timeMode)
+        event_time = self._event_time(columns)
+        uid = checked_uid(arguments.uid)
+        pickled = pickled_processor(processor, uid)
+        declared = declare_states(pickled, uid, self._domains(), parse_ddl)
+        self.states: dict[str, StateDeclaration] = declared.states
+        initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
+        spec = SubtaskSpec(
+            uid=uid,
+            instance="",
+            parallelism=0,
+            is_streaming=True,
+            key_schema=self._key_types,
+            session_zone=zone,
+            columns=columns.names,
+            key_columns=self._key_columns,
+            initial_columns=[] if initial is None else initial[0],
+            initial_key_columns=[] if initial is None else initial[1],
+            frames=_FRAMES if arguments.pandas else None,
+            time_mode=self.time_mode,
+            event_time=event_time,
+            output_event_time=result_event_time(
+                output, arguments.eventTimeColumnName, has_watermark=event_time is not None
+            ),
+            states=sorted(declared.states.values(), key=lambda state: state.name),
+            output_schema=output,
+            processor=pickled,
+            options=options,
+            host="",
+            port=0,
+            secret=b"",
+        )
+        watermark = arguments.watermark
+        self.operator = LocalKeyedOperator(
+            uid=uid,
+            make=lambda: keyed_operator(spec),
+            watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
+            deleted=tuple(declared.deleted),
+            initial=None if initial is None else initial[2],
+        )
+
+    def _domains(self) -> frozenset[TimeDomain]:
+        domains = {TimeDomain.EVENT} if self._arguments.watermark is not None else set()
+        if self.time_mode.domain is not None:
+            domains.add(self.time_mode.domain)
+        return frozenset(domains)
+
+    def _event_time(self, columns: StructType) -> EventTime | None:
+        watermark, column = self._arguments.watermark, self._arguments.eventTime
+        if watermark is not None and column is not None:
+            raise ConfigurationError(
+                "Harness has both watermark and eventTime.",
+                hint="watermark= names its own column; eventTime= stands for Spark's withWatermark.",
+            )
+        if watermark is not None:
+            return own_event_time(columns, watermark)
+        if column is None:
+            return None
+        found = own_event_time(columns, Watermark(column))
+        return EventTime(found.column) if self.time_mode is TimeMode.EVENT_TIME else None
+
+    def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> tuple[list[str], list[int], KeyedRows]:
+        columns = read_schema(schema, "initialState")
+        places = _key_places(columns, self._arguments.keys, "initialState")
+        own = key_schema(columns, list(self._arguments.keys))
+        if own != self._key_types:
+            raise ConfigurationError(
+                f"initialState is keyed by ({own.to_string()}), the input by ({self._key_types.to_string()}).",
+                hint="Key both by columns of the same names and types.",
+            )
+        batch = ColumnWriter(columns, "initialState", self._arguments.sessionTimeZone).batch(rows)
+        return columns.names, places, KeyedRows(batch, self._hashes([batch.column(place) for place in places]))
+
+    # ---- Rows ----
+
+    def rows(self, rows: Sequence[Any]) -> KeyedRows:
+        """A batch's rows as a task gets them."""
+        batch = self._writer.batch(rows)
+        return KeyedRows(batch, self._hashes([batch.column(place) for place in self._key_columns]))
+
+    def key(self, key: Any) -> KeyedRows:
+        """A row that has nothing but a key.
+
+        Parameters
+        ----------
+        key : tuple, Row or other value
+            The key; a single value stands for a tuple of it.
+        """
+        values = tuple(key) if isinstance(key, (tuple, list)) else (key,)
+        columns = self._key_writer.batch([values]).columns
+        empty = [pa.nulls(1)] * self._width
+        for place, column in zip(self._key_columns, columns, strict=True):
+            empty[place] = column
+        batch = pa.RecordBatch.from_arrays(empty, names=[f"c{place}" for place in range(self._width)])
+        return KeyedRows(batch, self._hashes(columns))
+
+    def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
+        """Output rows."""
+        return self._reader.rows(batches)
+
+    def _hashes(self, columns: list[pa.Array]) -> Hashes:
+        key_hash = self._arguments.keyHash
+        if key_hash is None:
+            return row_hashes(columns)
+        keys = map(self._key_codec.decode, self._key_codec.encode_columns(columns).to_pylist())
+        return np.array([key_hash(key) for key in keys], np.uint64)
+
+
+def read_schema(schema: StructType | str, subject: str) -> StructType:
+    """The columns that a test names."""
+    try:
+        parsed = parse_ddl(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise ConfigurationError(
+            f"Harness: {subject} {schema!r} cannot be parsed: {error}.",
+            hint="Write it like 'user string, amount long'.",
+        ) from error
+    if not isinstance(parsed, StructType) or not len(parsed):
+        raise ConfigurationError(f"Harness: {subject} is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    if len(set(parsed.names)) < len(parsed):
+        raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
+    return parsed
+
+
+def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[int]:
+    if isinstance(keys, str) or not keys:
+        raise ConfigurationError(f"Harness: keys is {keys!r}.", hint="It must be a list of names of input columns.")
+    unknown = [name for name in keys if name not in columns.names]
+    if unknown:
+        raise ConfigurationError(
+            f"Harness: {subject} has no key column {unknown[0]!r}; its columns are {', '.join(columns.names)}."
+        )
+    return [columns.names.index(name) for name in keys]
+
+
+def _require_processor(processor: object) -> None:
+    missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
+    if missing or isinstance(processor, type):
+        raise ConfigurationError(
+            f"Harness takes an instance of StatefulProcessor, not {processor!r}.",
+            hint="Pass an object, not a class, that has init, handleInputRows and close.",
+        )

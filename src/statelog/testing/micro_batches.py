@@ -1,0 +1,183 @@
+"""The micro-batches of a query: tried again when a task dies, repeated when the driver dies, as Spark does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.history import History
+from statelog.errors import ConfigurationError, StorageError
+from statelog.storage import LocalStore
+from statelog.testing.crashes import DRIVER_STEPS, Crash
+from statelog.testing.local_query import LocalQuery
+
+__all__ = ["MicroBatches", "Snapshot"]
+
+_MAX_FAILURES: Final = 4
+"""Spark's spark.task.maxFailures."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that is left of a query when its processes are gone: what Spark knows of it, and its store.
+
+    Parameters
+    ----------
+    query_id : str
+        The query.
+    parallelism : int
+        Number of subtasks of its last run.
+    next_batch : int
+        The batch that comes next.
+    times : dict
+        The time of each batch.
+    objects : dict
+        The store's objects.
+    """
+
+    query_id: str
+    parallelism: int
+    next_batch: int
+    times: dict[int, BatchTime]
+    objects: dict[str, bytes]
+
+
+class MicroBatches:
+    """Runs a query batch by batch.
+
+    Parameters
+    ----------
+    query : LocalQuery
+        The query.
+    parallelism : int
+        Number of subtasks of the first run.
+
+    Attributes
+    ----------
+    next_batch : int
+        The batch that comes next.
+    parallelism : int
+        Number of subtasks of the next start.
+    """
+
+    def __init__(self, query: LocalQuery, parallelism: int) -> None:
+        self.query = query
+        self.next_batch = 0
+        self.parallelism = parallelism
+        self._is_running = False
+        self._data: Any = None
+
+    @property
+    def last_time(self) -> BatchTime:
+        """The time of the newest batch; zero before the first."""
+        return self.query.times.get(self.next_batch - 1, BatchTime(0, 0))
+
+    def run(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
+        """Run the next batch, and return the output that Spark would keep.
+
+        Parameters
+        ----------
+        data : any
+            What the operator splits into the rows of its subtasks.
+        time : BatchTime
+            Its times.
+        """
+        number = self.next_batch
+        self.query.times[number] = time
+        self._data = data
+        outputs = self._complete(number, data)
+        self.next_batch += 1
+        return outputs
+
+    def repeat(self, *, in_new_run: bool) -> list[pa.RecordBatch]:
+        """Run the last batch again: by later attempts, or by a new run that Spark's commit did not reach."""
+        number = self.next_batch - 1
+        if number < 0:
+            raise ConfigurationError("There is no batch to repeat.", hint="Push some rows first.")
+        if in_new_run or not self._is_running or self.query.first_batch > number:
+            self._start(number)
+        return self._complete(number, self._data)
+
+    def restart(self, parallelism: int | None, *, keep_local: bool) -> None:
+        """End the run, and start another one for the next batch."""
+        self.stop()
+        self.parallelism = self.parallelism if parallelism is None else parallelism
+        self._start(self.next_batch, keep_local=keep_local)
+
+    def stop(self) -> None:
+        """End the run in good order."""
+        if self._is_running:
+            self._is_running = False
+            self.query.coordinator.close()
+        self.query.release()
+
+    def _start(self, batch: int, *, keep_local: bool = True) -> None:
+        self._is_running = False
+        for failures in range(1, _MAX_FAILURES + 1):
+            try:
+                self.query.start(self.parallelism, batch, keep_local=keep_local)
+            except StorageError:
+                if failures == _MAX_FAILURES:
+                    raise
+            else:
+                self._is_running = True
+                return
+
+    def _complete(self, number: int, data: Any) -> list[pa.RecordBatch]:
+        """Run all subtasks; again from the start in a new run if the driver dies."""
+        while True:
+            if not self._is_running:
+                self._start(number)
+            parts = self.query.operator.split(data, self.parallelism, self.query.times[number].time_ms)
+            try:
+                outputs = [self._run_subtask(number, subtask, part) for subtask, part in enumerate(parts)]
+            except Crash:
+                self._is_running = False
+                continue
+            except BaseException:
+                # The query has ended with this error; what comes next is a run that starts from the checkpoint before.
+                self._is_running = False
+                raise
+            return [batch for output in outputs for batch in output]
+
+    def _run_subtask(self, number: int, subtask: int, part: Any) -> list[pa.RecordBatch]:
+        failures = 0
+        while True:
+            try:
+                return self.query.run_subtask(number, subtask, part)
+            except Crash as crash:
+                if crash.step in DRIVER_STEPS:
+                    raise
+                failures += 1
+            except StorageError:
+                failures += 1
+                if failures == _MAX_FAILURES:
+                    raise
+
+    # ---- What is durable ----
+
+    def history(self) -> History:
+        """The checkpoints that exist."""
+        store = LocalStore(self.query.location)
+        try:
+            return History(self.query.open_log(store).read())
+        finally:
+            store.close()
+
+    def snapshot(self) -> Snapshot:
+        """What is left when all processes are gone."""
+        store = LocalStore(self.query.location)
+        objects = {info.name: store.read(info.name) for info in store.list()}
+        return Snapshot(self.query.query_id, self.parallelism, self.next_batch, dict(self.query.times), objects)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot; before the first batch."""
+        store = LocalStore(self.query.location)
+        for name, data in snapshot.objects.items():
+            store.put(name, data)
+        store.close()
+        self.query.times.update(snapshot.times)
+        self.next_batch = snapshot.next_batch

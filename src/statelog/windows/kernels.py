@@ -1,0 +1,267 @@
+"""How the ready-made aggregates are computed: on columns for the groups of a batch, then merged one by one.
+
+An accumulator whose fields are all null is one of no values: the aggregate was added after it was stored.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.windows.contents import Aggregation
+from statelog.windows.stored import stored_column
+
+__all__ = [
+    "CollectKernel",
+    "ColumnAggregation",
+    "CountKernel",
+    "DistinctKernel",
+    "EdgeKernel",
+    "ExtremeKernel",
+    "Kernel",
+    "MeanKernel",
+    "SumKernel",
+]
+
+Int64s = npt.NDArray[np.int64]
+Row = tuple[Any, ...]
+
+_EXACT_SUM: Final = float(1 << 62)
+_WIDE: Final = decimal.Context(prec=77)
+
+
+class Kernel(ABC):
+    """Computes one aggregate."""
+
+    @abstractmethod
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        """Fields of the accumulators of groups of rows, field by field; see :class:`Partials`."""
+
+    @abstractmethod
+    def merge(self, one: Row, other: Row) -> Row:
+        """The accumulator of two; the first is the earlier one, and neither is null."""
+
+    @abstractmethod
+    def result(self, held: Row) -> Any:
+        """What an accumulator stands for."""
+
+
+class ColumnAggregation(Aggregation):
+    """Several aggregates whose accumulators are kept side by side.
+
+    Parameters
+    ----------
+    kernels : list of (Kernel, int or None, int)
+        Each aggregate with the position of its column and the number of its accumulator's fields.
+    schema : StructType
+        The fields of all accumulators.
+    """
+
+    def __init__(self, kernels: list[tuple[Kernel, int | None, int]], schema: Any) -> None:
+        self.schema = schema
+        self._kernels: list[tuple[Kernel, int | None, slice]] = []
+        start = 0
+        for kernel, column, fields in kernels:
+            self._kernels.append((kernel, column, slice(start, start + fields)))
+            start += fields
+
+    def partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
+        fields: list[Sequence[Any]] = []
+        for kernel, position, _ in self._kernels:
+            column = None if position is None else stored_column(columns.column(position))
+            fields += kernel.partials(column, starts, times_ms)
+        return list(zip(*fields, strict=True))
+
+    def merge(self, one: Row, other: Row) -> Row:
+        merged: list[Any] = []
+        for kernel, _, fields in self._kernels:
+            left, right = one[fields], other[fields]
+            if _is_null(left):
+                merged += right
+            elif _is_null(right):
+                merged += left
+            else:
+                merged += kernel.merge(left, right)
+        return tuple(merged)
+
+    def result(self, held: Row) -> Row:
+        return tuple([kernel.result(held[fields]) for kernel, _, fields in self._kernels])
+
+
+class CountKernel(Kernel):
+    """Number of rows, or of values."""
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        if column is None or not column.null_count:
+            return [np.diff(starts).tolist()]
+        return [_count_valid(column, starts).tolist()]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        return (one[0] + other[0],)
+
+    def result(self, held: Row) -> Any:
+        return held[0] or 0
+
+
+class SumKernel(Kernel):
+    """Sum; null if there are no values."""
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        if pa.types.is_decimal(column.type):
+            return [_by_group(column, starts, lambda values: reduce(_WIDE.add, values))]
+        if pa.types.is_integer(column.type):
+            values = _filled(column, 0, pa.int64())
+            largest = np.abs(values.astype(np.float64)).max(initial=0.0)
+            if largest * float(np.diff(starts).max()) > _EXACT_SUM:
+                return [_by_group(column, starts, sum)]
+        else:
+            values = _filled(column, 0.0, pa.float64())
+        sums = np.add.reduceat(values, starts[:-1]).tolist()
+        return [_null_where(sums, _count_valid(column, starts) == 0)]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        if isinstance(one[0], decimal.Decimal):
+            return (_WIDE.add(one[0], other[0]),)
+        return (one[0] + other[0],)
+
+    def result(self, held: Row) -> Any:
+        return held[0]
+
+
+class MeanKernel(Kernel):
+    """Sum as a double, and number of values."""
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        sums = np.add.reduceat(_filled(column, 0, pa.float64()), starts[:-1])
+        return [sums.tolist(), _count_valid(column, starts).tolist()]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        return (one[0] + other[0], one[1] + other[1])
+
+    def result(self, held: Row) -> Any:
+        return held[0] / held[1] if held[1] else None
+
+
+class ExtremeKernel(Kernel):
+    """The least or greatest value; NaN is greater than all others."""
+
+    def __init__(self, *, is_max: bool) -> None:
+        self._is_max = is_max
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        if not pa.types.is_integer(column.type):
+            return [_by_group(column, starts, lambda values: reduce(self._better, values))]
+        limits = np.iinfo(np.int64)
+        values = _filled(column, limits.min if self._is_max else limits.max, pa.int64())
+        extreme = np.maximum if self._is_max else np.minimum
+        return [_null_where(extreme.reduceat(values, starts[:-1]).tolist(), _count_valid(column, starts) == 0)]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        return (self._better(one[0], other[0]),)
+
+    def _better(self, one: Any, other: Any) -> Any:
+        if one != one or other != other:  # NaN
+            return (one if one != one else other) if self._is_max else (other if one != one else one)
+        return max(one, other) if self._is_max else min(one, other)
+
+    def result(self, held: Row) -> Any:
+        return held[0]
+
+
+class EdgeKernel(Kernel):
+    """The value of the first or last row, and its time."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        edges = starts[1:] - 1 if self._is_last else starts[:-1]
+        times: list[int] = [0] * len(edges) if times_ms is None else times_ms[edges].tolist()
+        return [column.take(pa.array(edges)).to_pylist(maps_as_pydicts="strict"), times]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        if self._is_last:
+            return other if other[1] >= one[1] else one
+        return one if one[1] <= other[1] else other
+
+    def result(self, held: Row) -> Any:
+        return held[0]
+
+
+class CollectKernel(Kernel):
+    """All values."""
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        return [[values or [] for values in _by_group(column, starts, list)]]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        return (one[0] + other[0],)
+
+    def result(self, held: Row) -> Any:
+        return held[0] or []
+
+
+class DistinctKernel(Kernel):
+    """Each value once."""
+
+    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        assert column is not None
+        return [[values or [] for values in _by_group(column, starts, _distinct)]]
+
+    def merge(self, one: Row, other: Row) -> Row:
+        return (_distinct(one[0] + other[0]),)
+
+    def result(self, held: Row) -> Any:
+        return len(held[0] or [])
+
+
+def _by_group(column: pa.Array, starts: Int64s, function: Callable[[list[Any]], Any]) -> list[Any]:
+    """A function of each group's values; null for groups without any."""
+    values = column.to_pylist(maps_as_pydicts="strict")
+    found: list[Any] = []
+    for start, end in pairwise(starts.tolist()):
+        group = [value for value in values[start:end] if value is not None]
+        found.append(function(group) if group else None)
+    return found
+
+
+def _count_valid(column: pa.Array, starts: Int64s) -> Int64s:
+    if not column.null_count:
+        return np.diff(starts)
+    valid = column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+    counts: Int64s = np.add.reduceat(valid, starts[:-1])
+    return counts
+
+
+def _filled(column: pa.Array, value: Any, kind: pa.DataType) -> npt.NDArray[Any]:
+    """A column of numbers with a value instead of nulls."""
+    values: npt.NDArray[Any] = column.cast(kind, safe=False).fill_null(value).to_numpy()
+    return values
+
+
+def _null_where(values: list[Any], is_null: npt.NDArray[np.bool_]) -> list[Any]:
+    if not is_null.any():
+        return values
+    return [None if null else value for value, null in zip(values, is_null.tolist(), strict=True)]
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(math.nan if value != value else value for value in values))
+
+
+def _is_null(held: Row) -> bool:
+    return all(value is None for value in held)

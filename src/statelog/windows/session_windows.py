@@ -1,0 +1,145 @@
+"""Session windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+from statelog.windows.contents import Contents
+from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.processor import TimeWindow
+from statelog.windows.rows import RowGroup
+
+__all__ = ["END_FIELD", "SessionWindowOperator"]
+
+SESSIONS_STATE: Final = "window.sessions"
+END_FIELD: Final = "session_end_ms"
+"""The field of a session's state that is not its accumulator's."""
+
+Row = tuple[Any, ...]
+
+
+@dataclass
+class _Session:
+    """A session as it becomes in a batch: of stored ones that meet, and new rows."""
+
+    start_ms: int
+    end_ms: int
+    stored: list[tuple[int, int, Row]] = field(default_factory=list)
+    groups: list[RowGroup] = field(default_factory=list)
+
+
+class SessionWindowOperator(WindowOperator):
+    """Keeps an accumulator per session, and merges sessions that meet.
+
+    Parameters
+    ----------
+    gap_ms : int
+        The longest distance of rows in a session.
+    contents : Contents
+        What is kept and returned of rows.
+    schema : StructType
+        The field :data:`END_FIELD`, and those of the accumulator.
+    clock : Clock
+        What makes windows complete.
+    """
+
+    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock) -> None:
+        super().__init__(contents, clock)
+        self._gap_ms = gap_ms
+        self._schema = schema
+        self._lateness_ms = clock.allowed_lateness_ms
+
+    def init(self, handle: Any) -> None:
+        self._sessions = handle.getMapState(SESSIONS_STATE, "start_ms long", self._schema)
+        super().init(handle)
+
+    def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
+        before_ms = self._clock.before_ms(timerValues)
+        groups = list(self._timed(rows, timerValues))
+        if groups[-1].first_ms is None:
+            yield from self._late(groups.pop())
+        for session in self._merged(groups):
+            if not session.groups:
+                continue
+            if session.end_ms + self._lateness_ms <= before_ms:
+                for group in session.groups:
+                    yield from self._late(group)
+                continue
+            held = self._write(session, before_ms)
+            if session.end_ms <= before_ms:
+                window = TimeWindow(session.start_ms, session.end_ms)
+                yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
+
+    def _merged(self, groups: list[RowGroup]) -> list[_Session]:
+        """The stored sessions and the new rows, brought together where they meet."""
+        parts: list[_Session] = [
+            _Session(start, row[0], stored=[(start, row[0], tuple(row[1:]))])
+            for (start,), row in self._sessions.iterator()
+        ]
+        for group in groups:
+            assert group.first_ms is not None
+            assert group.last_ms is not None
+            parts.append(_Session(group.first_ms, group.last_ms + self._gap_ms, groups=[group]))
+        parts.sort(key=lambda part: part.start_ms)
+        merged: list[_Session] = []
+        for part in parts:
+            if merged and part.start_ms <= merged[-1].end_ms:
+                last = merged[-1]
+                last.end_ms = max(last.end_ms, part.end_ms)
+                last.stored += part.stored
+                last.groups += part.groups
+            else:
+                merged.append(part)
+        return merged
+
+    def _write(self, session: _Session, before_ms: int) -> Row:
+        """Store a session instead of those that it is made of; returns its accumulator."""
+        accumulators = [held for _, _, held in session.stored]
+        held = reduce(self._contents.merged, accumulators) if accumulators else None
+        for group in session.groups:
+            held = self._contents.added(group, held)
+        assert held is not None
+        due_ms = self._due(session.end_ms, before_ms)
+        has_timer = False
+        for start, end, _ in session.stored:
+            if start != session.start_ms:
+                self._sessions.removeKey((start,))
+            stored_due_ms = self._due(end, before_ms)
+            if stored_due_ms == due_ms:
+                has_timer = True
+            else:
+                self._handle.deleteTimer(stored_due_ms)
+        self._sessions.updateValue((session.start_ms,), (session.end_ms, *held))
+        if not has_timer:
+            self._handle.registerTimer(due_ms)
+        return held
+
+    def _due(self, end_ms: int, before_ms: int) -> int:
+        """When something is due for a session: it is complete at its end, and removed when its lateness is over."""
+        return end_ms if end_ms > before_ms else end_ms + self._lateness_ms
+
+    def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
+        now_ms = self._clock.now_ms(timerValues)
+        sessions = list(self._sessions.iterator())
+        for (start,), row in sessions:
+            end = row[0]
+            removal_ms = end + self._lateness_ms
+            if end == due_ms:
+                window = TimeWindow(start, end)
+                yield from self._contents.results(key, window, [tuple(row[1:])], self._context(timerValues))
+                if removal_ms > now_ms:
+                    self._handle.registerTimer(removal_ms)
+            if due_ms in (end, removal_ms) and removal_ms <= now_ms:
+                self._remove(start, end, is_last=len(sessions) == 1)
+
+    def _remove(self, start_ms: int, end_ms: int, *, is_last: bool) -> None:
+        if is_last:
+            self._sessions.clear()
+            self._contents.clear()
+        else:
+            self._sessions.removeKey((start_ms,))
+            self._contents.remove(start_ms, end_ms)

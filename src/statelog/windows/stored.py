@@ -1,0 +1,39 @@
+"""How values of input rows are kept: timestamps as microseconds, which compare, convert and are stored fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["stored_arrow_type", "stored_column", "stored_values", "to_given"]
+
+
+def stored_arrow_type(kind: pa.DataType) -> pa.DataType:
+    """The type that values of a type are kept in: timestamps, also those in arrays, are numbers."""
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return pa.list_(stored_arrow_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def stored_column(column: pa.Array) -> pa.Array:
+    """A column as its values are kept."""
+    kind = stored_arrow_type(column.type)
+    return column if kind == column.type else column.cast(_in_microseconds(column.type)).cast(kind)
+
+
+def stored_values(column: pa.Array) -> list[Any]:
+    """The values of a column as they are kept."""
+    values: list[Any] = stored_column(column).to_pylist(maps_as_pydicts="strict")
+    return values
+
+
+def to_given(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column of kept values in the type that it was given in."""
+    return column if column.type == kind else column.cast(_in_microseconds(kind)).cast(kind)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.list_(_in_microseconds(kind.value_type)) if pa.types.is_list(kind) else kind
