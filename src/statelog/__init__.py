@@ -20,16 +20,30 @@ from statelog.state.operator_processor import OperatorContext, OperatorHandle, O
 from statelog.state.operator_state import BroadcastState, OperatorListState
 from statelog.state.times import Ttl, Watermark
 from statelog.state.value_states import AggregateFunction
+from statelog.windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum
+from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
+from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
+from statelog.windows.windowed_stream import WindowedStream, late, on_time
 
 __all__ = [
+    "Aggregate",
     "AggregateFunction",
     "BroadcastState",
     "CheckpointMetrics",
+    "Collect",
     "ConfigurationError",
     "CorruptionError",
+    "Count",
+    "CountDistinct",
+    "CountWindows",
     "ErrorKind",
     "FencedError",
+    "First",
     "KeyedStream",
+    "Last",
+    "Max",
+    "Mean",
+    "Min",
     "Observer",
     "OperatorContext",
     "OperatorHandle",
@@ -40,13 +54,24 @@ __all__ = [
     "ProtocolError",
     "RestoreMetrics",
     "Rewound",
+    "SessionWindows",
+    "SlidingWindows",
     "StateMissingError",
     "StatelogError",
     "Step",
     "StorageError",
+    "Sum",
+    "TimeWindow",
     "Ttl",
+    "TumblingWindows",
     "Watermark",
+    "WindowContext",
+    "WindowHandle",
+    "WindowProcessor",
+    "WindowedStream",
     "key_by",
+    "late",
+    "on_time",
     "process",
     "rewind",
 ]

@@ -37,11 +37,12 @@ class RowInput:
 
     def by_key(self, window: Window) -> list[Iterator[Any]]:
         if len(window.keys) == 1 and window.rows.num_rows > _CHUNK_ROWS:
-            return [(row for chunk in _chunks(window.rows, _CHUNK_ROWS) for row in self._rows(chunk))]
-        rows = self._rows(window.rows)
+            return [(row for chunk in _chunks(window.rows, _CHUNK_ROWS) for row in self.rows(chunk))]
+        rows = self.rows(window.rows)
         return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
 
-    def _rows(self, rows: pa.RecordBatch) -> list[Any]:
+    def rows(self, rows: pa.RecordBatch) -> list[Any]:
+        """The rows of columns."""
         return self._make([column.to_pylist() for column in rows.columns])
 
 

@@ -12,6 +12,8 @@ from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, 
 from statelog.spark.types import key_schema
 from statelog.state.keys import KeyCodec
 from statelog.state.times import Watermark
+from statelog.windows.assigners import WindowAssigner
+from statelog.windows.windowed_stream import WindowedStream, windowed
 
 __all__ = ["KeyedStream", "key_by"]
 
@@ -156,6 +158,51 @@ class KeyedStream:
         )
         setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
         return build_operator(self._frame, arguments, setting, uses_frames=True)
+
+    def window(
+        self,
+        windows: WindowAssigner,
+        timeMode: str | None = None,
+        timeColumn: str | None = None,
+        allowedLatenessMs: int = 0,
+        lateColumn: str | None = None,
+        watermark: Watermark | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows.
+
+        Parameters
+        ----------
+        windows : TumblingWindows, SlidingWindows, SessionWindows or CountWindows
+            Which windows a row belongs to.
+        timeMode : {"EventTime", "ProcessingTime"}, optional
+            What a row's time is: its time column, which is the default, or the time of its batch. Counted windows have
+            none.
+        timeColumn : str, optional
+            The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
+        allowedLatenessMs : int
+            How long a window that was returned takes late rows, and is returned again, milliseconds.
+        lateColumn : str, optional
+            Name of an output column, a struct, for rows that are too late; otherwise they are left out and counted.
+        watermark : Watermark, optional
+            A watermark of the operator's own, instead of Spark's.
+
+        Returns
+        -------
+        WindowedStream
+            What ``agg``, ``reduce``, ``aggregate`` and ``process`` are called on.
+
+        Raises
+        ------
+        ConfigurationError
+            If the arguments do not go together, or do not fit the columns.
+
+        Examples
+        --------
+        >>> counts = (  # doctest: +SKIP
+        ...     statelog.key_by(events, "user").window(statelog.TumblingWindows(60_000)).agg(statelog.Count())
+        ... )
+        """
+        return windowed(self._frame, windows, timeMode, timeColumn, allowedLatenessMs, lateColumn, watermark)
 
 
 def _checked_initial(initial: object) -> KeyedFrame | None:

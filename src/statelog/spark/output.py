@@ -67,7 +67,8 @@ class RowOutput:
             if all(row.__fields__ == names for row in rows):
                 return rows
         except AttributeError:
-            pass
+            if all(type(row) is tuple and len(row) == len(names) for row in rows):
+                return rows
         return [self._ordered(row, index, owner_of) for index, row in enumerate(rows)]
 
     def _ordered(self, row: Any, index: int, owner_of: Callable[[int], str]) -> Any:

@@ -21,7 +21,7 @@ from statelog.spark.arguments import (
     require_endpoint,
     task_function,
 )
-from statelog.spark.declare import call_init, check_state_name, state_struct
+from statelog.spark.declare import Parse, call_init, check_state_name, state_struct
 from statelog.spark.endpoint import OperatorPlan, observation_name
 from statelog.spark.key_hash import key_hash
 from statelog.spark.process_worker import (
@@ -36,7 +36,7 @@ from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.state.operator_processor import OperatorContext, OperatorProcessor
 from statelog.state.operator_state import OperatorStateMode
 
-__all__ = ["process"]
+__all__ = ["declare_operator_states", "process"]
 
 
 def process(
@@ -102,9 +102,7 @@ def process(
     settings = options or Options()
     output = parse_output(outputStructType)
     pickled = pickled_processor(processor, uid)
-    handle = _DeclaringHandle(uid, subtasks)
-    call_init(pickled, handle, uid)
-    states = sorted(handle.states.values(), key=lambda state: state.name)
+    states = declare_operator_states(pickled, uid, subtasks)
     plan = OperatorPlan(
         instance=new_instance(),
         session=session,
@@ -203,13 +201,23 @@ def _kind(df: DataFrame) -> str:
     return "streaming" if df.isStreaming else "batch"
 
 
+def declare_operator_states(
+    processor: bytes, uid: str, parallelism: int, parse: Parse = DataType.fromDDL
+) -> list[OperatorStateDeclaration]:
+    """Learn the states of a pickled processor, by name; parameters and errors are those of ``declare_states``."""
+    handle = _DeclaringHandle(uid, parallelism, parse)
+    call_init(processor, handle, uid)
+    return sorted(handle.states.values(), key=lambda state: state.name)
+
+
 class _DeclaringHandle:
     """A handle that notes down the states and gives back placeholders."""
 
-    def __init__(self, uid: str, parallelism: int) -> None:
+    def __init__(self, uid: str, parallelism: int, parse: Parse) -> None:
         self.states: dict[str, OperatorStateDeclaration] = {}
         self.context = OperatorContext(-1, parallelism, -1, -1)
         self._uid = uid
+        self._parse = parse
 
     def getListState(self, stateName: str, schema: Any) -> Any:
         return self._declare(stateName, OperatorStateMode.LIST, schema)
@@ -222,8 +230,10 @@ class _DeclaringHandle:
 
     def _declare(self, name: str, mode: OperatorStateMode, value_schema: Any, entry_schema: Any = None) -> object:
         check_state_name(name, self._uid)
-        entry = state_struct(entry_schema, name, self._uid) if mode is OperatorStateMode.BROADCAST else None
-        declaration = OperatorStateDeclaration(name, mode, state_struct(value_schema, name, self._uid), entry)
+        is_map = mode is OperatorStateMode.BROADCAST
+        entry = state_struct(entry_schema, name, self._uid, self._parse) if is_map else None
+        value = state_struct(value_schema, name, self._uid, self._parse)
+        declaration = OperatorStateDeclaration(name, mode, value, entry)
         if self.states.setdefault(name, declaration) != declaration:
             raise ConfigurationError(
                 f"operator '{self._uid}': state '{name}' is declared twice in different ways.",

@@ -34,6 +34,7 @@ __all__ = [
     "OperatorSpec",
     "OperatorStateDeclaration",
     "bind_operator_state",
+    "make_operator",
     "read_input",
 ]
 
@@ -105,7 +106,7 @@ class OperatorSpec:
         """
         context = TaskContext.get()
         assert context is not None
-        operator = _operator(self)
+        operator = make_operator(self)
         read = read_input(self, batches, context.partitionId())
         if self.is_streaming:
             return _streaming_task(self, operator, read.subtask, context).run(read)
@@ -130,7 +131,8 @@ def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, contex
     )
 
 
-def _operator(spec: OperatorSpec) -> Operator:
+def make_operator(spec: OperatorSpec) -> Operator:
+    """Make the operator of a task."""
     return Operator(
         uid=spec.uid,
         processor=pickle.loads(spec.processor),

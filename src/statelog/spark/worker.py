@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -33,6 +33,7 @@ from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.times import Moment, Ttl
 from statelog.storage import open_store
+from statelog.windows.form import END_OF_TIME_MS, WindowForm
 
 __all__ = [
     "HASH_COLUMN",
@@ -115,6 +116,8 @@ class SubtaskSpec:
         Options.
     host, port, secret
         Where the coordinator answers; empty for batch queries.
+    windows : WindowForm or None
+        How rows are given to and returned by an operator with windows; None for others.
     """
 
     uid: str
@@ -138,6 +141,7 @@ class SubtaskSpec:
     host: str
     port: int
     secret: bytes
+    windows: WindowForm | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one partition of one batch; what ``mapInArrow`` calls.
@@ -169,7 +173,8 @@ def _run_batch(
     times = held[0].column(held[0].schema.get_field_index(TIME_COLUMN)).to_numpy() if held else np.zeros(0)
     clock = SystemClock()
     now_ms = int(times[0]) if held else int(clock.now_s() * 1000)
-    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, -1))
+    watermark_ms = -1 if spec.windows is None else END_OF_TIME_MS
+    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, watermark_ms))
     subtask = KeyedSubtask(operator, RunsTable(), context, clock)
     read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))]) if held else _NOTHING
     yield from subtask.process(read, initial)
@@ -224,7 +229,7 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
     key_codec = KeyCodec(spec.key_schema)
     limits = spec.frames
     to_input = RowInput if limits is None else partial(FrameInput, max_rows=limits.max_rows, max_bytes=limits.max_bytes)
-    return KeyedOperator(
+    operator = KeyedOperator(
         uid=spec.uid,
         processor=pickle.loads(spec.processor),
         key_codec=key_codec,
@@ -238,6 +243,11 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
         output_event_time=spec.output_event_time,
         initial=KeyedInput(spec.initial_key_columns, to_input(spec.initial_columns)) if spec.initial_columns else None,
     )
+    windows = spec.windows
+    if windows is None:
+        return operator
+    rows = KeyedInput(spec.key_columns, windows.input(spec.columns))
+    return replace(operator, input=rows, output=windows.output(spec.output_schema))
 
 
 def bind_state(declaration: StateDeclaration) -> StateBinding:

@@ -28,9 +28,15 @@ class ProcessorHandle:
         Its timers; None if the time mode has none.
     uid : str
         The operator, for messages.
+
+    Attributes
+    ----------
+    late_rows : int
+        Rows that the processor has left out because they were late.
     """
 
     def __init__(self, states: dict[str, KeyedState], timers: Timers | None, uid: str) -> None:
+        self.late_rows = 0
         self._states = states
         self._timers = timers
         self._uid = uid
@@ -87,6 +93,10 @@ class ProcessorHandle:
 
     def deleteIfExists(self, stateName: str) -> None:
         """Remove a state that an earlier version of the processor declared; done when the query is started."""
+
+    def countLateRows(self, rows: int) -> None:
+        """Note that rows were late and have been left out."""
+        self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:
         if self._timers is None:

@@ -156,6 +156,7 @@ class KeyedSubtask:
                 yield self._process_rows(window)
         yield from self._fire_timers()
         self._call("close", operator.processor.close)
+        self.late_rows += handle.late_rows
 
     def _on_time(self, read: KeyedRows) -> KeyedRows:
         event_time = self._operator.event_time

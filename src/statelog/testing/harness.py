@@ -18,16 +18,19 @@ from statelog.observer import Step
 from statelog.options import Options
 from statelog.spark.times import TimeMode
 from statelog.state.key_groups import KEY_GROUPS
+from statelog.state.operator_processor import OperatorProcessor
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.schema import StateKind
 from statelog.state.times import NO_TIME_MS, Moment, Watermark
 from statelog.state.value_states import AggregateFunction
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_operator import look_at_state
-from statelog.testing.keyed_query import KeyedArguments, KeyedQuery
+from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 from statelog.testing.micro_batches import MicroBatches, Snapshot
+from statelog.testing.operator_query import OperatorQuery
 
 __all__ = ["Harness", "HarnessSnapshot"]
 
@@ -40,7 +43,7 @@ class HarnessSnapshot:
     """What :meth:`Harness.snapshot` gives to :meth:`Harness.restore`."""
 
     query: Snapshot
-    arguments: KeyedArguments
+    arguments: OperatorArguments
     options: Options
 
 
@@ -54,14 +57,12 @@ class Harness:
 
     Parameters
     ----------
-    processor : StatefulProcessor
-        A processor as ``transformWithState`` takes it.
-    input : StructType or str
-        The input columns.
+    processor : StatefulProcessor or OperatorProcessor
+        A processor as ``transformWithState`` or ``statelog.process`` takes it.
+    input, output : StructType or str
+        Columns of the input and of the output.
     keys : list of str
-        The grouping columns.
-    output : StructType or str
-        Type of the output rows.
+        The grouping columns; an OperatorProcessor has none, nor any of the arguments up to `keyHash`.
     timeMode : {"None", "ProcessingTime", "EventTime"}
         As for ``transformWithState``.
     pandas : bool
@@ -75,12 +76,14 @@ class Harness:
         The output column that a later operator takes as event time.
     watermark : Watermark, optional
         The operator's own watermark, which follows from the rows.
+    keyHash : callable, optional
+        The hash of a key, a tuple, as a number of 64 bits; with one of few values keys collide.
+    broadcast : StructType or str, optional
+        Columns of the broadcast input of an OperatorProcessor.
     parallelism : int
         Number of subtasks.
     options : Options, optional
         Options; which table is used, for example.
-    keyHash : callable, optional
-        The hash of a key, a tuple, as a number of 64 bits; with one of few values keys collide.
     storeFaults : float or FaultPlan
         Share of all calls of the store that fail, chosen by `seed`, or a plan of your own. A task that fails by it is
         tried four times, as Spark does.
@@ -108,23 +111,24 @@ class Harness:
         processor: Any,
         *,
         input: StructType | str,
-        keys: Sequence[str],
         output: StructType | str,
+        keys: Sequence[str] = (),
         timeMode: str = "None",
         pandas: bool = False,
         initialState: tuple[StructType | str, Sequence[Any]] | None = None,
         eventTime: str | None = None,
         eventTimeColumnName: str = "",
         watermark: Watermark | None = None,
+        keyHash: Callable[[tuple[Any, ...]], int] | None = None,
+        broadcast: StructType | str | None = None,
         parallelism: int = 2,
         options: Options | None = None,
-        keyHash: Callable[[tuple[Any, ...]], int] | None = None,
         storeFaults: float | FaultPlan = 0.0,
         seed: int = 0,
         sessionTimeZone: str = "UTC",
         uid: str | None = None,
     ) -> None:
-        arguments = KeyedArguments(
+        arguments = OperatorArguments(
             input=input,
             keys=keys,
             output=output,
@@ -135,21 +139,22 @@ class Harness:
             eventTimeColumnName=eventTimeColumnName,
             watermark=watermark,
             keyHash=keyHash,
+            broadcast=broadcast,
             sessionTimeZone=sessionTimeZone,
             uid=uid,
         )
         self._open(processor, arguments, _checked(parallelism), options or Options(), _fault_plan(storeFaults, seed))
 
     def _open(
-        self, processor: Any, arguments: KeyedArguments, parallelism: int, options: Options, faults: FaultPlan | None
+        self, processor: Any, arguments: OperatorArguments, parallelism: int, options: Options, faults: FaultPlan | None
     ) -> None:
         self._arguments = arguments
         self._options = options
         self._faults = faults
-        self._keyed = KeyedQuery(processor, arguments, options)
+        self._described = _described(processor, arguments, options)
         self._folder = tempfile.TemporaryDirectory(prefix="statelog-harness-", ignore_cleanup_errors=True)
         self._query = LocalQuery(
-            self._keyed.operator, Path(self._folder.name), options, open_store=_store_opener(faults)
+            self._described.operator, Path(self._folder.name), options, open_store=_store_opener(faults)
         )
         self._batches = MicroBatches(self._query, parallelism)
         self._is_closed = False
@@ -157,7 +162,7 @@ class Harness:
 
     # ---- Batches ----
 
-    def push(self, rows: Sequence[Any], processingTimeMs: int | None = None) -> _Rows:
+    def push(self, rows: Sequence[Any], processingTimeMs: int | None = None, *, broadcast: Sequence[Any] = ()) -> _Rows:
         """Run a micro-batch.
 
         Parameters
@@ -166,6 +171,8 @@ class Harness:
             Its rows, in order; tuples are matched by position. There may be none.
         processingTimeMs : int, optional
             The batch's processing time, by default that of the batch before; the first batch's is 0.
+        broadcast : list of tuple, dict or Row
+            The rows of the broadcast input.
 
         Returns
         -------
@@ -181,7 +188,7 @@ class Harness:
         """
         before = self._batches.last_time
         time_ms = before.time_ms if processingTimeMs is None else processingTimeMs
-        return self._run(rows, self._at(time_ms, before.watermark_ms))
+        return self._run(rows, self._at(time_ms, before.watermark_ms), broadcast)
 
     def advanceProcessingTime(self, timeMs: int) -> _Rows:
         """Run a batch without rows at a later processing time, so that timers fire, and return its output.
@@ -226,7 +233,7 @@ class Harness:
             If the output is another one: the processor is not deterministic.
         """
         self._require_open()
-        output = self._keyed.output(self._batches.repeat(in_new_run=restart))
+        output = self._described.output(self._batches.repeat(in_new_run=restart))
         expected, found = (Counter(map(repr, rows)) for rows in (self._last_output, output))
         if found != expected:
             only_before, only_now = list((expected - found).elements()), list((found - expected).elements())
@@ -246,9 +253,10 @@ class Harness:
             )
         return BatchTime(time_ms, watermark_ms, before.watermark_ms)
 
-    def _run(self, rows: Sequence[Any], time: BatchTime) -> _Rows:
+    def _run(self, rows: Sequence[Any], time: BatchTime, broadcast: Sequence[Any] = ()) -> _Rows:
         self._require_open()
-        self._last_output = self._keyed.output(self._batches.run(self._keyed.rows(rows), time))
+        data = self._described.data(rows, broadcast)
+        self._last_output = self._described.output(self._batches.run(data, time))
         return self._last_output
 
     # ---- Crashes and restarts ----
@@ -290,8 +298,8 @@ class Harness:
         """
         self._require_open()
         if processor is not None:
-            self._keyed = KeyedQuery(processor, self._arguments, self._options)
-            self._query.operator = self._keyed.operator
+            self._described = _described(processor, self._arguments, self._options)
+            self._query.operator = self._described.operator
         self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
 
     def snapshot(self) -> HarnessSnapshot:
@@ -359,6 +367,27 @@ class Harness:
         if self._keyed.time_mode is TimeMode.NONE:
             raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
         return self._look(key, lambda handle: sorted(handle.listTimers()))
+
+    def operatorState(self, name: str) -> Any:
+        """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state.
+
+        Parameters
+        ----------
+        name : str
+            The state.
+        """
+        self._require_open()
+        if not isinstance(self._described, OperatorQuery):
+            raise ConfigurationError(
+                "operatorState: the operator is keyed.", hint="Use value, list and map, which take a key."
+            )
+        return self._described.state(name, self._batches.history(), self._query.location)
+
+    @property
+    def _keyed(self) -> KeyedQuery:
+        if not isinstance(self._described, KeyedQuery):
+            raise ConfigurationError("The operator has no keys.", hint="Use operatorState for its states.")
+        return self._described
 
     def _kind(self, name: str, *kinds: StateKind) -> StateKind:
         declared = self._keyed.states.get(name)
@@ -428,6 +457,26 @@ class Harness:
     def _require_open(self) -> None:
         if self._is_closed:
             raise ConfigurationError("The harness is closed.", hint="Make another one.")
+
+
+def _described(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | OperatorQuery:
+    if not isinstance(processor, OperatorProcessor):
+        if arguments.broadcast is not None:
+            raise ConfigurationError("Harness: a keyed operator has no broadcast input.")
+        return KeyedQuery(processor, arguments, options)
+    of_both = OperatorArguments(
+        input=arguments.input,
+        output=arguments.output,
+        broadcast=arguments.broadcast,
+        sessionTimeZone=arguments.sessionTimeZone,
+        uid=arguments.uid,
+    )
+    if arguments != of_both:
+        raise ConfigurationError(
+            "Harness: an OperatorProcessor has no keys, times, initial state or pandas frames.",
+            hint="Pass input, output, broadcast, parallelism, options and uid only.",
+        )
+    return OperatorQuery(processor, arguments, options)
 
 
 class _NoFunction(AggregateFunction[Any, Any]):

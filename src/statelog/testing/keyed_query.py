@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,32 +25,15 @@ from statelog.state.keys import KeyCodec
 from statelog.state.schema import TimeDomain
 from statelog.state.subtask import KeyedRows
 from statelog.state.times import Watermark
+from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.rows import ColumnReader, ColumnWriter
 
-__all__ = ["KeyedArguments", "KeyedQuery"]
+__all__ = ["KeyedQuery"]
 
 _FRAMES = FrameLimits(max_rows=10_000, max_bytes=(1 << 31) - 1)
 """Spark's defaults."""
-
-
-@dataclass(frozen=True)
-class KeyedArguments:
-    """The arguments of :class:`statelog.testing.Harness` that describe a keyed operator."""
-
-    input: StructType | str
-    keys: Sequence[str]
-    output: StructType | str
-    timeMode: str = "None"
-    pandas: bool = False
-    initialState: tuple[StructType | str, Sequence[Any]] | None = None
-    eventTime: str | None = None
-    eventTimeColumnName: str = ""
-    watermark: Watermark | None = None
-    keyHash: Callable[[tuple[Any, ...]], int] | None = None
-    sessionTimeZone: str = "UTC"
-    uid: str | None = None
 
 
 class KeyedQuery:
@@ -61,7 +43,7 @@ class KeyedQuery:
     ----------
     processor : StatefulProcessor
         The processor.
-    arguments : KeyedArguments
+    arguments : OperatorArguments
         The description.
     options : Options
         Options.
@@ -81,7 +63,7 @@ class KeyedQuery:
         As ``transformWithState``.
     """
 
-    def __init__(self, processor: object, arguments: KeyedArguments, options: Options) -> None:
+    def __init__(self, processor: object, arguments: OperatorArguments, options: Options) -> None:
         zone = arguments.sessionTimeZone
         columns = read_schema(arguments.input, "input")
         output = parse_output(arguments.output, parse_ddl)
@@ -170,7 +152,7 @@ class KeyedQuery:
 
     # ---- Rows ----
 
-    def rows(self, rows: Sequence[Any]) -> KeyedRows:
+    def data(self, rows: Sequence[Any], broadcast: Sequence[Any] = ()) -> KeyedRows:
         """A batch's rows as a task gets them."""
         batch = self._writer.batch(rows)
         return KeyedRows(batch, self._hashes([batch.column(place) for place in self._key_columns]))
@@ -201,22 +183,6 @@ class KeyedQuery:
             return row_hashes(columns)
         keys = map(self._key_codec.decode, self._key_codec.encode_columns(columns).to_pylist())
         return np.array([key_hash(key) for key in keys], np.uint64)
-
-
-def read_schema(schema: StructType | str, subject: str) -> StructType:
-    """The columns that a test names."""
-    try:
-        parsed = parse_ddl(schema) if isinstance(schema, str) else schema
-    except ValueError as error:
-        raise ConfigurationError(
-            f"Harness: {subject} {schema!r} cannot be parsed: {error}.",
-            hint="Write it like 'user string, amount long'.",
-        ) from error
-    if not isinstance(parsed, StructType) or not len(parsed):
-        raise ConfigurationError(f"Harness: {subject} is {schema!r}.", hint="It must be a StructType or a DDL text.")
-    if len(set(parsed.names)) < len(parsed):
-        raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
-    return parsed
 
 
 def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[int]:

@@ -227,9 +227,7 @@ class CountDistinct(Aggregate):
 _COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
 
 
-def bind_aggregates(
-    aggregates: Sequence[Aggregate], schema: StructType
-) -> tuple[ColumnAggregation, StructType]:
+def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tuple[ColumnAggregation, StructType]:
     """What some aggregates do with rows of a schema, and the columns that they return.
 
     Raises

@@ -272,4 +272,3 @@ class WindowInput:
                     group.first_ms = group.last_ms = None
         ends_of_keys = np.searchsorted(key_of[firsts], np.arange(len(window.keys) + 1)).tolist()
         return [iter(groups[start:end]) for start, end in pairwise(ends_of_keys)]
-

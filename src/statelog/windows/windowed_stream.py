@@ -12,8 +12,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError
 from statelog.options import Options
-from statelog.spark.event_columns import WATERMARK_DELAY
-from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.spark.plan import WATERMARK_DELAY, KeyedFrame, OperatorArguments, OperatorSetting, build_operator
 from statelog.spark.times import TimeMode
 from statelog.state.times import Watermark
 from statelog.state.value_states import AggregateFunction
@@ -141,7 +140,8 @@ class WindowedStream:
             If a column does not exist, or has a type that an aggregate cannot take.
         """
         plan = self._definition.aggregated(aggregates)
-        return self._build(plan, OperatorSetting(uid, parallelism, location, options or Options(), self._watermark), eventTimeColumnName)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return self._build(plan, setting, eventTimeColumnName)
 
     def aggregate(
         self,
@@ -177,7 +177,8 @@ class WindowedStream:
             If the function lacks a method, or a schema is not supported.
         """
         plan = self._definition.folded(aggregateFunction, accumulatorSchema, resultType)
-        return self._build(plan, OperatorSetting(uid, parallelism, location, options or Options(), self._watermark), eventTimeColumnName)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return self._build(plan, setting, eventTimeColumnName)
 
     def reduce(
         self,
@@ -215,7 +216,8 @@ class WindowedStream:
             If the schema is not supported, or names columns that do not exist.
         """
         plan = self._definition.reduced(reduceFunction, valueSchema, valueOf)
-        return self._build(plan, OperatorSetting(uid, parallelism, location, options or Options(), self._watermark), eventTimeColumnName)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return self._build(plan, setting, eventTimeColumnName)
 
     def process(
         self,
@@ -250,7 +252,8 @@ class WindowedStream:
             If a type is not supported.
         """
         plan = self._definition.processed(windowProcessor, outputStructType)
-        return self._build(plan, OperatorSetting(uid, parallelism, location, options or Options(), self._watermark), eventTimeColumnName)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return self._build(plan, setting, eventTimeColumnName)
 
     def _build(self, plan: WindowPlan, setting: OperatorSetting, event_time_column: str) -> DataFrame:
         arguments = OperatorArguments(

@@ -1,0 +1,50 @@
+"""What a test says about the operator that it wants to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigurationError
+from statelog.spark.ddl import parse_ddl
+from statelog.state.times import Watermark
+
+__all__ = ["OperatorArguments", "read_schema"]
+
+
+@dataclass(frozen=True)
+class OperatorArguments:
+    """The arguments of :class:`statelog.testing.Harness` that describe the operator."""
+
+    input: StructType | str
+    output: StructType | str
+    keys: Sequence[str] = ()
+    timeMode: str = "None"
+    pandas: bool = False
+    initialState: tuple[StructType | str, Sequence[Any]] | None = None
+    eventTime: str | None = None
+    eventTimeColumnName: str = ""
+    watermark: Watermark | None = None
+    keyHash: Callable[[tuple[Any, ...]], int] | None = None
+    broadcast: StructType | str | None = None
+    sessionTimeZone: str = "UTC"
+    uid: str | None = None
+
+
+def read_schema(schema: StructType | str, subject: str) -> StructType:
+    """The columns that a test names."""
+    try:
+        parsed = parse_ddl(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise ConfigurationError(
+            f"Harness: {subject} {schema!r} cannot be parsed: {error}.",
+            hint="Write it like 'user string, amount long'.",
+        ) from error
+    if not isinstance(parsed, StructType) or not len(parsed):
+        raise ConfigurationError(f"Harness: {subject} is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    if len(set(parsed.names)) < len(parsed):
+        raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
+    return parsed

@@ -1,0 +1,203 @@
+"""What a test says about an operator without keys, turned into the operator that Spark's workers would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.changelog.local_snapshots import LocalSnapshots
+from statelog.changelog.restore import read_segment
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.history import History
+from statelog.checkpoint.operator_task import OperatorTask
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.options import Options
+from statelog.spark.arguments import checked_uid, parse_output, pickled_processor
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.process import declare_operator_states
+from statelog.spark.process_worker import (
+    BROADCAST_COLUMN,
+    SUBTASK_COLUMN,
+    OperatorSpec,
+    bind_operator_state,
+    make_operator,
+    read_input,
+)
+from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
+from statelog.state.key_groups import Hashes, subtasks_of
+from statelog.state.operator_processor import OperatorProcessor
+from statelog.state.operator_state import BroadcastState, Phase, Stage, make_state
+from statelog.state.operator_subtask import OperatorInput
+from statelog.state.snapshot import Elements, Snapshot
+from statelog.storage import LocalStore
+from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.key_hashes import row_hashes
+from statelog.testing.local_query import Attempt
+from statelog.testing.rows import ColumnReader, ColumnWriter
+
+__all__ = ["OperatorData", "OperatorQuery"]
+
+_ANY_PARALLELISM: Final = 1
+
+
+@dataclass(frozen=True)
+class OperatorData:
+    """The rows of a batch; `broadcast` is None if the operator has no such input."""
+
+    rows: pa.RecordBatch
+    broadcast: pa.RecordBatch | None
+
+
+@dataclass(frozen=True)
+class _LocalOperator:
+    """An operator without keys, as :class:`statelog.testing.local_query.LocalOperator` wants it."""
+
+    spec: OperatorSpec
+
+    @property
+    def uid(self) -> str:
+        return self.spec.uid
+
+    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
+        states = [bind_operator_state(state).descriptor.to_stored() for state in self.spec.states]
+        return OperatorRun(query_id, run_id, self.uid, instance, parallelism, b"", states)
+
+    def split(self, data: OperatorData, parallelism: int, time_ms: int) -> list[OperatorInput]:
+        hashes = _hashes(data.rows)
+        subtasks = subtasks_of(hashes, parallelism)
+        spec = replace(self.spec, parallelism=parallelism)
+        parts: list[OperatorInput] = []
+        for subtask in range(parallelism):
+            own = data.rows.take(pa.array(np.flatnonzero(subtasks == subtask)))
+            pieces = [_marked(own, "c", subtask, time_ms, is_copy=False)]
+            if data.broadcast is not None:
+                pieces.append(_marked(data.broadcast, "b", subtask, time_ms, is_copy=True))
+            rows = pa.concat_tables([pa.table(piece) for piece in pieces], promote_options="default")
+            parts.append(read_input(spec, rows.combine_chunks().to_batches(), subtask))
+        return parts
+
+    def task(self, attempt: Attempt) -> OperatorTask:
+        return OperatorTask(
+            task=attempt.task,
+            partition=attempt.task.subtask,
+            parallelism=attempt.parallelism,
+            operator=make_operator(replace(self.spec, parallelism=attempt.parallelism)),
+            options=attempt.options,
+            call=attempt.call,
+            local=LocalSnapshots(attempt.local),
+            open_store=attempt.open_store,
+            clock=attempt.clock,
+            token=attempt.token,
+        )
+
+    def initial_objects(self, parallelism: int) -> list[bytes]:
+        return []
+
+
+class OperatorQuery:
+    """An operator without keys as the test describes it.
+
+    Parameters
+    ----------
+    processor : OperatorProcessor
+        The processor.
+    arguments : OperatorArguments
+        The description.
+    options : Options
+        Options.
+
+    Attributes
+    ----------
+    operator : LocalOperator
+        The operator.
+
+    Raises
+    ------
+    ConfigurationError, ProcessorError
+        As ``statelog.process``.
+    """
+
+    def __init__(self, processor: OperatorProcessor, arguments: OperatorArguments, options: Options) -> None:
+        name, zone = checked_uid(arguments.uid), arguments.sessionTimeZone
+        columns = read_schema(arguments.input, "input")
+        copies = None if arguments.broadcast is None else read_schema(arguments.broadcast, "broadcast")
+        if copies is not None and type(processor).processBroadcast is OperatorProcessor.processBroadcast:
+            raise ConfigurationError(
+                f"{type(processor).__name__} has no processBroadcast method for the rows of broadcast.",
+                hint="Write one, or leave broadcast out.",
+            )
+        output_type = parse_output(arguments.output, parse_ddl)
+        pickled = pickled_processor(processor, name)
+        self._writer = ColumnWriter(columns, "push()", zone)
+        self._copies = None if copies is None else ColumnWriter(copies, "push(broadcast=)", zone)
+        self._reader = ColumnReader(output_type)
+        spec = OperatorSpec(
+            uid=name,
+            instance="",
+            parallelism=_ANY_PARALLELISM,
+            is_streaming=True,
+            columns=columns.names,
+            broadcast_columns=None if copies is None else copies.names,
+            states=declare_operator_states(pickled, name, _ANY_PARALLELISM, parse_ddl),
+            output_schema=output_type,
+            processor=pickled,
+            options=options,
+            host="",
+            port=0,
+            secret=b"",
+        )
+        self._bindings = {state.name: bind_operator_state(state) for state in spec.states}
+        self.operator = _LocalOperator(spec)
+
+    def data(self, rows: Sequence[Any], broadcast: Sequence[Any]) -> OperatorData:
+        """A batch's rows."""
+        if self._copies is None and broadcast:
+            raise ConfigurationError(
+                "push: the operator has no broadcast input.", hint="Pass broadcast= with its columns to Harness."
+            )
+        return OperatorData(self._writer.batch(rows), None if self._copies is None else self._copies.batch(broadcast))
+
+    def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
+        """Output rows."""
+        return self._reader.rows(batches)
+
+    def state(self, name: str, history: History, location: str) -> Any:
+        """A state as of the newest checkpoint: a list for each subtask, or the map of a broadcast state."""
+        binding = self._bindings.get(name)
+        if binding is None:
+            raise ConfigurationError(
+                f"There is no state '{name}'.",
+                kind=ErrorKind.STATE_USAGE,
+                hint=f"The processor declares: {', '.join(self._bindings) or 'nothing'}.",
+            )
+        phase = Phase()
+        phase.stage = Stage.PROCESS
+        held: list[Any] = []
+        for segment in [] if history.latest is None else history.latest.segments:
+            section = Snapshot(read_segment(LocalStore(location), segment), segment.name).sections.get(name)
+            state = make_state(binding, [] if section is None else [Elements.all_of(section)], phase)
+            held.append(dict(state.items()) if isinstance(state, BroadcastState) else list(state.get()))
+        if binding.entry_codec is None:
+            return held
+        return held[0] if held else {}
+
+
+def _hashes(rows: pa.RecordBatch) -> Hashes:
+    return row_hashes(rows.columns)
+
+
+def _marked(rows: pa.RecordBatch, prefix: str, subtask: int, time_ms: int, *, is_copy: bool) -> pa.RecordBatch:
+    """Rows as the query's plan hands them to a subtask."""
+    count = rows.num_rows
+    columns = {f"{prefix}{index}": column for index, column in enumerate(rows.columns)}
+    columns |= {
+        SUBTASK_COLUMN: pa.array([subtask] * count, pa.int32()),
+        BROADCAST_COLUMN: pa.array([is_copy] * count, pa.bool_()),
+        HASH_COLUMN: pa.array(_hashes(rows).view(np.int64)),
+        TIME_COLUMN: pa.array([time_ms] * count, pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,375 @@
+"""Batches without data: watermarks that have advanced and heartbeats that are due, as Spark's offsets show them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import io
+import json
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+
+import statelog
+from statelog import Options, Watermark
+from statelog.spark.arguments import require_endpoint
+from tests.spark.faults import wait_until
+from tests.spark.support import Job
+
+pytestmark = pytest.mark.spark
+
+START = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
+START_MS = int(START.timestamp() * 1000)
+NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+class Remind(StatefulProcessor):
+    """Registers a timer 10 seconds after each row's event time, and says when one has fired."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self._handle.registerTimer(int(row.at.timestamp() * 1000) + 10_000)
+        yield from ()
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        due_ms = expiredTimerInfo.getExpiryTimeInMs()
+        yield Row(user=key[0], at=START + datetime.timedelta(milliseconds=due_ms - START_MS))
+
+    def close(self) -> None:
+        pass
+
+
+class Later(StatefulProcessor):
+    """Registers a timer half a second after the processing time, for each user once."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 500)
+        yield Row(user=key[0], what="row")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(user=key[0], what="timer")
+
+    def close(self) -> None:
+        pass
+
+
+def events(*batches: dict[str, int]) -> list[list[dict[str, Any]]]:
+    """Rows of some users, each with the second of its event time; a dictionary per batch."""
+    return [
+        [{"user": user, "at": (START + datetime.timedelta(seconds=at)).isoformat()} for user, at in batch.items()]
+        for batch in batches
+    ]
+
+
+def read(job: Job, spark: SparkSession) -> DataFrame:
+    return job.read(spark, "user string, at timestamp")
+
+
+def reminders(
+    job: Job,
+    spark: SparkSession,
+    *,
+    rows: DataFrame | None = None,
+    uid: str | None = None,
+    watermark: Watermark | None = None,
+    options: Options | None = None,
+) -> DataFrame:
+    """The reminders of all events: by Spark's watermark, or by one of the operator's own."""
+    if rows is None:
+        rows = read(job, spark)
+        rows = rows if watermark else rows.withWatermark("at", "5 seconds")
+    return statelog.key_by(rows, "user").transformWithState(
+        Remind(),
+        "user string, at timestamp",
+        "append",
+        "EventTime",
+        eventTimeColumnName="at",
+        uid=uid,
+        parallelism=2,
+        options=options,
+        watermark=watermark,
+    )
+
+
+def model(batches: dict[int, dict[str, int]]) -> dict[int, list[list[Any]]]:
+    """Who is reminded in which batch, and when it was due: the watermark is the largest second so far less 5."""
+    waiting: set[tuple[str, int]] = set()
+    largest, answers = 0, {}
+    for number, batch in sorted(batches.items()):
+        watermark = largest - 5
+        waiting |= {(user, at + 10) for user, at in batch.items()}
+        fired = sorted(timer for timer in waiting if timer[1] < watermark)
+        waiting -= set(fired)
+        answers[number] = [[user, due] for user, due in fired]
+        largest = max([largest, *batch.values()])
+    return answers
+
+
+def save(job: Job, df: DataFrame, batch: int) -> None:
+    rows = sorted([row.user, int(row.at.timestamp() * 1000 - START_MS) // 1000] for row in df.collect())
+    job.write_output(batch, rows)
+
+
+def run(job: Job, df: DataFrame) -> StreamingQuery:
+    query = job.start(df, lambda rows, batch: save(job, rows, batch))
+    assert query.awaitTermination(120), "the query does not end"
+    return query
+
+
+def offsets(job: Job) -> list[tuple[int, list[Any]]]:
+    """Watermark, in seconds, and sources' offsets of every batch; -1 is no watermark."""
+    found = []
+    for path in sorted((job.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
+        _, times, *sources = path.read_text().splitlines()
+        watermark_ms = json.loads(times)["batchWatermarkMs"]
+        second = (watermark_ms - START_MS) // 1000 if watermark_ms else -1
+        found.append((second, [json.loads(source) for source in sources]))
+    return found
+
+
+def watermarks(job: Job) -> list[int]:
+    return [second for second, _ in offsets(job)]
+
+
+FIRST = {0: {"a": 10, "b": 20}, 1: {"a": 40}}
+THEN = {3: {"c": 100}}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["watermark of Spark", "watermark of its own"])
+def test_timers_fire_in_a_batch_without_data(spark: SparkSession, tmp_path: Path, own: bool) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
+    run(job, operator)
+    assert job.results() == model(FIRST | {2: {}}) == {0: [], 1: [], 2: [["a", 20], ["b", 30]]}
+    assert len({json.dumps(sources[0]) for _, sources in offsets(job)}) == 2, "the last batch had no data"
+
+    run(job, operator)
+    assert len(offsets(job)) == 3, "nothing has changed, so nothing is run"
+    job.add(events(*THEN.values()))
+    run(job, operator)
+    assert job.results() == model(FIRST | {2: {}} | THEN | {4: {}})
+    assert job.results()[4] == [["a", 50]]
+    if not own:
+        assert watermarks(job) == [-1, 15, 35, 35, 95]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["watermark of Spark", "watermark of its own"])
+def test_batches_without_data_can_be_switched_off(spark: SparkSession, tmp_path: Path, own: bool) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
+    spark.conf.set(NO_DATA_BATCHES, "false")
+    try:
+        run(job, operator)
+    finally:
+        spark.conf.unset(NO_DATA_BATCHES)
+    assert job.results() == model(FIRST)
+
+    run(job, operator)
+    assert job.results() == model(FIRST | {2: {}}), "a restart makes up for a batch that was not run"
+
+
+def test_batch_without_data_is_repeated_after_a_crash(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    operator = reminders(job, spark)
+    run(job, operator)
+    before = offsets(job), job.results()
+    for file in ("2", ".2.crc"):
+        (job.checkpoint / "commits" / file).unlink()
+    (job.output / "2.json").unlink()
+
+    run(job, operator)
+    assert (offsets(job), job.results()) == before
+
+
+def test_chained_operators_share_a_clock(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values(), *THEN.values()))
+    first = reminders(job, spark, uid="first")
+    run(job, reminders(job, spark, rows=first, uid="second"))
+
+    assert watermarks(job) == [-1, 15, 35, 95]
+    assert all(len(sources) == 2 for _, sources in offsets(job))
+    # The first operator's reminders are events of the second one: its own come 10 seconds after them.
+    assert sorted(row for rows in job.results().values() for row in rows) == [["a", 30], ["a", 60], ["b", 40]]
+
+
+def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    rows = read(job, spark).withWatermark("at", "5 seconds")
+    left, right = (reminders(job, spark, rows=rows, uid=uid).repartition(2) for uid in ("left", "right"))
+    run(job, left.union(right))
+
+    assert watermarks(job) == [-1, 15, 35]
+    expected = model(FIRST | {2: {}})
+    assert job.results() == {batch: sorted(rows * 2) for batch, rows in expected.items()}
+
+
+def test_one_dataframe_in_two_queries_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    other = job.elsewhere("other")
+    operator = reminders(job, spark)
+    first = job.start(operator, lambda rows, batch: save(job, rows, batch))
+    run(other, operator)
+    assert first.awaitTermination(120)
+
+    assert job.results() == other.results() == model(FIRST | {2: {}})
+
+
+def test_idle_query_runs_no_batches(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    query = continuous(job, reminders(job, spark))
+    try:
+        wait_until(lambda: 2 in results(job), "the batch without data", 60)
+        time.sleep(1.5)
+    finally:
+        query.stop()
+    assert watermarks(job) == [-1, 15, 35]
+
+
+def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    query = job.start(reminders(job, spark, watermark=Watermark("at", 5000)), lambda rows, batch: None)
+    assert query.awaitTermination(120), "the query does not end"
+    assert len(offsets(job)) == 2
+
+
+# ---- Heartbeats ----
+
+
+def later(job: Job, spark: SparkSession, heartbeat_s: float | None) -> DataFrame:
+    return statelog.key_by(read(job, spark), "user").transformWithState(
+        Later(),
+        "user string, what string",
+        "append",
+        "ProcessingTime",
+        parallelism=2,
+        options=Options(heartbeat_s=heartbeat_s),
+    )
+
+
+def continuous(job: Job, df: DataFrame, timestamps: bool = True) -> StreamingQuery:
+    def write(rows: DataFrame, batch: int) -> None:
+        if timestamps:
+            save(job, rows, batch)
+        else:
+            job.save(rows, batch)
+
+    return df.writeStream.foreachBatch(write).option("checkpointLocation", str(job.checkpoint)).start()
+
+
+def results(job: Job) -> dict[int, Any]:
+    return job.results() if job.output.exists() else {}
+
+
+def test_heartbeat_fires_timers_in_processing_time(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events({"a": 1, "b": 1}))
+    query = continuous(job, later(job, spark, 0.4), timestamps=False)
+    try:
+        wait_until(lambda: len(results(job)) > 3, "heartbeats", 60)
+    finally:
+        query.stop()
+    found = results(job)
+    assert found.pop(0) == [["a", "row"], ["b", "row"]]
+    assert sorted(row for rows in found.values() for row in rows) == [["a", "timer"], ["b", "timer"]]
+    assert [sources[0] for _, sources in offsets(job)] == [{"logOffset": 0}] * len(offsets(job))
+    times = [json.loads(path.read_text().splitlines()[1])["batchTimestampMs"] for path in batch_files(job)]
+    assert all(after - before >= 400 for before, after in pairwise(times))
+
+    # A query that is to end does: only the batch that was not finished is run.
+    query = job.start(later(job, spark, 0.4), job.save)
+    assert query.awaitTermination(120), "a heartbeat keeps the query from ending"
+
+    # Started again it beats before there is any data, and its interval may differ.
+    done = len(offsets(job))
+    query = continuous(job, later(job, spark, 0.1), timestamps=False)
+    try:
+        wait_until(lambda: len(offsets(job)) > done + 1, "heartbeats after a restart", 60)
+    finally:
+        query.stop()
+
+
+def batch_files(job: Job) -> list[Path]:
+    return sorted((job.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+
+
+def test_heartbeat_cannot_be_taken_away(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events({"a": 1}))
+    assert job.start(later(job, spark, 10), job.save).awaitTermination(120)
+    assert "There are [2] sources in the checkpoint offsets" in job.fail(later(job, spark, None))
+
+
+def test_heartbeat_with_event_time_may_come_and_go(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    run(job, reminders(job, spark))
+    done = len(offsets(job))
+    query = continuous(job, reminders(job, spark, options=Options(heartbeat_s=0.2)))
+    try:
+        wait_until(lambda: len(offsets(job)) > done + 1, "heartbeats", 60)
+    finally:
+        query.stop()
+    run(job, reminders(job, spark))
+    assert set(watermarks(job)[done:]) == {35}
+
+
+# ---- What the rest of the query sees of it ----
+
+
+def test_secret_is_written_nowhere(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    operator = reminders(job, spark)
+    query = run(job, operator)
+    secret = require_endpoint(spark)[1].secret
+    forms = [secret, secret.hex().encode(), base64.b64encode(secret), str(secret).encode()]
+
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        operator.explain(True)
+    assert "statelog-clock" in shown.getvalue()
+    texts = [shown.getvalue().encode(), *(progress.json.encode() for progress in query.recentProgress)]
+    texts += [path.read_bytes() for path in job.checkpoint.rglob("*") if path.is_file()]
+    assert not any(form in text for form in forms for text in texts)
+
+
+def test_columns_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    types = [
+        "boolean",
+        "tinyint",
+        "decimal(20,3)",
+        "binary",
+        "date",
+        "timestamp_ntz",
+        "array<struct<x: int>>",
+        "map<string, array<int>>",
+        "struct<a: int, `b c`: string>",
+        "interval day to second",
+        "string collate UTF8_LCASE",
+    ]
+    job = Job(tmp_path).add(events({"a": 1}))
+    rows = read(job, spark).withWatermark("at", "5 seconds")
+    for number, kind in enumerate(types):
+        rows = rows.withColumn(f"column {number}", F.expr(f"cast(null as {kind})"))
+    operator = statelog.key_by(rows, "user").transformWithState(
+        Remind(), "user string, at timestamp", "append", "EventTime", parallelism=2
+    )
+    run(job, operator)
+    assert job.results() == {0: [], 1: []}
+
+
+def test_number_of_rows_is_still_reported(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    query = run(job, reminders(job, spark))
+    reported = [(progress.batchId, progress.numInputRows) for progress in query.recentProgress]
+    assert reported == [(0, 2), (1, 1), (2, 0)]
