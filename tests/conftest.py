@@ -1,9 +1,15 @@
-"""Settings for all tests."""
+"""Settings for all tests, and the session that those with Spark share."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
     "statelog.testing.log_contract", "statelog.testing.store_contract", "statelog.testing.table_contract"
@@ -12,3 +18,23 @@ pytest.register_assert_rewrite(
 # Time limits per example would make tests depend on what else the machine does.
 settings.register_profile("statelog", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("statelog")
+
+_REPOSITORY = str(Path(__file__).parents[1])
+if _REPOSITORY not in sys.path:
+    sys.path.insert(0, _REPOSITORY)
+# Workers and drivers in processes of their own import the tests' processors from here.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    part for part in (_REPOSITORY, *os.environ.get("PYTHONPATH", "").split(os.pathsep)) if part
+)
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from tests.spark.support import make_session
+
+    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark-local"))
+    session = make_session()
+    yield session
+    session.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -47,7 +47,6 @@ from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.state.schema import TimeDomain, encode_schema
 from statelog.state.timers import timer_descriptor
 from statelog.state.times import Watermark
-from statelog.windows.form import WindowForm
 
 __all__ = ["KeyedFrame", "OperatorArguments", "OperatorSetting", "build_operator"]
 
@@ -94,7 +93,6 @@ class OperatorArguments:
     time_mode: str
     initial: KeyedFrame | None
     event_time_column: str
-    windows: WindowForm | None = None
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ def build_operator(
     processor = pickled_processor(arguments.processor, uid)
     time_mode = TimeMode.parse(arguments.time_mode)
     event_time = _event_time(df, time_mode, setting.watermark)
-    if event_time is not None and arguments.windows is not None:
-        event_time = replace(event_time, drops_late=False)  # a late row may belong to a window that is open
     has_watermark = setting.watermark is not None or _watermark_column(df) is not None
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     domains = {TimeDomain.EVENT} if setting.watermark else set()
@@ -183,7 +179,6 @@ def build_operator(
         host=host,
         port=port,
         secret=secret,
-        windows=arguments.windows,
     )
     result = _operator_frame(stream, initial, spec, output)
     return result if output_event_time is None else _marked(result, output_event_time.column)

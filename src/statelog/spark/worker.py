@@ -33,7 +33,7 @@ from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.times import Moment, Ttl
 from statelog.storage import open_store
-from statelog.windows.form import END_OF_TIME_MS, WindowForm
+from statelog.windows.operator import END_OF_TIME_MS, WindowOperator
 
 __all__ = [
     "HASH_COLUMN",
@@ -116,8 +116,6 @@ class SubtaskSpec:
         Options.
     host, port, secret
         Where the coordinator answers; empty for batch queries.
-    windows : WindowForm or None
-        How rows are given to and returned by an operator with windows; None for others.
     """
 
     uid: str
@@ -141,7 +139,6 @@ class SubtaskSpec:
     host: str
     port: int
     secret: bytes
-    windows: WindowForm | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one partition of one batch; what ``mapInArrow`` calls.
@@ -173,7 +170,7 @@ def _run_batch(
     times = held[0].column(held[0].schema.get_field_index(TIME_COLUMN)).to_numpy() if held else np.zeros(0)
     clock = SystemClock()
     now_ms = int(times[0]) if held else int(clock.now_s() * 1000)
-    watermark_ms = -1 if spec.windows is None else END_OF_TIME_MS
+    watermark_ms = END_OF_TIME_MS if isinstance(operator.processor, WindowOperator) else -1
     context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, watermark_ms))
     subtask = KeyedSubtask(operator, RunsTable(), context, clock)
     read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))]) if held else _NOTHING
@@ -226,12 +223,13 @@ def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition:
 
 def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
     """Make the operator of a task."""
+    processor = pickle.loads(spec.processor)
     key_codec = KeyCodec(spec.key_schema)
     limits = spec.frames
     to_input = RowInput if limits is None else partial(FrameInput, max_rows=limits.max_rows, max_bytes=limits.max_bytes)
     operator = KeyedOperator(
         uid=spec.uid,
-        processor=pickle.loads(spec.processor),
+        processor=processor,
         key_codec=key_codec,
         decode_key=key_decoder(key_codec, spec.session_zone),
         states=[bind_state(declaration) for declaration in spec.states],
@@ -243,11 +241,15 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
         output_event_time=spec.output_event_time,
         initial=KeyedInput(spec.initial_key_columns, to_input(spec.initial_columns)) if spec.initial_columns else None,
     )
-    windows = spec.windows
-    if windows is None:
+    if not isinstance(processor, WindowOperator):
         return operator
-    rows = KeyedInput(spec.key_columns, windows.input(spec.columns))
-    return replace(operator, input=rows, output=windows.output(spec.output_schema))
+    return replace(
+        operator,
+        input=KeyedInput(spec.key_columns, processor.form.input(spec.columns)),
+        output=processor.form.output(spec.output_schema),
+        # A late row may belong to a window that is still open.
+        event_time=None if spec.event_time is None else replace(spec.event_time, drops_late=False),
+    )
 
 
 def bind_state(declaration: StateDeclaration) -> StateBinding:

@@ -35,7 +35,7 @@ class Contents(ABC):
 
     schema: Any
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
         """Declare further states."""
 
     @abstractmethod
@@ -52,13 +52,13 @@ class Contents(ABC):
     ) -> Iterable[Any]:
         """The output rows of a window, from the accumulators of its parts in order of time."""
 
-    def remove(self, start_ms: int, end_ms: int) -> None:
+    def remove(self, start_ms: int, end_ms: int) -> None:  # noqa: B027 - nothing by default
         """Forget what is kept of rows from one time up to, not including, another beside the accumulator."""
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # noqa: B027 - nothing by default
         """Forget what is kept of all rows of the key beside the accumulators."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing by default
         """The batch is over."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from statelog.windows.contents import Contents
-from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.operator import Clock, RowForm, WindowOperator
 from statelog.windows.rows import RowGroup
 
 __all__ = ["COUNT_FIELD", "CountWindowOperator"]
@@ -29,10 +29,12 @@ class CountWindowOperator(WindowOperator):
         What is kept and returned of rows.
     schema : StructType
         The field :data:`COUNT_FIELD`, and those of the accumulator.
+    form : RowForm
+        How the operator is given rows, and returns them.
     """
 
-    def __init__(self, size: int, contents: Contents, schema: Any) -> None:
-        super().__init__(contents, Clock(is_event_time=False))
+    def __init__(self, size: int, contents: Contents, schema: Any, form: RowForm) -> None:
+        super().__init__(contents, Clock(is_event_time=False), form)
         self._size = size
         self._schema = schema
 

@@ -44,15 +44,12 @@ class WindowPlan:
         The processor.
     output : StructType
         Its output columns.
-    form : WindowForm
-        How it is given and returns rows.
     time_mode : TimeMode
         What fires its timers.
     """
 
     operator: WindowOperator
     output: StructType
-    form: WindowForm
     time_mode: TimeMode
 
 
@@ -205,7 +202,7 @@ class WindowDefinition:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
         form = WindowForm(event_time, self._cut(), kept, returns_late=self.late_column is not None)
-        return WindowPlan(self._operator(contents), output, form, self.time_mode)
+        return WindowPlan(self._operator(contents, form), output, self.time_mode)
 
     def _with_window(self, result: StructType) -> StructType:
         """The grouping columns, the window, and the fields of the result."""
@@ -231,17 +228,17 @@ class WindowDefinition:
             return SessionCut(self.windows.gap_ms)
         return PaneCut(self.windows.panes())
 
-    def _operator(self, contents: Contents) -> WindowOperator:
+    def _operator(self, contents: Contents, form: WindowForm) -> WindowOperator:
         clock = Clock(
             is_event_time=self.time_mode is TimeMode.EVENT_TIME,
             allowed_lateness_ms=self.allowed_lateness_ms,
             returns_late=self.late_column is not None,
         )
         if isinstance(self.windows, CountWindows):
-            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents))
+            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), form)
         if isinstance(self.windows, SessionWindows):
-            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock)
-        return TimeWindowOperator(self.windows.panes(), contents, clock)
+            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, form)
+        return TimeWindowOperator(self.windows.panes(), contents, clock, form)
 
 
 _TIMES: Final = (TimestampType, TimestampNTZType)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -16,10 +16,7 @@ from statelog.windows.output import WindowOutput
 from statelog.windows.rows import Cut, WindowInput
 from statelog.windows.stored import stored_arrow_type, to_given
 
-__all__ = ["END_OF_TIME_MS", "GivenRows", "WindowForm"]
-
-END_OF_TIME_MS: Final = (1 << 63) - 1
-"""The watermark of a batch query: all rows have come."""
+__all__ = ["GivenRows", "WindowForm"]
 
 
 @dataclass(frozen=True)

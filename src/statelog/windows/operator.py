@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
+from statelog.state.operator import InputCodec, OutputCodec
 from statelog.state.times import NO_TIME_MS
 from statelog.windows.contents import Contents
 from statelog.windows.processor import LateRow, WindowContext
 from statelog.windows.rows import RowGroup
 
-__all__ = ["Clock", "WindowOperator"]
+__all__ = ["END_OF_TIME_MS", "Clock", "RowForm", "WindowOperator"]
+
+END_OF_TIME_MS: Final = (1 << 63) - 1
+"""The watermark of a batch query: all rows have come."""
 
 Row = tuple[Any, ...]
 
@@ -46,6 +50,18 @@ class Clock:
         return before_ms
 
 
+class RowForm(Protocol):
+    """How an operator is given rows, and returns them."""
+
+    def input(self, columns: list[str]) -> InputCodec:
+        """The codec of input rows with these columns."""
+        ...
+
+    def output(self, schema: Any) -> OutputCodec:
+        """The codec of output rows of a schema."""
+        ...
+
+
 class WindowOperator(ABC):
     """A stateful processor that keeps windows; it gets a key's rows as groups, see :class:`WindowInput`.
 
@@ -55,9 +71,12 @@ class WindowOperator(ABC):
         What is kept of the rows of a window, and returned.
     clock : Clock
         What makes windows complete.
+    form : RowForm
+        How the operator is given rows, and returns them.
     """
 
-    def __init__(self, contents: Contents, clock: Clock) -> None:
+    def __init__(self, contents: Contents, clock: Clock, form: RowForm) -> None:
+        self.form = form
         self._contents = contents
         self._clock = clock
 

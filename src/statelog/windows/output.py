@@ -64,7 +64,7 @@ class WindowOutput:
         )
 
     def _result_columns(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> list[pa.Array]:
-        columns = self._results.encode(rows, owner_of).columns
+        columns: list[pa.Array] = self._results.encode(rows, owner_of).columns
         for index in self._kept:
             columns[index] = to_given(columns[index], self._types[index])
         return columns

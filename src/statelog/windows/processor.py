@@ -96,7 +96,7 @@ class WindowProcessor(ABC):
     batch; states do.
     """
 
-    def init(self, handle: WindowHandle) -> None:
+    def init(self, handle: WindowHandle) -> None:  # noqa: B027 - most processors have no states
         """Declare states; nothing by default."""
 
     @abstractmethod
@@ -118,5 +118,5 @@ class WindowProcessor(ABC):
             When it is returned.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most processors have nothing to do
         """Called after the last window of a batch; does nothing by default."""

@@ -194,7 +194,8 @@ class SessionCut(Cut):
         self._gap_ms = gap_ms
 
     def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        return after_ms - before_ms > self._gap_ms
+        is_cut: Bools = after_ms - before_ms > self._gap_ms
+        return is_cut
 
 
 class RowMaker(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -94,7 +93,7 @@ def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) 
     if asked is not None:
         raise ConfigurationError(
             f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
-            hint="Leave timeColumn out, or give that column the watermark: nothing else says when a window is complete.",
+            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
         )
     return marked[0]
 
@@ -257,13 +256,12 @@ class WindowedStream:
 
     def _build(self, plan: WindowPlan, setting: OperatorSetting, event_time_column: str) -> DataFrame:
         arguments = OperatorArguments(
-            processor=plan.operator,
+            processor=plan.operator,  # type: ignore[arg-type]  # it has the methods, and gets groups of rows
             output_type=plan.output,
             output_mode="append",
             time_mode=plan.time_mode,
             initial=None,
             event_time_column=event_time_column,
-            windows=plan.form,
         )
         return build_operator(self._frame, arguments, setting, uses_frames=False)
 
