@@ -239,9 +239,11 @@ def test_idle_query_runs_no_batches(spark: SparkSession, tmp_path: Path) -> None
     assert watermarks(job) == [-1, 15, 35]
 
 
-def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["watermark of Spark", "watermark of its own"])
+def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, tmp_path: Path, own: bool) -> None:
     job = Job(tmp_path).add(events(*FIRST.values()))
-    query = job.start(reminders(job, spark, watermark=Watermark("at", 5000)), lambda rows, batch: None)
+    operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
+    query = job.start(operator, lambda rows, batch: None if batch else save(job, rows, batch))
     assert query.awaitTermination(120), "the query does not end"
     assert len(offsets(job)) == 2
 

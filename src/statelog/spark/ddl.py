@@ -98,13 +98,15 @@ def parse_ddl(text: str) -> DataType:
     tokens = _tokens(text)
     single = _Parser(text, tokens)
     try:
-        kind = single.type()
-        single.require_end()
-    except ValueError:
+        return single.whole(single.type)
+    except ValueError as error:
         columns = _Parser(text, tokens)
-        kind = StructType(columns.fields())
-        columns.require_end()
-    return kind
+        try:
+            return columns.whole(lambda: StructType(columns.fields()))
+        except ValueError:
+            if single.position > columns.position:
+                raise error from None
+            raise
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,17 @@ class _Parser:
         self._next += 1
         return reader(self)
 
-    def require_end(self) -> None:
-        """Refuse what follows."""
+    def whole(self, read: Callable[[], DataType]) -> DataType:
+        """What a method reads, which must be all there is."""
+        kind = read()
         if self._token.kind != "end":
             raise self._expected("',' or the end of the text")
+        return kind
+
+    @property
+    def position(self) -> int:
+        """How far the reading has come."""
+        return self._token.position
 
     @property
     def _token(self) -> _Token:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from pyspark.sql.types import LongType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.errors import ConfigurationError
 from statelog.spark.arguments import parse_output
-from statelog.spark.declare import state_struct
 from statelog.spark.times import TimeMode
 from statelog.spark.types import row_codec
 from statelog.state.event_time import EventTime
@@ -75,6 +74,8 @@ class WindowDefinition:
         How long windows are kept when they are complete.
     late_column : str or None
         The output column of rows that are too late; None if they are left out.
+    parse : callable
+        Reads the texts of schemas; Spark's own parser needs a session.
 
     Raises
     ------
@@ -90,6 +91,7 @@ class WindowDefinition:
     time_column: str | None = None
     allowed_lateness_ms: int = 0
     late_column: str | None = None
+    parse: Callable[[str], DataType] = DataType.fromDDL
 
     def __post_init__(self) -> None:
         if not isinstance(self.windows, get_args(WindowAssigner)):
@@ -140,8 +142,8 @@ class WindowDefinition:
                 " are put together from parts.",
                 hint="Implement merge(one, other): the accumulator of the rows of both.",
             )
-        result = parse_output(result_type)
-        schema = state_struct(accumulator, "the window's accumulator", "window")
+        result = self._struct(result_type, "resultType")
+        schema = self._struct(accumulator, "accumulatorSchema")
         contents = Folded(function, schema, result.names, row_codec)
         return self._plan(contents, self._with_window(result))
 
@@ -154,7 +156,7 @@ class WindowDefinition:
                 f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
                 hint="Pass reduceFunction(one, other), and valueOf(row) or nothing.",
             )
-        value = state_struct(value_schema, "the window's value", "window")
+        value = self._struct(value_schema, "valueSchema")
         if value_of is None:
             unknown = [name for name in value.names if name not in self.schema.names]
             if unknown:
@@ -175,7 +177,7 @@ class WindowDefinition:
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
         schema = StructType([StructField("rows", LongType())])
         contents = Collected(processor, schema, rows, GivenRows(_plain(self.schema), self.zone))
-        return self._plan(contents, parse_output(output_type))
+        return self._plan(contents, parse_output(output_type, self.parse))
 
     # ---- Parts ----
 
@@ -203,6 +205,21 @@ class WindowDefinition:
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
         form = WindowForm(event_time, self._cut(), kept, returns_late=self.late_column is not None)
         return WindowPlan(self._operator(contents, form), output, self.time_mode)
+
+    def _struct(self, schema: Any, argument: str) -> StructType:
+        """A schema that is given as an argument."""
+        try:
+            parsed: DataType = self.parse(schema) if isinstance(schema, str) else schema
+        except Exception as error:
+            raise ConfigurationError(
+                f"{argument} {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
+                hint="Write it like 'count long, last timestamp'.",
+            ) from error
+        if not isinstance(parsed, StructType) or not len(parsed):
+            raise ConfigurationError(
+                f"{argument} is {schema!r}.", hint="It must be a StructType with at least one field, or a DDL text."
+            )
+        return parsed
 
     def _with_window(self, result: StructType) -> StructType:
         """The grouping columns, the window, and the fields of the result."""

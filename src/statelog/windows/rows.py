@@ -176,7 +176,8 @@ class PaneCut(Cut):
         self._panes = panes
 
     def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        return self._piece(before_ms) != self._piece(after_ms)
+        is_cut: Bools = self._piece(before_ms) != self._piece(after_ms)
+        return is_cut
 
     def _piece(self, times_ms: Int64s) -> Int64s:
         """Number of the pane, or of the gap behind it."""

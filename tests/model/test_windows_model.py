@@ -1,0 +1,188 @@
+"""Windows of random streams, with crashes and restarts, against a computation over all events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import statelog
+from statelog import CountWindows, SessionWindows, SlidingWindows, Step, TumblingWindows
+from tests.model.windows_model import (
+    BEFORE_ALL,
+    KINDS,
+    Batch,
+    Event,
+    answers,
+    expected_rows,
+    found_rows,
+    instant,
+    window_harness,
+)
+
+USERS = st.sampled_from(["a", "b", "c", None])
+EXAMPLES = 60
+
+
+@dataclass(frozen=True)
+class Push:
+    """A batch of rows; `jump_ms` is how far processing time goes on before it."""
+
+    rows: list[tuple[str | None, int | None]]
+    jump_ms: int
+    crash: tuple[Step, int] | None
+
+
+@dataclass(frozen=True)
+class Restart:
+    parallelism: int
+    keeps_local: bool
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happens to a query."""
+
+    steps: list[Push | Restart]
+    delay_ms: int = 0
+    start_ms: int = field(default=0)
+
+
+def _stories(*, with_nulls: bool = False) -> st.SearchStrategy[Story]:
+    times = st.integers(-20, 80)
+    rows = st.lists(st.tuples(USERS, times | st.none() if with_nulls else times), max_size=8)
+    crashes = st.none() | st.tuples(st.sampled_from(list(Step)), st.integers(0, 2))
+    pushes = st.builds(Push, rows, st.integers(0, 25), crashes)
+    restarts = st.builds(Restart, st.integers(1, 4), st.booleans())
+    steps = st.lists(st.one_of(pushes, pushes, pushes, restarts), min_size=1, max_size=10)
+    return st.builds(Story, steps, st.integers(0, 15), st.integers(0, 1000))
+
+
+TUMBLING = st.builds(TumblingWindows, st.integers(1, 20), st.integers(-7, 30))
+SLIDING = st.builds(SlidingWindows, st.integers(1, 20), st.integers(1, 25), st.integers(-7, 30))
+SESSIONS = st.builds(SessionWindows, st.integers(1, 12))
+KIND = st.sampled_from(list(KINDS))
+
+
+def _event_time_batches(story: Story) -> list[Batch]:
+    """The batches with the watermarks that follow from their rows."""
+    batches: list[Batch] = []
+    now_ms = before_ms = BEFORE_ALL
+    seen: list[int] = []
+    number = 0
+    for push in story.steps:
+        if isinstance(push, Push):
+            events = [Event(user, time_ms, number + place) for place, (user, time_ms) in enumerate(push.rows)]
+            number += len(events)
+            batches.append(Batch(events, now_ms, before_ms))
+            seen += [event.time_ms for event in events if event.time_ms is not None]
+            before_ms = now_ms
+            if seen:
+                now_ms = max(now_ms, max(seen) - story.delay_ms)
+    return batches
+
+
+def _processing_time_batches(story: Story) -> list[Batch]:
+    """The batches with their processing times; every row has the time of its batch."""
+    batches: list[Batch] = []
+    now_ms, before_ms, number = story.start_ms, BEFORE_ALL, 0
+    for push in story.steps:
+        if isinstance(push, Push):
+            now_ms += push.jump_ms
+            events = [Event(user, now_ms, number + place) for place, (user, _) in enumerate(push.rows)]
+            number += len(events)
+            batches.append(Batch(events, now_ms, before_ms))
+            before_ms = now_ms
+    return batches
+
+
+def _run(harness: Any, story: Story, batches: list[Batch], *, is_event_time: bool) -> list[list[Any]]:
+    """The output of each batch."""
+    outputs: list[list[Any]] = []
+    remaining = iter(batches)
+    for step in story.steps:
+        if isinstance(step, Restart):
+            harness.restart(step.parallelism, keepLocal=step.keeps_local)
+            continue
+        batch = next(remaining)
+        if step.crash is not None:
+            harness.crash(step.crash[0])
+        rows = [(event.user, instant(event.time_ms), event.n) for event in batch.events]
+        outputs.append(harness.push(rows, None if is_event_time else batch.now_ms))
+    return outputs
+
+
+def _check(
+    windows: Any, kind: str, story: Story, *, is_event_time: bool, lateness_ms: int = 0, returns_late: bool = False
+) -> None:
+    long_after = [Push([("z", 100_000)], 100_000, None), Push([], 0, None), Push([], 0, None)]
+    story = replace(story, steps=[*story.steps, *long_after])
+    batches = _event_time_batches(story) if is_event_time else _processing_time_batches(story)
+    more: dict[str, Any] = {}
+    if is_event_time and not isinstance(windows, CountWindows):
+        more["watermark"] = statelog.Watermark("time", story.delay_ms)
+    harness = window_harness(
+        windows,
+        kind,
+        is_event_time=is_event_time,
+        lateness_ms=lateness_ms,
+        late_column="late" if returns_late else None,
+        **more,
+    )
+    with harness:
+        outputs = _run(harness, story, batches, is_event_time=is_event_time)
+        assert _left_behind(harness, windows) == []
+        for number, (output, answer) in enumerate(zip(outputs, answers(batches, windows, lateness_ms), strict=True)):
+            if returns_late:
+                late = [row.late for row in output if row.late is not None]
+                assert sorted(row.n for row in late) == sorted(event.n for event in answer.late), f"batch {number}"
+                output = [row[:-1] for row in output if row.late is None]
+            found, expected = found_rows(output, kind), expected_rows(answer, kind)
+            assert Counter(map(repr, found)) == Counter(map(repr, expected)), f"batch {number}"
+
+
+def _left_behind(harness: Any, windows: Any) -> list[Any]:
+    """What is left in the state of keys that have had no rows for long."""
+    if isinstance(windows, CountWindows):
+        return []
+    states = [f"window.{name}" for name in ("panes", "sessions", "rows") if f"window.{name}" in harness.stateNames]
+    keys = [("a",), ("b",), ("c",), (None,)]
+    held = [harness.map(state, key) for state in states for key in keys]
+    return [left for left in [*held, *[harness.timers(key) for key in keys]] if left]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(windows=TUMBLING | SLIDING, kind=KIND, story=_stories(with_nulls=True), lateness_ms=st.integers(0, 15))
+def test_windows_of_event_time(windows: Any, kind: str, story: Story, lateness_ms: int) -> None:
+    _check(windows, kind, story, is_event_time=True, lateness_ms=lateness_ms, returns_late=True)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(windows=SESSIONS, kind=KIND, story=_stories(with_nulls=True), lateness_ms=st.integers(0, 15))
+def test_sessions_of_event_time(windows: Any, kind: str, story: Story, lateness_ms: int) -> None:
+    _check(windows, kind, story, is_event_time=True, lateness_ms=lateness_ms, returns_late=True)
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(windows=TUMBLING | SLIDING | SESSIONS, kind=KIND, story=_stories())
+def test_windows_without_lateness_leave_late_rows_out(windows: Any, kind: str, story: Story) -> None:
+    _check(windows, kind, story, is_event_time=True)
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(
+    windows=TUMBLING | SLIDING | SESSIONS,
+    kind=KIND,
+    story=_stories(),
+)
+def test_windows_of_processing_time(windows: Any, kind: str, story: Story) -> None:
+    _check(windows, kind, story, is_event_time=False)
+
+
+@settings(max_examples=EXAMPLES // 2, deadline=None)
+@given(windows=st.builds(CountWindows, st.integers(1, 7)), kind=KIND, story=_stories())
+def test_windows_of_counts(windows: Any, kind: str, story: Story) -> None:
+    _check(windows, kind, story, is_event_time=False)

@@ -1,0 +1,1 @@
+"""The same processors on Spark's own operator and on statelog's."""
