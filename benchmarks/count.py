@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 import uuid
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from benchmarks.child import run_in_child
-from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, alternate, scratch
+from benchmarks.sides import batch_figures, checkpoint_figures, ratio, shown
 
 __all__ = ["BENCHMARK", "CEILING", "SPARK", "STATELOG", "changed_keys", "rows_for_changed_keys", "run"]
 
@@ -68,8 +66,8 @@ def run(
         }
         measured = alternate(runs, rounds)
     figures = {name: _figures(side, measured[name], warm_up, parallelism, keys) for name, side in sides.items()}
-    speedup = _ratio(figures[STATELOG], figures[SPARK])
-    of_ceiling = _ratio(figures[STATELOG], figures[CEILING])
+    speedup = ratio(figures[STATELOG], figures[SPARK])
+    of_ceiling = ratio(figures[STATELOG], figures[CEILING])
     return Result(
         figures={
             "sides": figures,
@@ -116,39 +114,13 @@ def _run_side(side: _Side, keys: int, parallelism: int, place: Path) -> dict[str
 
 
 def _figures(side: _Side, rounds: list[dict[str, Any]], warm_up: int, parallelism: int, keys: int) -> dict[str, Any]:
-    """What is known of a side: per round the rate, over all rounds the durations."""
-    batches_ms = [
-        [batch["triggerExecution"] for batch in one["batches"] if batch["batch"] >= warm_up] for one in rounds
-    ]
-    rates = [side.rows_per_batch * 1000 / statistics.median(durations) for durations in batches_ms]
-    last = rounds[-1]
-    figures = {
-        "rows_per_batch": side.rows_per_batch,
+    """What is known of a side."""
+    return {
+        **batch_figures(rounds, side.rows_per_batch, warm_up),
+        **checkpoint_figures(rounds, parallelism, warm_up),
         "batches": side.batches,
-        "batches_left_out": warm_up,
         "expected_changed_keys_per_subtask": changed_keys(side.rows_per_batch, keys) / parallelism,
-        "rows_per_s": statistics.median(rates),
-        "rows_per_s_by_round": rates,
-        "batch_ms": Distribution.of(chain.from_iterable(batches_ms)).to_json(),
-        **{name: last[name] for name in ("files_live", "bytes_live", "files_seen", "bytes_seen")},
-        "by_round": rounds,
     }
-    taken = [each for one in rounds for each in one["checkpoints"] if each["batch"] >= warm_up]
-    if taken:
-        figures["changed_keys_per_subtask"] = statistics.median(each["changes"] / parallelism for each in taken)
-        figures["changed_bytes_per_subtask"] = statistics.median(each["changed_bytes"] / parallelism for each in taken)
-        for name, parts in (
-            ("subtask_ms", ("subtask_s",)),
-            ("commit_ms", ("commit_s",)),
-            ("checkpoint_ms", ("subtask_s", "commit_s")),
-        ):
-            figures[name] = Distribution.of(1000 * sum(each[part] for part in parts) for each in taken).to_json()
-    return figures
-
-
-def _ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
-    pairs = zip(one["rows_per_s_by_round"], other["rows_per_s_by_round"], strict=True)
-    return statistics.median(float(first) / float(second) for first, second in pairs)
 
 
 def _target_ms(figures: dict[str, Any] | None) -> float | None:
@@ -164,19 +136,12 @@ def _row(name: str, side: _Side, figures: dict[str, Any]) -> list[str]:
         name,
         f"{side.rows_per_batch:,}",
         f"{figures['rows_per_s']:,.0f}",
-        _shown(figures["batch_ms"]),
-        _shown(figures.get("checkpoint_ms")),
-        _shown(figures.get("commit_ms")),
+        shown(figures["batch_ms"]),
+        shown(figures.get("checkpoint_ms")),
+        shown(figures.get("commit_ms")),
         f"{figures['files_live']:,}" if side.side != CEILING else "",
         f"{figures['bytes_live'] / 1e6:,.1f}" if side.side != CEILING else "",
     ]
-
-
-def _shown(durations: dict[str, Any] | None) -> str:
-    if durations is None:
-        return ""
-    percentiles = [f"{name} {value:.1f}" for name, value in durations.items() if name.startswith("p")]
-    return ", ".join([f"{durations['median']:.1f}", *percentiles, f"max {durations['max']:.1f}"])
 
 
 def _remarks(warm_up: int, speedup: float, of_ceiling: float, figures: dict[str, Any]) -> list[str]:

@@ -134,21 +134,24 @@ def _check(
     )
     with harness:
         outputs = _run(harness, story, batches, is_event_time=is_event_time)
-        assert _left_behind(harness, windows) == []
+        assert _left_behind(harness, windows, kind) == []
         for number, (output, answer) in enumerate(zip(outputs, answers(batches, windows, lateness_ms), strict=True)):
             if returns_late:
                 late = [row.late for row in output if row.late is not None]
                 assert sorted(row.n for row in late) == sorted(event.n for event in answer.late), f"batch {number}"
                 output = [row[:-1] for row in output if row.late is None]
+            else:
+                assert harness.checkpoints[number].late_rows == len(answer.late), f"batch {number}"
             found, expected = found_rows(output, kind), expected_rows(answer, kind)
             assert Counter(map(repr, found)) == Counter(map(repr, expected)), f"batch {number}"
 
 
-def _left_behind(harness: Any, windows: Any) -> list[Any]:
+def _left_behind(harness: Any, windows: Any, kind: str) -> list[Any]:
     """What is left in the state of keys that have had no rows for long."""
     if isinstance(windows, CountWindows):
         return []
-    states = [f"window.{name}" for name in ("panes", "sessions", "rows") if f"window.{name}" in harness.stateNames]
+    states = ["window.sessions" if isinstance(windows, SessionWindows) else "window.panes"]
+    states += ["window.rows"] if kind == "process" else []
     keys = [("a",), ("b",), ("c",), (None,)]
     held = [harness.map(state, key) for state in states for key in keys]
     return [left for left in [*held, *[harness.timers(key) for key in keys]] if left]

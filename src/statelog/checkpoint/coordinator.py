@@ -168,6 +168,7 @@ class OperatorCoordinator:
             self._root,
             history,
             epoch=self._epoch,
+            run_id=self._run.run_id,
             min_age_s=self._options.orphan_min_age_s,
             clock=self._clock,
         )
@@ -234,6 +235,8 @@ class OperatorCoordinator:
                 for head, segment in zip(self._heads, current.durable.segments, strict=True)
             ]
             self._timer_marks = [current.acks[subtask].ack.timers_to_ms for subtask in range(self._run.parallelism)]
+        if current is not None:
+            self._remove_initial_state()
         self._batch = Batch(task.batch, self._time_of(task.batch))
         return self._batch
 
@@ -479,6 +482,12 @@ class OperatorCoordinator:
             )
         return batch
 
+    def _remove_initial_state(self) -> None:
+        """The first batch is over, or will be repeated by a run that stores the rows again."""
+        for name in filter(None, self._initial):
+            self._delete_quietly(name)
+        self._initial = ()
+
     def _delete_quietly(self, name: str) -> None:
         try:
             self._store.delete([name])
@@ -498,4 +507,5 @@ class OperatorCoordinator:
                 for taken in self._batch.acks.values():
                     if taken.ack.name:
                         self._delete_quietly(taken.ack.name)
+            self._remove_initial_state()
             self._log.close()

@@ -6,12 +6,16 @@ from statelog.checkpoint.history import History
 from statelog.clock import Clock
 from statelog.storage import Store
 
-__all__ = ["CHANGES_FOLDER", "find_orphans"]
+__all__ = ["CHANGES_FOLDER", "INITIAL_FOLDER", "find_orphans"]
 
 CHANGES_FOLDER = "changes"
+INITIAL_FOLDER = "initial"
+"""Rows of an initial state, in a folder of the run that has them, until its first batch is over."""
 
 
-def find_orphans(store: Store, root: str, history: History, *, epoch: int, min_age_s: float, clock: Clock) -> list[str]:
+def find_orphans(
+    store: Store, root: str, history: History, *, epoch: int, run_id: str, min_age_s: float, clock: Clock
+) -> list[str]:
     """Objects of an operator that no checkpoint references and no live run can still reference.
 
     Parameters
@@ -25,6 +29,8 @@ def find_orphans(store: Store, root: str, history: History, *, epoch: int, min_a
     epoch : int
         The epoch that was just claimed. Writers of older epochs are fenced, so what they wrote since the
         last entry can never be referenced.
+    run_id : str
+        The run, whose initial state may still be needed.
     min_age_s : float
         Younger objects are left alone.
     clock : Clock
@@ -36,13 +42,15 @@ def find_orphans(store: Store, root: str, history: History, *, epoch: int, min_a
         Names, sorted.
     """
     referenced = history.object_names()
-    prefix = f"{root}/{CHANGES_FOLDER}/"
-    now_s = clock.now_s()
-    return [
-        info.name
-        for info in store.list(prefix)
-        if info.name not in referenced and now_s - info.modified_s >= min_age_s and _epoch_of(info.name, prefix) < epoch
+    changes, initial, own = (
+        f"{root}/{folder}/" for folder in (CHANGES_FOLDER, INITIAL_FOLDER, f"{INITIAL_FOLDER}/{run_id}")
+    )
+    found = [
+        info for info in store.list(changes) if info.name not in referenced and _epoch_of(info.name, changes) < epoch
     ]
+    found += [info for info in store.list(initial) if not info.name.startswith(own)]
+    now_s = clock.now_s()
+    return sorted(info.name for info in found if now_s - info.modified_s >= min_age_s)
 
 
 def _epoch_of(name: str, prefix: str) -> int:

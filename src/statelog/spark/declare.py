@@ -14,7 +14,15 @@ from statelog.spark.worker import StateDeclaration
 from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.times import Ttl
 
-__all__ = ["Declarations", "Parse", "call_init", "check_state_name", "declare_states", "state_struct"]
+__all__ = [
+    "Declarations",
+    "Parse",
+    "call_init",
+    "check_state_name",
+    "declare_states",
+    "declare_states_of",
+    "state_struct",
+]
 
 Parse = Callable[[str], DataType]
 
@@ -60,22 +68,28 @@ def declare_states(
     ConfigurationError
         If a state is declared twice, or asks for what the operator cannot do.
     """
+    return declare_states_of(pickle.loads(processor), uid, domains, parse)
+
+
+def declare_states_of(
+    processor: Any, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
+) -> Declarations:
+    """Call ``init`` and ``close`` of a processor itself; otherwise as :func:`declare_states`."""
     handle = _DeclaringHandle(uid, domains, parse)
     call_init(processor, handle, uid)
     return handle.found
 
 
-def call_init(processor: bytes, handle: object, uid: str) -> None:
-    """Call ``init`` and ``close`` of a copy of a processor on the driver; raises what :func:`declare_states` does."""
+def call_init(processor: Any, handle: object, uid: str) -> None:
+    """Call ``init`` and ``close`` of a processor on the driver; raises what :func:`declare_states` does."""
     try:
-        copy: Any = pickle.loads(processor)
-        copy.init(handle)
-        copy.close()
+        processor.init(handle)
+        processor.close()
     except StatelogError:
         raise
     except Exception as error:
         raise ProcessorError(
-            f"operator '{uid}': init() of {type(copy).__name__} failed on the driver, where it is called to learn"
+            f"operator '{uid}': init() of {type(processor).__name__} failed on the driver, where it is called to learn"
             f" the states: {type(error).__name__}: {error}.",
             hint="init() may only declare states and prepare what both driver and workers can.",
         ) from error

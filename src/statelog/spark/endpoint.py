@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.orphans import INITIAL_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
@@ -22,7 +23,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError
 from statelog.options import Options
 from statelog.spark import internals
-from statelog.spark.initial_state import INITIAL_FOLDER, store_initial_state, when_queries_start
+from statelog.spark.initial_state import store_initial_state, when_queries_start
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema

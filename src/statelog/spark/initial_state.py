@@ -18,10 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from statelog.storage import open_store
 
-__all__ = ["INITIAL_FOLDER", "store_initial_state", "when_queries_start"]
-
-INITIAL_FOLDER = "initial"
-"""Below the operator's folder: the rows of an initial state, until the first batch is over."""
+__all__ = ["store_initial_state", "when_queries_start"]
 
 _listening: WeakSet[SparkSession] = WeakSet()
 _lock = threading.Lock()

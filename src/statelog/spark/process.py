@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -206,7 +207,7 @@ def declare_operator_states(
 ) -> list[OperatorStateDeclaration]:
     """Learn the states of a pickled processor, by name; parameters and errors are those of ``declare_states``."""
     handle = _DeclaringHandle(uid, parallelism, parse)
-    call_init(processor, handle, uid)
+    call_init(pickle.loads(processor), handle, uid)
     return sorted(handle.states.values(), key=lambda state: state.name)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import finalize
 
 from pyspark.sql.types import StructType
 
@@ -21,14 +22,14 @@ from statelog.state.key_groups import KEY_GROUPS
 from statelog.state.operator_processor import OperatorProcessor
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.schema import StateKind
-from statelog.state.times import NO_TIME_MS, Moment, Watermark
+from statelog.state.times import NO_TIME_MS, Watermark
 from statelog.state.value_states import AggregateFunction
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_operator import look_at_state
 from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.local_query import LocalQuery, discard
 from statelog.testing.micro_batches import MicroBatches, Snapshot
 from statelog.testing.operator_query import OperatorQuery
 
@@ -152,10 +153,9 @@ class Harness:
         self._options = options
         self._faults = faults
         self._described = _described(processor, arguments, options)
-        self._folder = tempfile.TemporaryDirectory(prefix="statelog-harness-", ignore_cleanup_errors=True)
-        self._query = LocalQuery(
-            self._described.operator, Path(self._folder.name), options, open_store=_store_opener(faults)
-        )
+        directory = Path(tempfile.mkdtemp(prefix="statelog-harness-"))
+        self._query = LocalQuery(self._described.operator, directory, options, open_store=_store_opener(faults))
+        self._discard = finalize(self, discard, directory, self._query.stores)
         self._batches = MicroBatches(self._query, parallelism)
         self._is_closed = False
         self._last_output: _Rows = []
@@ -402,10 +402,8 @@ class Harness:
 
     def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
         self._require_open()
-        time = self._batches.last_time
-        moment = Moment(time.time_ms, self.watermarkMs, time.late_watermark_ms)
         history = self._batches.history()
-        return look_at_state(self._query, self._keyed.operator, history, self._keyed.key(key), moment, look)
+        return look_at_state(self._query, self._keyed.operator, history, self._keyed.key(key), look)
 
     @property
     def batchId(self) -> int:
@@ -425,10 +423,10 @@ class Harness:
     @property
     def watermarkMs(self) -> int:
         """Watermark of the last batch; with a watermark of the operator's own, before all times until the second."""
-        checkpoints = self.checkpoints
         if self._arguments.watermark is None:
             return self._batches.last_time.watermark_ms
-        return checkpoints[-1].watermark_ms if checkpoints else NO_TIME_MS
+        latest = self._batches.history().latest
+        return NO_TIME_MS if latest is None else latest.watermark_ms
 
     @property
     def checkpoints(self) -> _Rows:
@@ -444,7 +442,7 @@ class Harness:
             try:
                 self._batches.stop()
             finally:
-                self._folder.cleanup()
+                self._discard()
 
     def __enter__(self) -> Self:
         return self

@@ -17,10 +17,11 @@ from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.history import History
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.state.grouping import Window
 from statelog.state.key_groups import Hashes, hash_range, subtasks_of
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import Garbage
-from statelog.state.operator import KeyedOperator
+from statelog.state.operator import InputCodec, KeyedInput, KeyedOperator
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateSchema, encode_schema, stored_name
@@ -157,15 +158,24 @@ class _Look:
         pass
 
 
+class _KeysOnly:
+    """An input without rows: what is looked at is a key that may have none."""
+
+    def __init__(self, codec: InputCodec) -> None:
+        self.keys = codec.keys
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        return [iter(()) for _ in range(len(window.keys))]
+
+
 def look_at_state(
     query: LocalQuery,
     operator: LocalKeyedOperator,
     history: History,
     key: KeyedRows,
-    moment: Moment,
     look: Callable[[ProcessorHandle], _T],
 ) -> _T:
-    """Read a key's state as of the newest checkpoint, as a subtask on a new host would find it. Nothing is changed.
+    """Read a key's state as of the newest checkpoint and its times, as a subtask on a new host would find it.
 
     Parameters
     ----------
@@ -177,14 +187,13 @@ def look_at_state(
         Its checkpoints.
     key : KeyedRows
         One row with the key.
-    moment : Moment
-        Now: what has expired by then is not there.
     look : callable
         Reads the states, given the processor's handle.
     """
     processor = _Look(look)
     latest = history.latest
     generations = {} if latest is None else latest.generations
+    moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
     made = operator.make()
     states = [
         replace(
@@ -192,7 +201,8 @@ def look_at_state(
         )
         for state in made.states
     ]
-    keyed = replace(made, processor=processor, states=states, event_time=None)
+    keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
+    keyed = replace(made, processor=processor, states=states, input=keys, event_time=None)
     subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
     for _ in subtask.process(key):
         pass
@@ -206,7 +216,7 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
         return RunsTable()
     uid, last = query.operator.uid, latest.batch
     origin = chain.genesis(query.query_id, uid, 0, 1)
-    directory = query.local.parent / "view"
+    directory = query.directory / "view"
     local = LocalRuns(directory)
     if len(local.edges()) > _LARGEST_VIEW_RUNS:
         shutil.rmtree(directory)
@@ -216,7 +226,7 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
         head=history.digest(origin, 0, 1, last),
         last_batch=last,
         within=hash_range(0, 1),
-        garbage=Garbage(replace(moment, watermark_ms=moment.late_watermark_ms), latest.generations),
+        garbage=Garbage(moment, latest.generations),
         fetch=lambda known: history.missing_segments(origin, 0, 1, last, set(known)),
         open_store=lambda: LocalStore(query.location),
         token="view",

@@ -6,6 +6,7 @@ Spark does is done here: numbering batches and attempts, handing rows to subtask
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,14 @@ from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
 
-__all__ = ["Attempt", "LocalOperator", "LocalQuery", "Task", "Worker"]
+__all__ = [
+    "Attempt",
+    "LocalOperator",
+    "LocalQuery",
+    "Task",
+    "Worker",
+    "discard",
+]
 
 _CLOCK_START_S = 1e10
 """Far in the future, so that what a crashed run left behind is old enough to be removed."""
@@ -143,6 +151,10 @@ class LocalQuery:
         Crashes on demand.
     coordinator : OperatorCoordinator
         That of the current run.
+    directory : Path
+        As given.
+    stores : list of Store
+        Those that are open.
     parallelism : int
         Number of subtasks of the current run.
     first_batch : int
@@ -170,20 +182,20 @@ class LocalQuery:
         self.parallelism = 0
         self.first_batch = -1
         self.coordinator: OperatorCoordinator
-        self._directory = directory
+        self.directory = directory
         self._host = 0
         self._workers = [Worker(), Worker()]
-        self._stores: list[Store] = []
+        self.stores: list[Store] = []
 
     @property
     def location(self) -> str:
         """Where the store is."""
-        return str(self._directory / "store")
+        return str(self.directory / "store")
 
     @property
     def local(self) -> Path:
         """The local directory of the current host."""
-        return self._directory / f"host-{self._host}"
+        return self.directory / f"host-{self._host}"
 
     @property
     def run_id(self) -> str:
@@ -209,7 +221,7 @@ class LocalQuery:
         self.parallelism = parallelism
         self.first_batch = first_batch
         store = self.open_store(self.location)
-        self._stores.append(store)
+        self.stores.append(store)
         coordinator = OperatorCoordinator(
             self.operator.run_of(self.query_id, self.run_id, self.instance, parallelism),
             store=store,
@@ -267,11 +279,18 @@ class LocalQuery:
 
     def _open_on_task(self, location: str) -> Store:
         store = self.open_store(location)
-        self._stores.append(store)
+        self.stores.append(store)
         return store
 
     def release(self) -> None:
         """Release the files of a run that has died, without a word to anyone."""
-        for store in self._stores:
+        for store in self.stores:
             store.close()
-        self._stores.clear()
+        self.stores.clear()
+
+
+def discard(directory: Path, stores: list[Store]) -> None:
+    """Release the files of a query, and remove them."""
+    for store in stores:
+        store.close()
+    shutil.rmtree(directory, ignore_errors=True)

@@ -235,7 +235,7 @@ def list_appended(bench: Bench) -> Iterator[Any]:
 def list_of_iterables(bench: Bench) -> Iterator[Any]:
     numbers = bench.states.list
     numbers.put((number,) for number in range(3))  # type: ignore[arg-type]
-    numbers.appendList(((number,) for number in range(2)))  # type: ignore[arg-type]
+    numbers.appendList((number,) for number in range(2))  # type: ignore[arg-type]
     yield list(numbers.get())
 
 

@@ -1,0 +1,464 @@
+"""Spark's TwsTester, running on the code that runs in a query."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import finalize
+
+import pyarrow as pa
+from pyspark.errors import IllegalArgumentException, PySparkValueError
+from pyspark.sql.types import Row
+
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.errors import ProcessorError, StatelogError
+from statelog.options import Options
+from statelog.spark.arguments import check_output_mode
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.declare import declare_states_of
+from statelog.spark.times import SparkTimes, TimeMode
+from statelog.spark.worker import bind_state
+from statelog.state.event_time import EventTime
+from statelog.state.grouping import Window
+from statelog.state.keys import KeyCodec
+from statelog.state.operator import KeyedInput, KeyedOperator, Processor
+from statelog.state.processor_handle import ProcessorHandle
+from statelog.state.schema import StateKind, TimeDomain
+from statelog.state.subtask import KeyedRows
+from statelog.testing.key_hashes import row_hashes
+from statelog.testing.keyed_operator import LocalKeyedOperator, look_at_state
+from statelog.testing.local_query import LocalQuery, discard
+from statelog.testing.micro_batches import MicroBatches
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TwsTester"]
+
+_UID: Final = "tester"
+_KEY: Final = KeyCodec(pa.schema([("key", pa.int64())]))
+_COLUMNS: Final = pa.schema([("key", pa.int64()), ("row", pa.int64()), ("time", pa.timestamp("us"))])
+_TIME_COLUMN: Final = 2
+_US_PER_MS: Final = 1000
+_T = TypeVar("_T")
+
+
+class TwsTester:
+    """Tests a stateful processor key by key, as ``pyspark.sql.streaming.TwsTester`` does; import this one instead.
+
+    A call of :meth:`test` is a micro-batch with the rows of one key, run by statelog's own tasks: states are stored by
+    their schemas, in a changelog in a temporary directory, and read back from it. Keys and rows are handed to the
+    processor as they are given here, so they need no schema; what the processor does with its states does.
+
+    What Spark's tester does not do: entries expire by their TTL as the processing time is set forward, and the
+    watermark follows from the rows with `watermarkDelayMs`. Where Spark's tester differs from a query, this one does
+    what a query does:
+
+    - A timer that is due fires in the same batch, so that :meth:`test` returns its output too. A timer may be
+      registered for a time that is over.
+    - If all rows of a call are late, or there are none, the processor is not called.
+    - A TTL needs the time mode that Spark wants for it, values must fit their schemas, and an empty list cannot be
+      put.
+    - ``init`` and ``close`` are called for every batch, on the one processor that was given. ``handleExpiredTimer``
+      gets its arguments by name.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+        The processor; not copied, so that a test can look at it.
+    initialStateRow : list of (key, Row), optional
+        Initial state of a processor that takes rows.
+    initialStatePandas : list of (key, pandas.DataFrame), optional
+        Initial state of one that takes frames.
+    timeMode : {"None", "ProcessingTime", "EventTime"}
+        As for ``transformWithState``.
+    outputMode : str
+        As for ``transformWithState``.
+    eventTimeExtractor : callable, optional
+        The event time of a row, milliseconds since the Unix epoch; needed with timeMode "EventTime".
+    watermarkDelayMs : int, optional
+        Makes the watermark follow from the rows: the largest event time minus this. It moves after :meth:`test`, and
+        the batch without rows that follows then, as in a query, fires the timers that are due.
+    options : Options, optional
+        Options; which table is used, for example.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        initialStateRow: list[tuple[Any, Row]] | None = None,
+        initialStatePandas: list[tuple[Any, pd.DataFrame]] | None = None,
+        timeMode: str = "None",
+        outputMode: str = "Append",
+        eventTimeExtractor: Callable[[Any], int] | None = None,
+        *,
+        watermarkDelayMs: int | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self.processor = processor
+        self._mode = TimeMode.parse(timeMode)
+        check_output_mode(outputMode)
+        self._extractor = eventTimeExtractor
+        self._policy = None if watermarkDelayMs is None else WatermarkPolicy(watermarkDelayMs)
+        self._require_arguments(initialStateRow, initialStatePandas)
+        self._uses_pandas = initialStatePandas is not None
+        self._keys: dict[Any, int] = {}
+        self._rows: list[Any] = []
+        self._initial_rows: list[Any] = []
+        self._outputs: list[Any] = []
+        self._held: list[Any] = []
+        self._acting: Processor = processor
+        domains = frozenset() if self._mode.domain is None else frozenset({self._mode.domain})
+        if self._policy is not None:
+            domains |= {TimeDomain.EVENT}
+        declared = declare_states_of(processor, _UID, domains, parse_ddl)
+        self._declared = declared.states
+        self._states = [bind_state(state) for state in sorted(declared.states.values(), key=lambda state: state.name)]
+        initial = initialStatePandas if initialStateRow is None else initialStateRow
+        self._operator = LocalKeyedOperator(
+            uid=_UID,
+            make=self._make_operator,
+            watermark=self._policy,
+            initial=None if initial is None else self._initial(initial),
+        )
+        query = LocalQuery(self._operator, Path(tempfile.mkdtemp(prefix="statelog-tester-")), options or Options())
+        finalize(self, discard, query.directory, query.stores)
+        self._batches = MicroBatches(query, parallelism=1)
+        if initial is not None:
+            self._held += self._run([], self._batches.last_time)
+
+    def _require_arguments(self, rows: object, frames: object) -> None:
+        if rows is not None and frames is not None:
+            raise ValueError("Cannot specify both Row and Pandas initial states.")
+        needs = "timeMode is EventTime" if self._mode is TimeMode.EVENT_TIME else ""
+        if self._extractor is None and (needs or self._policy is not None):
+            raise PySparkValueError(
+                errorClass="ARGUMENT_REQUIRED",
+                messageParameters={
+                    "arg_name": "eventTimeExtractor",
+                    "condition": needs or "watermarkDelayMs is given",
+                },
+            )
+
+    # ---- Rows of one key ----
+
+    def test(self, key: Any, input: list[Row]) -> list[Any]:
+        """Run a batch with rows of one key.
+
+        Parameters
+        ----------
+        key : hashable
+            The grouping key; the processor sees ``(key,)``.
+        input : list of Row
+            The rows.
+
+        Returns
+        -------
+        list of Row
+            What the processor returned, for rows and for timers.
+        """
+        self._uses_pandas = False
+        times = [self._event_ms(row) for row in input]
+        return self._run_rows(key, [_RowPart(row) for row in input], times)
+
+    def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
+        """Run a batch with a frame of one key.
+
+        Parameters
+        ----------
+        key : hashable
+            The grouping key; the processor sees ``(key,)``.
+        input : pandas.DataFrame
+            The rows.
+
+        Returns
+        -------
+        pandas.DataFrame
+            What the processor returned, for rows and for timers.
+        """
+        self._uses_pandas = True
+        times = [None if self._extractor is None else self._event_ms(row) for _, row in input.iterrows()]
+        parts = [_FramePart(input, place) for place in range(len(input))]
+        result: pd.DataFrame = self._as_result(self._run_rows(key, parts, times))
+        return result
+
+    def _run_rows(self, key: Any, parts: Sequence[Any], times: list[int | None]) -> list[Any]:
+        self._rows = list(parts)
+        columns: list[list[Any]] = [[self._number(key)] * len(parts), list(range(len(parts))), times]
+        output = self._run(columns, self._next_time())
+        number = self._batches.next_batch - 1
+        if self._batches.query.coordinator.watermark_advances(number):
+            output += self._run([], self._next_time())
+        return output
+
+    # ---- Times ----
+
+    def setProcessingTime(self, currentTimeMs: int) -> Any:
+        """Move the processing time forward, and fire the timers that are due.
+
+        Returns
+        -------
+        list of Row or pandas.DataFrame
+            What the processor returned.
+        """
+        if self._mode is not TimeMode.PROCESSING_TIME:
+            raise _unsupported("setProcessingTime with TimeMode other than ProcessingTime")
+        now_ms = self._batches.last_time.time_ms
+        if currentTimeMs <= now_ms:
+            raise IllegalArgumentException(
+                f"Processing time must move forward. Current: {now_ms} ms, provided: {currentTimeMs} ms."
+            )
+        return self._as_result(self._run([], BatchTime(currentTimeMs, 0)))
+
+    def setWatermark(self, currentWatermarkMs: int) -> Any:
+        """Move the watermark forward, and fire the timers that are due.
+
+        Returns
+        -------
+        list of Row or pandas.DataFrame
+            What the processor returned.
+        """
+        if self._mode is not TimeMode.EVENT_TIME:
+            raise _unsupported("setWatermark with TimeMode other than EventTime")
+        if self._policy is not None:
+            raise _unsupported("setWatermark with watermarkDelayMs, by which the watermark follows from the rows")
+        before = self._batches.last_time
+        if currentWatermarkMs <= before.watermark_ms:
+            raise IllegalArgumentException(
+                f"Watermark must move forward. Current: {before.watermark_ms} ms, provided: {currentWatermarkMs} ms."
+            )
+        return self._as_result(self._run([], BatchTime(before.time_ms, currentWatermarkMs, before.watermark_ms)))
+
+    def _next_time(self) -> BatchTime:
+        before = self._batches.last_time
+        return BatchTime(before.time_ms, before.watermark_ms, before.watermark_ms)
+
+    def _event_ms(self, row: Any) -> int | None:
+        return None if self._extractor is None else self._extractor(row)
+
+    # ---- States ----
+
+    def updateValueState(self, stateName: str, key: Any, value: tuple[Any, ...]) -> None:
+        """Set the value of a key in a value state."""
+        self._require(stateName, StateKind.VALUE)
+        self._edit(key, lambda handle: handle.getValueState(stateName, None).update(value))
+
+    def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
+        """The value of a key in a value state; None if it has none."""
+        self._require(stateName, StateKind.VALUE)
+        return self._look(key, lambda handle: handle.getValueState(stateName, None).get())
+
+    def updateListState(self, stateName: str, key: Any, value: list[tuple[Any, ...]]) -> None:
+        """Set the elements of a key in a list state."""
+        self._require(stateName, StateKind.LIST)
+
+        def change(handle: ProcessorHandle) -> None:
+            state = handle.getListState(stateName, None)
+            state.clear()
+            if value:
+                state.put(value)
+
+        self._edit(key, change)
+
+    def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
+        """The elements of a key in a list state."""
+        self._require(stateName, StateKind.LIST)
+        return self._look(key, lambda handle: list(handle.getListState(stateName, None).get()))
+
+    def updateMapState(self, stateName: str, key: Any, value: dict[Any, Any]) -> None:
+        """Set the entries of a key in a map state."""
+        self._require(stateName, StateKind.MAP)
+
+        def change(handle: ProcessorHandle) -> None:
+            state = handle.getMapState(stateName, None, None)
+            state.clear()
+            for entry, held in value.items():
+                state.updateValue(entry, held)
+
+        self._edit(key, change)
+
+    def peekMapState(self, stateName: str, key: Any) -> dict[Any, Any]:
+        """The entries of a key in a map state."""
+        self._require(stateName, StateKind.MAP)
+        return self._look(key, lambda handle: dict(handle.getMapState(stateName, None, None).iterator()))
+
+    def deleteState(self, stateName: str, key: Any) -> None:
+        """Remove what a key has in a state."""
+        kind = self._require(stateName, StateKind.VALUE, StateKind.LIST, StateKind.MAP)
+
+        def change(handle: ProcessorHandle) -> None:
+            if kind is StateKind.VALUE:
+                handle.getValueState(stateName, None).clear()
+            elif kind is StateKind.LIST:
+                handle.getListState(stateName, None).clear()
+            else:
+                handle.getMapState(stateName, None, None).clear()
+
+        self._edit(key, change)
+
+    def _require(self, name: str, *kinds: StateKind) -> StateKind:
+        state = self._declared.get(name)
+        if state is None or state.kind not in kinds:
+            raise AssertionError(f"State {name} has not been initialized.")
+        return state.kind
+
+    def _edit(self, key: Any, change: Callable[[ProcessorHandle], None]) -> None:
+        self._acting = _Editor(self.processor, change)
+        try:
+            self._rows = []
+            # Due timers fire in this batch too; their output belongs to the next call.
+            self._held = self._run([[self._number(key)], [None], [None]], self._next_time())
+        finally:
+            self._acting = self.processor
+
+    def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
+        row = _as_rows([[self._number(key)], [None], [None]])
+        return look_at_state(self._batches.query, self._operator, self._batches.history(), row, look)
+
+    # ---- Batches ----
+
+    def _run(self, columns: list[list[Any]], time: BatchTime) -> list[Any]:
+        """Run a batch, and return what was held back and what the processor returned."""
+        self._outputs = []
+        try:
+            numbers = self._batches.run(_as_rows(columns), time)
+        except ProcessorError as error:
+            if error.__cause__ is not None and not isinstance(error.__cause__, StatelogError):
+                raise error.__cause__ from None  # the processor's own error, as Spark's tester raises it
+            raise
+        held, self._held = self._held, []
+        return held + [self._outputs[number] for batch in numbers for number in batch.column(0).to_pylist()]
+
+    def _as_result(self, output: list[Any]) -> Any:
+        if not self._uses_pandas:
+            return output
+        import pandas
+
+        return pandas.concat(output, ignore_index=True) if output else pandas.DataFrame()
+
+    def _number(self, key: Any) -> int:
+        return self._keys.setdefault(key, len(self._keys))
+
+    def _initial(self, pairs: Sequence[tuple[Any, Any]]) -> KeyedRows:
+        self._initial_rows = [_RowPart(held) for _, held in pairs]
+        return _as_rows([[self._number(key) for key, _ in pairs], list(range(len(pairs))), [None] * len(pairs)])
+
+    def _make_operator(self) -> KeyedOperator:
+        keys = list(self._keys)
+        event_time = None
+        if self._extractor is not None:
+            is_late = self._mode is TimeMode.EVENT_TIME
+            event_time = EventTime(_TIME_COLUMN, drops_late=is_late, inputs=0 if self._policy is None else 1)
+        return KeyedOperator(
+            uid=_UID,
+            processor=self._acting,
+            key_codec=_KEY,
+            decode_key=lambda data: (keys[_KEY.decode(data)[0]],),
+            states=self._states,
+            input=KeyedInput([0], _ObjectInput(keys, self._rows)),
+            output=_ObjectOutput(self._outputs),
+            times=SparkTimes(self._mode),
+            timer_domain=self._mode.domain,
+            event_time=event_time,
+            initial=KeyedInput([0], _ObjectInput(keys, self._initial_rows)),
+        )
+
+
+def _unsupported(operation: str) -> PySparkValueError:
+    return PySparkValueError(errorClass="UNSUPPORTED_OPERATION", messageParameters={"operation": operation})
+
+
+def _as_rows(columns: list[list[Any]]) -> KeyedRows:
+    """Rows that stand for objects: the number of the key, that of the row, and its event time."""
+    if not columns:
+        columns = [[], [], []]
+    keys, rows, times = columns
+    in_us = [None if time_ms is None else time_ms * _US_PER_MS for time_ms in times]
+    arrays = [pa.array(keys, pa.int64()), pa.array(rows, pa.int64()), pa.array(in_us, _COLUMNS.field("time").type)]
+    return KeyedRows(pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS), row_hashes(arrays[:1]))
+
+
+class _RowPart:
+    """A row, as it was given."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    @staticmethod
+    def joined(parts: Sequence[_RowPart]) -> list[Any]:
+        return [part.row for part in parts]
+
+
+class _FramePart:
+    """A row of a frame."""
+
+    def __init__(self, frame: pd.DataFrame, place: int) -> None:
+        self.frame = frame
+        self.place = place
+
+    @staticmethod
+    def joined(parts: Sequence[_FramePart]) -> list[Any]:
+        return [parts[0].frame.iloc[[part.place for part in parts]].reset_index(drop=True)]
+
+
+class _ObjectInput:
+    """Gives the processor the objects that rows stand for."""
+
+    def __init__(self, keys: list[Any], parts: list[Any]) -> None:
+        self._keys = keys
+        self._parts = parts
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return [(self._keys[number],) for number in columns[0].to_pylist()]
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        numbers = window.rows.column(1).to_pylist()
+        return [self._objects(numbers[start:end]) for start, end in pairwise(window.starts.tolist())]
+
+    def _objects(self, numbers: list[int | None]) -> Iterator[Any]:
+        parts = [self._parts[number] for number in numbers if number is not None]
+        return iter(type(parts[0]).joined(parts) if parts else [])
+
+
+class _ObjectOutput:
+    """Keeps what the processor returns, and returns its numbers."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self._outputs = outputs
+
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        first = len(self._outputs)
+        self._outputs.extend(rows)
+        return pa.RecordBatch.from_pydict({"number": pa.array(range(first, len(self._outputs)), pa.int64())})
+
+
+class _Editor:
+    """Stands in for the processor in a batch that changes a state from outside."""
+
+    def __init__(self, processor: Any, change: Callable[[ProcessorHandle], None]) -> None:
+        self._processor = processor
+        self._change = change
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self._handle = handle
+        self._processor.init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        self._change(self._handle)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        fired: Iterator[Any] = self._processor.handleExpiredTimer(
+            key=key, timerValues=timerValues, expiredTimerInfo=expiredTimerInfo
+        )
+        return fired
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._processor.handleInitialState(key, initialState, timerValues)
+
+    def close(self) -> None:
+        self._processor.close()

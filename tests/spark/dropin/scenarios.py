@@ -1,0 +1,261 @@
+"""Scenarios: what goes through an operator, and a way to run one on both engines at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
+
+import statelog
+from tests.spark.dropin.processors import SEEN
+
+INPUT = "key string, seq long, at_ms long, probe string"
+
+Rows = list[dict[str, Any]]
+Answer = dict[int, list[tuple[Any, ...]]]
+"""The output rows of each batch that has some."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Spark's operator or statelog's.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    group : callable
+        What makes the object that ``transformWithState`` is called on of a DataFrame and names of columns.
+    own_arguments : callable
+        Further arguments, of the name that an operator has in a query.
+    """
+
+    name: str
+    group: Callable[..., Any]
+    own_arguments: Callable[[str], dict[str, Any]]
+
+    def apply(
+        self,
+        df: DataFrame,
+        keys: tuple[str, ...],
+        processor: StatefulProcessor,
+        *arguments: Any,
+        uses_frames: bool = False,
+        initial: DataFrame | None = None,
+        initial_keys: tuple[str, ...] | None = None,
+        uid: str = "main",
+        **more: Any,
+    ) -> DataFrame:
+        """The operator's output; `arguments` are its output type, output mode and time mode."""
+        grouped = self.group(df, *keys)
+        method = grouped.transformWithStateInPandas if uses_frames else grouped.transformWithState
+        state = None if initial is None else self.group(initial, *(initial_keys or keys))
+        result: DataFrame = method(processor, *arguments, initialState=state, **more, **self.own_arguments(uid))
+        return result
+
+
+SPARK = Engine("spark", lambda df, *keys: df.groupBy(*keys), lambda uid: {})
+STATELOG = Engine("statelog", statelog.key_by, lambda uid: {"uid": uid, "parallelism": 2})
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A run of the query, from one start to the end of its input.
+
+    Parameters
+    ----------
+    batches : list of Rows
+        The new input: a file per batch.
+    processor : callable or None
+        What makes the processor, if it is another one than the scenario's.
+    fails : bool
+        Whether the run must fail.
+    """
+
+    batches: list[Rows]
+    processor: Callable[[], StatefulProcessor] | None = None
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A query with one stateful operator, or more.
+
+    Parameters
+    ----------
+    legs : list of Leg
+        Its runs.
+    processor : callable
+        What makes the processor.
+    output, output_mode, time_mode, event_time_column : str
+        The operator's arguments.
+    keys : tuple of str
+        The grouping columns.
+    uses_frames : bool
+        Whether the processor takes pandas frames.
+    schema : str or pyarrow.Schema
+        Type of the input rows: of JSON files or of Parquet files.
+    columns : list of str
+        Expressions that make the operator's input of them.
+    watermark : tuple of str or None
+        Column and delay.
+    initial : callable or None
+        What makes the initial state.
+    then : callable or None
+        What comes after the operator.
+    query_mode : str
+        The query's output mode.
+    conf : dict
+        Settings of the session.
+    """
+
+    legs: list[Leg]
+    processor: Callable[[], StatefulProcessor]
+    output: str = SEEN
+    output_mode: str = "append"
+    time_mode: str = "None"
+    event_time_column: str = ""
+    keys: tuple[str, ...] = ("key",)
+    uses_frames: bool = False
+    schema: str | pa.Schema = INPUT
+    columns: list[str] = field(default_factory=lambda: ["key", "seq", "timestamp_millis(at_ms) AS at", "probe"])
+    watermark: tuple[str, str] | None = None
+    initial: Callable[[SparkSession], DataFrame] | None = None
+    initial_keys: tuple[str, ...] | None = None
+    then: Callable[[Engine, DataFrame], DataFrame] | None = None
+    query_mode: str = "append"
+    conf: dict[str, str] = field(default_factory=dict)
+
+
+def rows(*probes: tuple[Any, ...]) -> Rows:
+    """Input rows of ``(key, probe)`` or ``(key, probe, milliseconds)``."""
+    return [
+        {"key": key, "seq": seq, "probe": text, "at_ms": at[0] if at else 0}
+        for seq, (key, text, *at) in enumerate(probes)
+    ]
+
+
+# ---- Running ----
+
+
+class Run:
+    """A scenario on one engine: its query, and the output of all batches so far."""
+
+    def __init__(self, session: SparkSession, scenario: Scenario, engine: Engine, folder: Path) -> None:
+        self._session, self._scenario, self._engine, self._folder = session, scenario, engine, folder
+        self.answer: Answer = {}
+
+    def start(self, leg: Leg) -> StreamingQuery:
+        """Start the query over all input that is there."""
+        return (
+            self._plan(leg.processor or self._scenario.processor)
+            .writeStream.outputMode(self._scenario.query_mode)
+            .foreachBatch(self._save)
+            .option("checkpointLocation", str(self._folder / self._engine.name))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def _plan(self, make: Callable[[], StatefulProcessor]) -> DataFrame:
+        scenario = self._scenario
+        reader = self._session.readStream.option("maxFilesPerTrigger", 1)
+        source = str(self._folder / "input")
+        if isinstance(scenario.schema, str):
+            df = reader.schema(scenario.schema).json(source)
+        else:
+            df = reader.schema(self._session.read.parquet(source).schema).parquet(source)
+        if scenario.columns:
+            df = df.selectExpr(*scenario.columns)
+        if scenario.watermark:
+            df = df.withWatermark(*scenario.watermark)
+        result = self._engine.apply(
+            df,
+            scenario.keys,
+            make(),
+            scenario.output,
+            scenario.output_mode,
+            scenario.time_mode,
+            uses_frames=scenario.uses_frames,
+            initial=scenario.initial(self._session) if scenario.initial else None,
+            initial_keys=scenario.initial_keys,
+            eventTimeColumnName=scenario.event_time_column,
+        )
+        return scenario.then(self._engine, result) if scenario.then else result
+
+    def _save(self, df: DataFrame, batch: int) -> None:
+        found = sorted((tuple(row) for row in df.collect()), key=repr)
+        if found:
+            self.answer[batch] = found
+
+
+def run_both(session: SparkSession, scenario: Scenario, folder: Path) -> tuple[Answer, Answer, list[str]]:
+    """Run a scenario on both engines at the same time.
+
+    Returns
+    -------
+    tuple
+        Spark's output, statelog's output, and the texts of statelog's failures in legs that must fail.
+    """
+    (folder / "input").mkdir(parents=True)
+    runs = [Run(session, scenario, engine, folder) for engine in (SPARK, STATELOG)]
+    failures: list[str] = []
+    with settings(session, scenario.conf):
+        for leg in scenario.legs:
+            _add(folder, scenario.schema, leg.batches)
+            queries = [run.start(leg) for run in runs]
+            texts = [_outcome(query) for query in queries]
+            if leg.fails:
+                assert all(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
+                failures.append(texts[1])
+            else:
+                assert not any(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
+    return runs[0].answer, runs[1].answer, failures
+
+
+def _outcome(query: StreamingQuery) -> str:
+    """Wait for a query; the text of its failure, empty if there is none."""
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    return ""
+
+
+def _add(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> None:
+    """Add input, a file per batch; the files' times keep Spark from changing their order."""
+    first = len(list((folder / "input").iterdir()))
+    for number, batch in enumerate(batches, first):
+        path = folder / "input" / f"{number:04}"
+        hidden = folder / path.name
+        if isinstance(schema, str):
+            hidden.write_text("".join(json.dumps(row) + "\n" for row in batch))
+        else:
+            pq.write_table(pa.Table.from_pylist(batch, schema=schema), hidden)
+        os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
+        hidden.rename(path)
+
+
+@contextmanager
+def settings(session: SparkSession, conf: dict[str, str]) -> Iterator[None]:
+    """Settings of a session for some time."""
+    before = {name: session.conf.get(name, None) for name in conf}
+    for name, value in conf.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, value)

@@ -1,0 +1,126 @@
+"""Initial state in streaming queries: read once, before the first batch, whatever happens to that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import statelog
+
+OUTPUT = "k string, total long"
+
+
+class Total(StatefulProcessor):
+    """Adds up; a key without rows of its own shows itself by a timer."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._total = handle.getValueState("total", "total long")
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self._add(initialState.start)
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], total=self._add(sum(row.n for row in rows)))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=f"timer {key.k}", total=self._add(0))
+
+    def _add(self, number: int) -> int:
+        total = (self._total.get() or (0,))[0] + number
+        self._total.update((total,))
+        return total
+
+    def close(self) -> None:
+        pass
+
+
+class Query:
+    """The query's input, sink and checkpoint in a directory."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self._spark = spark
+        self._root = root
+        (root / "input").mkdir()
+
+    def add(self, **numbers: int) -> None:
+        """A file of input, which is a batch."""
+        folder = self._root / "input"
+        lines = [json.dumps({"k": key, "n": number}) for key, number in numbers.items()]
+        (folder / f"{len(list(folder.iterdir())):03}.json").write_text("\n".join(lines))
+
+    def run(self, initial: DataFrame | None, *, parallelism: int = 2, fails: bool = False) -> dict[int, dict[str, int]]:
+        """Run to the end of the input; return the output by batch."""
+        found: dict[int, dict[str, int]] = {}
+
+        def keep(rows: DataFrame, batch: int) -> None:
+            found[batch] = {row.k: row.total for row in rows.collect()}
+            if fails:
+                raise RuntimeError("the sink is broken")
+
+        source = self._spark.readStream.schema("k string, n long").option("maxFilesPerTrigger", 1)
+        totals = statelog.key_by(source.json(str(self._root / "input")), "k").transformWithState(
+            Total(),
+            OUTPUT,
+            "update",
+            "ProcessingTime",
+            None if initial is None else statelog.key_by(initial, "k"),
+            parallelism=parallelism,
+        )
+        checkpoint = str(self._root / "checkpoint")
+        query = totals.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
+        query.trigger(availableNow=True).start().awaitTermination()
+        return found
+
+    @property
+    def stored(self) -> list[str]:
+        """Files with rows of an initial state."""
+        return [path.name for path in (self._root / "checkpoint").rglob("*.arrow")]
+
+
+def test_it_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    initial = spark.createDataFrame([("a", 100), ("b", 200), ("b", 20), (None, 7)], "k string, start long")
+    query.add(a=1, c=3)
+    query.add(b=2)
+    first = {"a": 101, "c": 3, "timer a": 101, "timer b": 220, "timer None": 7}
+    assert query.run(initial) == {0: first, 1: {"b": 222}}
+    assert query.stored == []
+    query.add(a=1, b=1)
+    assert query.run(initial, parallelism=3) == {2: {"a": 102, "b": 223}}
+    query.add(a=1)
+    assert query.run(None, parallelism=1) == {3: {"a": 103}}
+
+
+def test_a_first_batch_that_is_repeated_reads_it_again(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    initial = spark.createDataFrame([("a", 100)], "k string, start long")
+    query.add(a=1)
+    with pytest.raises(StreamingQueryException, match="the sink is broken"):
+        query.run(initial, fails=True)
+    assert query.run(initial, parallelism=4) == {0: {"a": 101, "timer a": 101}}
+    assert query.stored == []
+
+
+def test_keys_of_a_narrower_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    query.add(**{"1": 1})
+    assert query.run(spark.createDataFrame([(1, 5)], "k int, start long")) == {0: {"1": 6, "timer 1": 6}}
+
+
+def test_an_initial_state_that_cannot_be_computed_stops_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    query = Query(spark, tmp_path)
+    query.add(a=1)
+    broken = spark.range(1).selectExpr("'a' AS k", "raise_error('no such table') AS start")
+    with pytest.raises(StreamingQueryException, match="initial state could not be stored") as failure:
+        query.run(broken)
+    assert "no such table" in str(failure.value)
+    assert "[initial-state]" in str(failure.value)
