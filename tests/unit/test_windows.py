@@ -1,0 +1,383 @@
+"""Windows without time passing: assigners, aggregates, output, what is stored, and errors before a query starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statelog
+from statelog import ConfigurationError, ErrorKind, ProcessorError
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.times import TimeMode
+from statelog.testing import Harness
+from statelog.windows.definition import WindowDefinition
+from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
+
+MINUTE = 60_000
+
+
+def definition(windows: Any = None, schema: str = INPUT, **more: Any) -> WindowDefinition:
+    arguments: dict[str, Any] = {"time_mode": TimeMode.EVENT_TIME, "time_column": "time", **more}
+    return WindowDefinition(
+        parse_ddl(schema),
+        ["user"],
+        "UTC",
+        statelog.TumblingWindows(10) if windows is None else windows,
+        parse=parse_ddl,
+        **arguments,
+    )
+
+
+# ---- Assigners ----
+
+
+@given(
+    size=st.integers(1, 40),
+    slide=st.integers(1, 50),
+    offset=st.integers(-60, 60),
+    time=st.integers(-200, 200),
+)
+def test_the_windows_of_a_pane_are_those_of_its_rows(size: int, slide: int, offset: int, time: int) -> None:
+    panes = statelog.SlidingWindows(size, slide, offset).panes()
+    ends = [
+        start + size for start in range(-400, 400) if (start - offset) % slide == 0 and start <= time < start + size
+    ]
+    pane = panes.pane_of(time)
+    assert (pane is None) == (not ends)
+    if pane is not None:
+        assert pane <= time < pane + panes.width_ms
+        assert list(panes.ends_of(pane)) == ends
+        assert panes.last_end_of(pane) == ends[-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "slide", "width"), [(60, 60, 60), (60, 1, 1), (60, 25, 5), (10, 15, 10), (3_600_000, 60_000, 60_000)]
+)
+def test_the_width_of_panes(size: int, slide: int, width: int) -> None:
+    assert statelog.SlidingWindows(size, slide).panes().width_ms == width
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: statelog.TumblingWindows(0),
+        lambda: statelog.TumblingWindows(1.5),  # type: ignore[arg-type]
+        lambda: statelog.TumblingWindows(10, "1"),  # type: ignore[arg-type]
+        lambda: statelog.SlidingWindows(10, 0),
+        lambda: statelog.SlidingWindows(True, 1),
+        lambda: statelog.SessionWindows(-1),
+        lambda: statelog.SessionWindows(1 << 60),
+        lambda: statelog.CountWindows(0),
+    ],
+)
+def test_sizes_are_checked(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Windows: (size|slide|gap|offset)\w* is .* must be"):
+        make()
+
+
+# ---- What is stored ----
+
+
+def _stored(windows: Any, kind: str) -> tuple[int, int]:
+    """Rows and bytes of the changes of a batch of 600 rows of one key, spread over ten minutes."""
+    with window_harness(windows, kind, watermark=statelog.Watermark("time", 0), parallelism=1) as harness:
+        harness.push([("a", instant(second * 1000), second) for second in range(600)])
+        (metrics,) = harness.checkpoints
+        return metrics.changes, metrics.changed_bytes
+
+
+def test_a_row_is_stored_once_however_many_windows_have_it() -> None:
+    tumbling = _stored(statelog.TumblingWindows(MINUTE), "process")
+    sliding = _stored(statelog.SlidingWindows(60 * MINUTE, MINUTE), "process")
+    # The rows, the count of each of ten panes, and their timers.
+    assert tumbling[0] == sliding[0] == 600 + 10 + 10
+    assert sliding[1] < 1.01 * tumbling[1]
+
+
+@pytest.mark.parametrize("kind", ["agg", "aggregate", "reduce"])
+def test_an_accumulator_per_pane_is_stored(kind: str) -> None:
+    assert _stored(statelog.SlidingWindows(60 * MINUTE, MINUTE), kind)[0] == 10 + 10
+    assert _stored(statelog.SessionWindows(MINUTE), kind)[0] == 1 + 1
+
+
+def test_a_pane_is_kept_until_the_last_window_with_it_is_closed() -> None:
+    with window_harness(statelog.SlidingWindows(30, 10), "agg", eventTime="time") as harness:
+        harness.push([("a", instant(5), 1)])
+        for watermark_ms, is_kept in ((10, True), (20, True), (29, True), (30, False)):
+            output = harness.advanceWatermark(watermark_ms)
+            assert len(output) == (0 if watermark_ms == 29 else 1)
+            assert bool(harness.map("window.panes", "a")) == is_kept
+        assert harness.timers("a") == []
+
+
+# ---- Aggregates ----
+
+
+def _aggregate(column_type: str, batches: list[list[Any]], *aggregates: Any) -> tuple[Any, ...]:
+    """The aggregates of one window whose rows come in several batches."""
+    schema = f"user string, time timestamp, value {column_type}"
+    plan = definition(schema=schema).aggregated(aggregates)
+    with Harness(
+        plan.operator, input=schema, output=plan.output, keys=["user"], timeMode=plan.time_mode, eventTime="time"
+    ) as harness:
+        for values in batches:
+            harness.push([("a", instant(1), value) for value in values])
+        (row,) = harness.advanceWatermark(10)
+        return tuple(row[3:])
+
+
+VALUE_AGGREGATES = (
+    statelog.Count(),
+    statelog.Count("value"),
+    statelog.Sum("value"),
+    statelog.Min("value"),
+    statelog.Max("value"),
+    statelog.First("value"),
+    statelog.Last("value"),
+    statelog.Collect("value"),
+    statelog.CountDistinct("value"),
+)
+
+
+def _by_hand(values: list[Any]) -> tuple[Any, ...]:
+    held = [value for value in values if value is not None]
+    return (
+        len(values),
+        len(held),
+        sum(held) if held else None,
+        min(held, default=None),
+        max(held, default=None),
+        values[0],
+        values[-1],
+        held,
+        len(set(held)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("column_type", "elements"),
+    [
+        ("long", st.integers(-(1 << 55), 1 << 55)),
+        ("int", st.integers(-(1 << 31), (1 << 31) - 1)),
+        ("double", st.integers(-1000, 1000).map(lambda number: number / 4)),
+        ("decimal(38,2)", st.integers(-(10**33), 10**33).map(lambda number: Decimal(number).scaleb(-2))),
+    ],
+)
+def test_aggregates_of_numbers(column_type: str, elements: st.SearchStrategy[Any]) -> None:
+    @given(batches=st.lists(st.lists(st.none() | elements, min_size=1, max_size=5), min_size=1, max_size=3))
+    def check(batches: list[list[Any]]) -> None:
+        found = _aggregate(column_type, batches, *VALUE_AGGREGATES)
+        assert found == _by_hand([value for batch in batches for value in batch])
+
+    check()
+
+
+def test_aggregates_of_other_types() -> None:
+    import datetime
+
+    for column_type, values in {
+        "string": ["b", None, "a", "b"],
+        "boolean": [True, None, False],
+        "date": [datetime.date(2024, 1, 2), datetime.date(2023, 1, 2), None],
+        "binary": [b"b", b"a", b""],
+        "timestamp_ntz": [datetime.datetime(2024, 1, 2, 3, 4, 5, 6), None, datetime.datetime(1969, 1, 1)],
+    }.items():
+        others = [aggregate for aggregate in VALUE_AGGREGATES if not isinstance(aggregate, statelog.Sum)]
+        expected = list(_by_hand(values)) if column_type == "boolean" else list(_without_sum(values))
+        if column_type == "boolean":
+            del expected[2]
+        assert list(_aggregate(column_type, [values[:2], values[2:]], *others)) == expected
+
+
+def _without_sum(values: list[Any]) -> tuple[Any, ...]:
+    held = [value for value in values if value is not None]
+    return len(values), len(held), min(held), max(held), values[0], values[-1], held, len(set(held))
+
+
+def test_nested_values_are_collected() -> None:
+    found = _aggregate(
+        "array<timestamp>", [[[instant(5)]], [None, []]], statelog.Collect("value"), statelog.First("value")
+    )
+    local = instant(5).astimezone().replace(tzinfo=None)  # type: ignore[union-attr]
+    assert found == ([[local], []], [local])
+    assert _aggregate("struct<a:int>", [[{"a": 1}], [{"a": 2}]], statelog.Last("value")) == ((2,),)
+
+
+def test_nan_is_the_greatest_number_and_one_value() -> None:
+    values = [[1.0, math.nan], [math.nan, -1.0]]
+    least, greatest, distinct, total = _aggregate(
+        "double",
+        values,
+        statelog.Min("value"),
+        statelog.Max("value"),
+        statelog.CountDistinct("value"),
+        statelog.Sum("value"),
+    )
+    assert (least, distinct) == (-1.0, 3)
+    assert math.isnan(greatest)
+    assert math.isnan(total)
+
+
+def test_a_sum_that_is_too_large_is_an_error() -> None:
+    with pytest.raises(ProcessorError, match=r"does not fit|out of bounds|too large") as caught:
+        _aggregate("long", [[1 << 62, 1 << 62]], statelog.Sum("value"))
+    assert caught.value.kind is ErrorKind.VALUE_MISMATCH
+
+
+def test_the_mean_of_nothing_is_null() -> None:
+    assert _aggregate("int", [[None, None]], statelog.Mean("value")) == (None,)
+    assert _aggregate("int", [[None, 1], [2]], statelog.Mean("value")) == (1.5,)
+
+
+def test_names_and_types_of_aggregates() -> None:
+    schema = "user string, time timestamp, d decimal(12,2), f float, i smallint"
+    plan = definition(schema=schema).aggregated(
+        [
+            statelog.Count(),
+            statelog.Count("d"),
+            statelog.Sum("d").alias("total"),
+            statelog.Sum("f"),
+            statelog.Sum("i"),
+            statelog.Max("time"),
+            statelog.Collect("i"),
+            statelog.CountDistinct("i"),
+        ]
+    )
+    assert plan.output.simpleString() == (
+        "struct<user:string,window_start:timestamp,window_end:timestamp,count:bigint,count(d):bigint,"
+        "total:decimal(22,2),sum(f):double,sum(i):bigint,max(time):timestamp,collect(i):array<smallint>,"
+        "count_distinct(i):bigint>"
+    )
+
+
+def test_an_aggregate_that_is_added_counts_from_then_on() -> None:
+    windows = definition()
+    before = windows.aggregated([statelog.Count(), statelog.Sum("n")])
+    after = windows.aggregated([statelog.Max("n"), statelog.Sum("n"), statelog.Mean("n"), statelog.Collect("n")])
+    with Harness(
+        before.operator, input=INPUT, output=before.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    ) as harness:
+        harness.push([("a", instant(1), 5), ("b", instant(1), 7)])
+        snapshot = harness.snapshot()
+    other = Harness.restore(_with_output(snapshot, after.output), after.operator)
+    with other:
+        other.push([("a", instant(2), 1)])
+        rows = {row[0]: tuple(row[3:]) for row in other.advanceWatermark(10)}
+    assert rows == {"a": (1, 6, 1.0, [1]), "b": (None, 7, None, [])}
+
+
+def _with_output(snapshot: Any, output: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(snapshot, arguments=replace(snapshot.arguments, output=output))
+
+
+# ---- Errors before a query starts ----
+
+
+class NoMerge(statelog.AggregateFunction[Any, Any]):
+    def createAccumulator(self) -> tuple[Any, ...]:
+        return (0,)
+
+    def add(self, value: Any, accumulator: Any) -> tuple[Any, ...]:
+        return (accumulator[0] + 1,)
+
+    def getResult(self, accumulator: Any) -> Any:
+        return accumulator[0]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: definition("10 seconds"), "window takes one of TumblingWindows, SlidingWindows"),
+        (lambda: definition(time_column="n"), "'n', which is no timestamp column.*n bigint"),
+        (lambda: definition(time_column="nothing"), "'nothing', which is no timestamp column"),
+        (lambda: definition(allowed_lateness_ms=-1), "allowedLatenessMs is -1"),
+        (
+            lambda: definition(time_mode=TimeMode.PROCESSING_TIME, time_column=None, late_column="late"),
+            "in event time only",
+        ),
+        (lambda: definition().aggregated([]), "at least one"),
+        (lambda: definition().aggregated(["n"]), "such as statelog.Sum"),  # type: ignore[list-item]
+        (lambda: definition().aggregated([statelog.Sum("x")]), r"Sum\('x'\): there is no such column.*user, time, n"),
+        (lambda: definition().aggregated([statelog.Sum("user")]), r"Sum\('user'\): the column is string"),
+        (lambda: definition().aggregated([statelog.Mean("time")]), r"Mean\('time'\): the column is timestamp"),
+        (lambda: definition().aggregated([statelog.Sum("n"), statelog.Sum("n")]), r"named 'sum\(n\)'.*alias"),
+        (lambda: definition().aggregated([statelog.Sum("n").alias("window_end")]), "columns.*named 'window_end'"),
+        (lambda: definition(late_column="user").aggregated([statelog.Count()]), "columns.*named 'user'"),
+        (lambda: definition().reduced(lambda a, b: a, "x long", None), "'x', which is no column"),
+        (lambda: definition().reduced("max", "n long", None), "reduce takes functions"),  # type: ignore[arg-type]
+        (lambda: definition().reduced(max, "n lnog", None), "valueSchema 'n lnog' cannot be parsed"),
+        (lambda: definition(statelog.SessionWindows(1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
+        (lambda: definition(statelog.SlidingWindows(2, 1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
+        (lambda: definition().folded(NoMerge, "n long", "n long"), "not the class"),  # type: ignore[arg-type]
+        (
+            lambda: definition(statelog.SessionWindows(1)).reduced(max, "session_end_ms long", lambda row: (1,)),
+            "'session_end_ms'.*one that the windows have",
+        ),
+        (lambda: definition().processed(Rows, "n long"), "not the class"),  # type: ignore[arg-type]
+        (lambda: statelog.Sum("n").alias(""), "no name of a column"),
+    ],
+)
+def test_mistakes_are_told_before_the_query_starts(act: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
+        act()
+
+
+def test_counted_windows_need_no_merge() -> None:
+    windows = definition(statelog.CountWindows(2), time_mode=TimeMode.NONE, time_column=None)
+    assert windows.folded(NoMerge(), "n long", "n long").output.names == ["user", "n"]
+
+
+def test_a_result_that_is_no_tuple_is_an_error_of_the_function() -> None:
+    plan = definition().folded(NoMerge(), "n long", "n long")
+    with (
+        Harness(
+            plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+        ) as harness,
+        pytest.raises(ProcessorError, match=r"getResult\(\) of NoMerge returned int 1.*\(value,\)"),
+    ):
+        harness.push([("a", instant(1), 1)])
+        harness.advanceWatermark(10)
+
+
+def test_other_panes_are_refused_at_the_start() -> None:
+    plan = definition(statelog.SlidingWindows(20, 10)).aggregated([statelog.Count()])
+    other = definition(statelog.SlidingWindows(20, 4)).aggregated([statelog.Count()])
+    same_panes = definition(statelog.SlidingWindows(40, 10)).aggregated([statelog.Count()])
+    with Harness(
+        plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    ) as harness:
+        harness.push([("a", instant(11), 1)])
+        with pytest.raises(ConfigurationError, match=r"window\.panes.*step_10.*step_4"):
+            harness.restart(processor=other.operator)
+        harness.restart(processor=same_panes.operator)
+        harness.push([("a", instant(39), 1)])
+        ends = [row.window_end.microsecond // 1000 for row in harness.advanceWatermark(1000)]
+        assert ends == [20, 30, 40, 50, 60, 70]
+
+
+class WithTimer(statelog.WindowProcessor):
+    def init(self, handle: Any) -> None:
+        handle.registerTimer(1)
+
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        return iter(())
+
+
+def test_a_window_processor_has_no_timers() -> None:
+    plan = definition().processed(WithTimer(), "n long")
+    with pytest.raises(ProcessorError, match="no timers of its own"):
+        Harness(plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time")
+
+
+def test_a_window_knows_its_bounds() -> None:
+    window = statelog.TimeWindow(-1, 86_400_000)
+    assert (window.start, window.end) == (instant(-1), instant(86_400_000))
+    assert set(KINDS) == {"process", "agg", "reduce", "aggregate"}
