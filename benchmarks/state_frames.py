@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.state_rows import Appending, Counting, CountingEntries, Ringing
+from benchmarks.state_rows import Appending, Counting, CountingEntries, Timing
 
 __all__ = ["AppendFrames", "CountFrames", "EntryFrames", "TimerFrames"]
 
@@ -29,7 +29,7 @@ class EntryFrames(CountingEntries):
         yield _frame(key, self.counted(item for frame in rows for item in frame["item"].tolist()))
 
 
-class TimerFrames(Ringing):
+class TimerFrames(Timing):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         yield _frame(key, 1)
 

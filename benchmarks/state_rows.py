@@ -15,18 +15,22 @@ from pyspark.sql.types import LongType, StructType
 __all__ = [
     "OUTPUT",
     "TTL_MS",
+    "WINDOW_MS",
     "AppendRows",
     "Appending",
     "CountRows",
     "Counting",
     "CountingEntries",
+    "CountingWindows",
     "EntryRows",
-    "Ringing",
     "TimerRows",
+    "Timing",
+    "WindowRows",
 ]
 
 OUTPUT: Final = StructType().add("key", LongType()).add("n", LongType())
 TTL_MS: Final = 3_600_000
+WINDOW_MS: Final = 1000
 _COUNT: Final = StructType().add("n", LongType())
 _ITEM: Final = StructType().add("item", LongType())
 
@@ -50,7 +54,7 @@ class Counting(StatefulProcessor):
         pass
 
     def counted(self, rows: int) -> int:
-        """Add to the key's count."""
+        """Add to the key's count, and return it."""
         before = self._n.get()
         n = rows + (before[0] if before else 0)
         self._n.update((n,))
@@ -72,7 +76,7 @@ class Appending(StatefulProcessor):
         pass
 
     def appended(self, items: Iterable[int], checks: bool) -> int:
-        """Append elements and return how many they were, or how long the list is if that is to be checked."""
+        """Append elements; how many they were, or how long the list is if that is to be checked."""
         count = 0
         for item in items:
             self._items.appendValue((item,))
@@ -96,7 +100,7 @@ class CountingEntries(StatefulProcessor):
         pass
 
     def counted(self, items: Iterable[int]) -> int:
-        """Count rows; the sum of their items' counts, each as of its row."""
+        """Count rows by item; the sum of the counts, each as of its row."""
         total = 0
         for item in items:
             before = self._counts.getValue((item,))
@@ -111,8 +115,8 @@ class EntryRows(CountingEntries):
         yield Row(key=key[0], n=self.counted(row.item for row in rows))
 
 
-class Ringing(StatefulProcessor):
-    """Timers: each key that has rows registers one, which is due in the same batch."""
+class Timing(StatefulProcessor):
+    """Timers: each key with rows registers one that is due in the same batch."""
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -125,6 +129,45 @@ class Ringing(StatefulProcessor):
         return iter(())
 
 
-class TimerRows(Ringing):
+class TimerRows(Timing):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         yield Row(key=key[0], n=1)
+
+
+class CountingWindows(StatefulProcessor):
+    """Tumbling windows by hand: a map of counts by the start of the window, and a timer at its end."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._counts = handle.getMapState("counts", _ITEM, _COUNT)
+
+    def close(self) -> None:
+        pass
+
+    def count(self, times_ms: Iterable[int]) -> None:
+        """Add rows to their windows, with one read and one write for each window."""
+        added: dict[int, int] = {}
+        for time_ms in times_ms:
+            start = time_ms - time_ms % WINDOW_MS
+            added[start] = added.get(start, 0) + 1
+        for start, rows in added.items():
+            before = self._counts.getValue((start,))
+            if before is None:
+                self._handle.registerTimer(start + WINDOW_MS)
+            self._counts.updateValue((start,), (rows + (before[0] if before else 0),))
+
+    def closed(self, end_ms: int) -> int:
+        """Remove a window and return its count."""
+        start = end_ms - WINDOW_MS
+        n: int = self._counts.getValue((start,))[0]
+        self._counts.removeKey((start,))
+        return n
+
+
+class WindowRows(CountingWindows):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        self.count(row.time_ms for row in rows)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(key=key[0], n=self.closed(expiredTimerInfo.getExpiryTimeInMs()))

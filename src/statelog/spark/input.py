@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -67,15 +68,19 @@ class FrameInput:
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         return list(zip(*(_as_pandas(column).to_pylist() for column in columns), strict=True))
 
-    def by_key(self, window: Window) -> list[Iterator[pd.DataFrame]]:
+    def by_key(self, window: Window) -> Iterator[Iterator[pd.DataFrame]]:
         rows = window.rows
         limit = self._max_rows
         if rows.nbytes > self._max_bytes:
             limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
         if len(window.keys) == 1 and rows.num_rows > limit:
-            return [(self._frame(chunk) for chunk in _chunks(rows, limit))]
-        frame = self._frame(rows)
-        return [_frames(frame, start, end, limit) for start, end in pairwise(window.starts.tolist())]
+            yield (self._frame(chunk) for chunk in _chunks(rows, limit))
+            return
+        owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
+        # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
+        # views of a copy that nothing else reads, so the processor may change them.
+        for _, frame in self._frame(rows).groupby(owners, sort=False):
+            yield _frames(frame, limit)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [_as_pandas(column) for column in rows.columns]
@@ -85,14 +90,15 @@ class FrameInput:
         return frame
 
 
-def _frames(frame: pd.DataFrame, start: int, end: int, limit: int) -> Iterator[pd.DataFrame]:
+def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
     from pandas import RangeIndex
 
-    for first in range(start, end, limit):
-        # A copy, because the processor may change it, and pandas would warn about changing a slice.
-        part = frame.iloc[first : min(first + limit, end)].copy()
-        part.index = RangeIndex(len(part))
-        yield part
+    if len(frame) <= limit:
+        frame.index = RangeIndex(len(frame))
+        yield frame
+        return
+    for first in range(0, len(frame), limit):
+        yield frame.iloc[first : first + limit].reset_index(drop=True)
 
 
 def _chunks(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ class InputCodec(Protocol):
         """Keys from their columns."""
         ...
 
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
+    def by_key(self, window: Window) -> Iterable[Iterator[Any]]:
         """The rows of each key of a window."""
         ...
 

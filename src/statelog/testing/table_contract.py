@@ -201,7 +201,8 @@ class TableContract:
         branch = table.branch(
             make_run(VALUE, [(1, b"a", b"", Operation.DELETE, None), (3, b"c", b"", Operation.PUT, "new")])
         )
-        second = branch.branch(make_run(MAP, [(1, b"a", b"", Operation.CLEAR, None), (1, b"a", b"f", Operation.PUT, "new")]))
+        changes: list[Change] = [(1, b"a", b"", Operation.CLEAR, None), (1, b"a", b"f", Operation.PUT, "new")]
+        second = branch.branch(make_run(MAP, changes))
         assert self._values(table, keys) == {0: "old", 1: "old"}
         assert self._values(branch, keys) == {1: "old", 2: "new"}
         assert self._entries(branch, keys) == [(0, b"e", "old"), (1, b"e", "old")]

@@ -238,7 +238,8 @@ class TwsTester:
         return BatchTime(before.time_ms, before.watermark_ms, before.watermark_ms)
 
     def _event_ms(self, row: Any) -> int | None:
-        return None if self._extractor is None else self._extractor(row)
+        time_ms = None if self._extractor is None else self._extractor(row)
+        return None if time_ms is None else int(time_ms)
 
     # ---- States ----
 

@@ -45,7 +45,7 @@ def show_typed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a probe works with. Times are shown relative to `base`."""
+    """What a probe works with. Times are shown relative to `base`, unless they are near 1970."""
 
     handle: Any
     states: Any
@@ -56,7 +56,11 @@ class Bench:
     @property
     def timers(self) -> list[int]:
         """The key's timers."""
-        return sorted(time - self.base for time in self.handle.listTimers())
+        return sorted(self.relative(time) for time in self.handle.listTimers())
+
+    def relative(self, time: int) -> int:
+        """A time as it is shown."""
+        return time if abs(time) < 10**6 else time - self.base
 
 
 Probe = Callable[[Bench], Iterator[Any]]
@@ -97,7 +101,7 @@ class Probing(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         bench = self._bench(timerValues)
-        time = expiredTimerInfo.getExpiryTimeInMs() - bench.base
+        time = bench.relative(expiredTimerInfo.getExpiryTimeInMs())
         yield Row(key=key[0], seen=f"timer {time} of {bench.timers}")
         names = self.at_timer.get()
         if names is not None:
@@ -477,11 +481,10 @@ def timers_in_the_past(bench: Bench) -> Iterator[Any]:
 
 @probe
 def timers_at_odd_times(bench: Bench) -> Iterator[Any]:
-    """Listed only by their number: relative to now they differ from run to run."""
     for time in (0, -5, 1):
         bench.handle.registerTimer(time)
     bench.handle.deleteTimer(1)
-    yield len(bench.timers)
+    yield bench.timers
 
 
 @probe
@@ -1013,30 +1016,60 @@ class Declares(StatefulProcessor):
 
 
 class Evolves(StatefulProcessor):
-    """Shows what a state of a kind and schema holds, and writes a value to it."""
+    """Shows what states of a schema hold, and writes a value to each."""
 
-    def __init__(self, kind: str, schema: str, value: tuple[Any, ...]) -> None:
-        self._kind, self._schema, self._value = kind, schema, value
+    def __init__(self, schema: str, value: tuple[Any, ...], map_key: str = "number long") -> None:
+        self._schema, self._new, self._map_key = schema, value, map_key
 
     def init(self, handle: Any) -> None:
-        if self._kind == "map":
-            self._state = handle.getMapState("state", "number long", self._schema)
-        else:
-            declare = handle.getListState if self._kind == "list" else handle.getValueState
-            self._state = declare("state", self._schema)
+        self._value = handle.getValueState("value", self._schema)
+        self._list = handle.getListState("list", self._schema)
+        self._map = handle.getMapState("map", self._map_key, self._schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        held: Any
-        if self._kind == "map":
-            held = sorted(self._state.iterator())
-            self._state.updateValue((len(held),), self._value)
-        elif self._kind == "list":
-            held = list(self._state.get())
-            self._state.appendValue(self._value)
-        else:
-            held = self._state.get()
-            self._state.update(self._value)
-        yield Row(key=key[0], seen=show(held))
+        entries = sorted(self._map.iterator())
+        yield Row(key=key[0], seen=show([self._value.get(), list(self._list.get()), entries]))
+        self._value.update(self._new)
+        self._list.appendValue(self._new)
+        self._map.updateValue((len(entries),), self._new)
+
+    def close(self) -> None:
+        pass
+
+
+class Mistake(StatefulProcessor):
+    """Makes a mistake in ``init`` or in ``handleInputRows``.
+
+    Parameters
+    ----------
+    init : callable or None
+        Gets the handle.
+    use : callable or None
+        Gets the processor, which has a value, a list and a map.
+    returns : callable or None
+        Makes what ``handleInputRows`` returns.
+    """
+
+    def __init__(
+        self,
+        init: Callable[[Any], Any] | None = None,
+        use: Callable[[Any], Any] | None = None,
+        returns: Callable[[], Any] | None = None,
+    ) -> None:
+        self._init, self._use, self._returns = init, use, returns
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("value", "number long, exact decimal(4,1), at timestamp")
+        self.list = handle.getListState("list", "number long")
+        self.map = handle.getMapState("map", "number long, word string", "number long")
+        if self._init:
+            self._init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
+        if self._use:
+            self._use(self)
+        return self._returns() if self._returns else [Row(key="a", number=1)]
 
     def close(self) -> None:
         pass

@@ -211,15 +211,23 @@ def run_both(session: SparkSession, scenario: Scenario, folder: Path) -> tuple[A
     failures: list[str] = []
     with settings(session, scenario.conf):
         for leg in scenario.legs:
-            _add(folder, scenario.schema, leg.batches)
-            queries = [run.start(leg) for run in runs]
-            texts = [_outcome(query) for query in queries]
+            add_input(folder, scenario.schema, leg.batches)
+            queries = [_started(run, leg) for run in runs]
+            texts = [query if isinstance(query, str) else _outcome(query) for query in queries]
             if leg.fails:
                 assert all(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
                 failures.append(texts[1])
             else:
                 assert not any(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
     return runs[0].answer, runs[1].answer, failures
+
+
+def _started(run: Run, leg: Leg) -> StreamingQuery | str:
+    """The query, or the text of the error that it cannot be planned."""
+    try:
+        return run.start(leg)
+    except statelog.StatelogError as error:
+        return str(error)
 
 
 def _outcome(query: StreamingQuery) -> str:
@@ -231,7 +239,7 @@ def _outcome(query: StreamingQuery) -> str:
     return ""
 
 
-def _add(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> None:
+def add_input(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> None:
     """Add input, a file per batch; the files' times keep Spark from changing their order."""
     first = len(list((folder / "input").iterdir()))
     for number, batch in enumerate(batches, first):

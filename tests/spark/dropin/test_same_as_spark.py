@@ -1,0 +1,650 @@
+"""The same processors on Spark's operator and on statelog's: every batch must have the same output.
+
+What cannot be the same, or should not, is left out of the scenarios:
+
+============================================================  =====================================================
+Difference                                                    Reason
+============================================================  =====================================================
+A handler deletes another timer that is due                   Spark has read the due timers ahead and fires it all
+                                                              the same. Deleted is deleted.
+Order of ``listTimers``, of a map, of timers across keys      Spark's is that of encoded bytes. Sorted here.
+A number of another Python type than its field's              Spark stores null, or wraps around.
+Rows without a declared column                                Spark returns null.
+Null keys of numbers in pandas mode, null timestamp keys      Spark shows ``nan``; and fails.
+Rows with NaN keys                                            Spark calls the processor once per row, with one state.
+One key's rows in several calls                               Spark does that with initial state in row mode, when a
+                                                              key has more rows than ``maxRecordsPerBatch``.
+A pandas column with null in another key's row                Spark infers dtypes per Arrow batch, over all keys.
+An iterator that is made before, and read after a write       Spark reads when the iterator is used first.
+``deleteIfExists`` of a state that ``init`` declares          Spark empties it in every batch, or fails when it is used.
+A value and a list of one name                                Spark keeps both.
+Processing time without data, with ``availableNow``           Spark runs batches for ever. Here it is told not to, by
+                                                              ``noDataMicroBatches.enabled``.
+Error texts                                                   Spark's name its state server.
+============================================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import ErrorKind
+from tests.spark.dropin import processors
+from tests.spark.dropin.processors import FRAME_RESULTS, ROW_RESULTS, SEEN, STATE_PROBES, TYPED, UTC, Mistake
+from tests.spark.dropin.scenarios import (
+    SPARK,
+    STATELOG,
+    Answer,
+    Engine,
+    Leg,
+    Rows,
+    Run,
+    Scenario,
+    add_input,
+    rows,
+    run_both,
+    settings,
+)
+
+pytestmark = pytest.mark.spark
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+NO_IDLE_BATCHES = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> Iterator[SparkSession]:
+    with settings(spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}):
+        yield spark
+
+
+# ---- Streams ----
+
+
+def _states() -> Scenario:
+    names = [probe.__name__ for probe in STATE_PROBES]
+    first = rows(*((name, name) for name in names))
+    second = rows(*((name, "left") for name in names), *((name, name) for name in names))
+    return Scenario([Leg([first, second]), Leg([rows(*((name, "left") for name in names))])], processors.States)
+
+
+def _large() -> Scenario:
+    batch = rows(("list", "large_list"), ("value", "large_value"))
+    return Scenario([Leg([batch, batch])], processors.Large)
+
+
+def _timers_of_processing_time() -> Scenario:
+    first = (
+        "times",
+        "timers_in_the_past",
+        "timers_at_odd_times",
+        "timer_now",
+        "timer_soon",
+        "timers_far_away",
+        "timer_deleted_before_it_fires",
+        "timer_set_again_when_it_fires",
+        "timers_set_when_one_fires",
+        "handler_writes_state",
+    )
+    second = (("timers_far_away", "timer_deleted"), ("handler_writes_state", "left"))
+    third = [(name, "listed") for name in first]
+    return Scenario(
+        [
+            Leg([rows(*((name, name) for name in first)), rows(*second)]),
+            Leg([rows(*third), rows(("other", "times"))]),
+        ],
+        functools.partial(processors.States, counts_from_now=True),
+        time_mode="ProcessingTime",
+        conf=NO_IDLE_BATCHES,
+    )
+
+
+def _event_time() -> Scenario:
+    batches = [
+        rows(
+            ("a", "0 -7 500 1000 1001 2000", 1000),
+            ("null", "", None),
+            ("b", "", 500),
+            ("handler", "500 700/600 100 500 1500 90000", 1),
+            ("handler 2", "900/900 x900 3000", 1),
+        ),
+        rows(
+            ("a", "", 900),
+            ("b", "999 1000 1001", 1000),
+            ("null", "", None),
+            ("c", "", 999),
+            ("moves the watermark", "", 2000),
+        ),
+        rows(("late", "1 2", 999), ("late", "", 1000), ("d", "5", 1001), ("null", "", None), ("late a", "", 1000)),
+        rows(("a", "x2000", 3000), ("late", "", 1999), ("late", "", 2000), ("d", "7000 x8000", 2001)),
+        rows(("a", "20000", 10_000), ("null", "", None)),
+        rows(("late", "", 2999), ("b", "", 3001)),
+        rows(("a", "", 30_000)),
+    ]
+    return Scenario(
+        [Leg(batches[:4]), Leg(batches[4:])],
+        processors.EventTimers,
+        time_mode="EventTime",
+        watermark=("at", "0 seconds"),
+    )
+
+
+def _event_time_with_delay() -> Scenario:
+    batches = [
+        rows(("a", "2000 4000", 5000), ("b", "", 1)),
+        rows(("a", "", 3000), ("b", "2999 3000 3001", 2999), ("c", "", 4000)),
+        rows(("a", "", 2000), ("a", "", 3001), ("b", "", 9000), ("b", "", 3000)),
+        rows(("c", "", 7000), ("b", "6999", 7001)),
+    ]
+    return Scenario(
+        [Leg(batches)],
+        processors.EventTimersOfFrames,
+        time_mode="EventTime",
+        watermark=("at", "2 seconds"),
+        uses_frames=True,
+    )
+
+
+def _without_a_watermark() -> Scenario:
+    batches = [rows(("a", "0 -1 1 10", 1000)), rows(("a", "", 1))]
+    return Scenario([Leg(batches)], processors.EventTimers, time_mode="EventTime")
+
+
+def _watermark_in(time_mode: str) -> Scenario:
+    batches = [rows(("a", "times", at)) for at in (1000, 5000, 1, 2)]
+    return Scenario(
+        [Leg(batches)],
+        processors.States,
+        time_mode=time_mode,
+        watermark=("at", "0 seconds"),
+        conf=NO_IDLE_BATCHES,
+    )
+
+
+EMITTED = "key string, seen string, time timestamp"
+_EMITS = [
+    rows(("a", "1000 100 2500 null", 1000)),
+    rows(("a", "2001 5000", 2000), ("b", "2002", 1500)),
+    rows(("b", "3000", 4000)),
+    rows(("c", "8000", 8000), ("late", "8000", 2000)),
+]
+
+
+def _count_by_second(_: Engine, df: DataFrame) -> DataFrame:
+    counts = df.groupBy(F.window("time", "1 second")).count()
+    return counts.select(F.col("window.start").cast("string").alias("start"), "count")
+
+
+def _second_operator(engine: Engine, df: DataFrame) -> DataFrame:
+    return engine.apply(df, ("key",), processors.Follows(), SEEN, "append", "EventTime", uid="second")
+
+
+def _into(then: Callable[[Engine, DataFrame], DataFrame]) -> Scenario:
+    return Scenario(
+        [Leg(_EMITS)],
+        processors.Emits,
+        output=EMITTED,
+        time_mode="EventTime",
+        event_time_column="time",
+        watermark=("at", "0 seconds"),
+        then=then,
+    )
+
+
+def _emits_what_is_late() -> Scenario:
+    batches = [rows(("a", "1000", 1000)), rows(("a", "1000", 2000)), rows(("a", "1001", 2001))]
+    return Scenario(
+        [Leg(batches), Leg([rows(("a", "2000", 3000))], fails=True)],
+        processors.Emits,
+        output=EMITTED,
+        time_mode="EventTime",
+        event_time_column="time",
+        watermark=("at", "0 seconds"),
+    )
+
+
+def _expiry() -> Scenario:
+    batches = [
+        rows(("a", "ttl_write"), ("b", "ttl_write"), ("c", "ttl_write"), ("d", "ttl_write")),
+        rows(("a", "ttl_read"), ("b", "ttl_write_a_part"), ("c", "ttl_touch"), ("d", "ttl_write")),
+        rows(*((key, "ttl_read") for key in "abcd")),
+    ]
+    return Scenario(
+        [Leg(batches[:2]), Leg(batches[2:])], processors.Expiring, time_mode="ProcessingTime", conf=NO_IDLE_BATCHES
+    )
+
+
+def _initial_rows(session: SparkSession, names: str) -> DataFrame:
+    held = [("a", 1, "x"), ("a", 2, "y"), ("c", 3, None), ("a", 4, "w"), (None, 5, "null"), ("d", 6, "")]
+    return session.createDataFrame(held, names)
+
+
+def _initial_state(*, uses_frames: bool) -> Scenario:
+    batches = [rows(("a", ""), ("a", ""), ("b", "")), rows(("c", ""), ("a", ""), (None, ""))]
+    names = "name string, number long, word string" if uses_frames else "key string, number long, word string"
+    return Scenario(
+        [Leg(batches), Leg([rows(("c", ""), ("d", ""))])],
+        processors.InitialFrames if uses_frames else functools.partial(processors.Initial, sets_timers=True),
+        time_mode="None" if uses_frames else "ProcessingTime",
+        initial=functools.partial(_initial_rows, names=names),
+        initial_keys=("name",) if uses_frames else ("key",),
+        uses_frames=uses_frames,
+        conf=NO_IDLE_BATCHES,
+    )
+
+
+_FULL: dict[str, Any] = {
+    "long": 5,
+    "int": -1,
+    "short": 2,
+    "double": 0.5,
+    "float": 0.25,
+    "flag": True,
+    "text": "ä",
+    "bytes": b"\0",
+    "exact": decimal.Decimal("1.50"),
+    "day": datetime.date(1960, 2, 3),
+    "at": datetime.datetime(2024, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+    "wall": datetime.datetime(1960, 1, 2, 3, 4, 5),
+    "pair": {"number": 1, "word": "x"},
+    "array": [1, 2],
+    "map": [("a", 1)],
+}
+_TYPES = pa.schema(
+    {
+        "k": pa.int64(),
+        "long": pa.int64(),
+        "int": pa.int32(),
+        "short": pa.int16(),
+        "double": pa.float64(),
+        "float": pa.float32(),
+        "flag": pa.bool_(),
+        "text": pa.string(),
+        "bytes": pa.binary(),
+        "exact": pa.decimal128(10, 2),
+        "day": pa.date32(),
+        "at": pa.timestamp("us", tz="UTC"),
+        "wall": pa.timestamp("us"),
+        "pair": pa.struct({"number": pa.int64(), "word": pa.string()}),
+        "array": pa.list_(pa.int64()),
+        "map": pa.map_(pa.string(), pa.int64()),
+    }
+)
+_NULLS = dict.fromkeys(_FULL)
+_NESTED = ("array", "map")
+
+
+def _rows_of_all_types(*, uses_frames: bool) -> Scenario:
+    batches: list[Rows] = [
+        [{"k": 1} | _FULL, {"k": 1} | _FULL | {"long": 2**60, "text": ""}],
+        [{"k": 1} | _FULL, {"k": 1} | _NULLS],
+        [{"k": 1} | _NULLS],
+    ]
+    return Scenario(
+        [Leg(batches)],
+        processors.LooksAtFrames if uses_frames else processors.LooksAtRows,
+        keys=("k",),
+        uses_frames=uses_frames,
+        schema=_TYPES,
+        columns=[],
+    )
+
+
+def _keys_of_all_types(*, uses_frames: bool) -> Scenario:
+    """One key with a column of each type. Null numbers and times are left out in pandas mode."""
+    nullable = ("text", "bytes", "exact", "day", "pair") if uses_frames else tuple(_FULL)
+    keys = [_FULL, _FULL | dict.fromkeys(nullable), _FULL | {"double": -0.0}, _FULL | {"double": 0.0}]
+    keys += [_FULL | {name: None} for name in nullable if name not in _NESTED]
+    if not uses_frames:
+        keys += [_FULL | {"double": float("nan")}, _FULL | {"double": float("-inf")}]
+    batch = [{"k": 1} | key for key in keys]
+    return Scenario(
+        [Leg([batch, batch[:3]])],
+        _CountsKeysOfFrames if uses_frames else processors.CountsKeys,
+        keys=tuple(reversed([name for name in _FULL if name not in _NESTED])),
+        uses_frames=uses_frames,
+        schema=_TYPES,
+        columns=[],
+    )
+
+
+class _CountsKeysOfFrames(processors.CountsKeys):
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        records = (record for frame in rows for record in frame.itertuples())
+        for row in super().handleInputRows(key, records, timerValues):  # type: ignore[arg-type]
+            yield pd.DataFrame([row.asDict()])
+
+
+def _declarations() -> Scenario:
+    def leg(name: str, states: list[str], deleted: list[str], batches: int = 1) -> Leg:
+        make = functools.partial(processors.Declares, states, deleted)
+        return Leg([rows(("a", f"{name} {number}")) for number in range(batches)], make)
+
+    return Scenario(
+        [
+            leg("first", ["v", "list", "w"], []),
+            leg("without a list", ["w", "v"], [], 2),
+            leg("with it again", ["v", "list"], ["unknown"]),
+            leg("deleted", ["v"], ["list", "w"], 2),
+            leg("declared again", ["v", "list", "w", "x"], [], 2),
+        ],
+        functools.partial(processors.Declares, [], []),
+    )
+
+
+def _evolution() -> Scenario:
+    def leg(schema: str, value: tuple[Any, ...], **more: Any) -> Leg:
+        fails = more.pop("fails", False)
+        return Leg([rows(("a", ""))], functools.partial(processors.Evolves, schema, value, **more), fails)
+
+    return Scenario(
+        [
+            leg("number int, word string, pair struct<a:int>, single float", (1, "a", (1,), 0.5)),
+            leg("number long, word string, pair struct<a:int>, single float", (2**40, "b", (2,), 0.5)),
+            leg("more date, single double, pair struct<a:int,b:string>", (datetime.date(2024, 1, 2), 1.5, (3, "c"))),
+            leg("single double, number double, word string, pair struct<b:string>", (2.5, 3.5, "d", ("e",))),
+            leg("single float, number double", (2.5, 3.5), fails=True),
+            leg("number string", ("a",), fails=True),
+            leg("single double, number double, word string", (1.0, 1.0, "a"), map_key="word string", fails=True),
+        ],
+        functools.partial(processors.Evolves, "", ()),
+        conf=AVRO,
+    )
+
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "states": _states,
+    "states in pandas mode": lambda: replace(_states(), processor=processors.Frames, uses_frames=True),
+    "large states": _large,
+    "timers of processing time": _timers_of_processing_time,
+    "event time": _event_time,
+    "event time with a delay, in pandas mode": _event_time_with_delay,
+    "event time without a watermark": _without_a_watermark,
+    "a watermark in processing time": lambda: _watermark_in("ProcessingTime"),
+    "a watermark without time mode": lambda: _watermark_in("None"),
+    "into a native aggregation": lambda: _into(_count_by_second),
+    "into a second operator": lambda: _into(_second_operator),
+    "emits what is late": _emits_what_is_late,
+    "expiry": _expiry,
+    "initial state": lambda: _initial_state(uses_frames=False),
+    "initial state in pandas mode": lambda: _initial_state(uses_frames=True),
+    "rows of all types": lambda: _rows_of_all_types(uses_frames=False),
+    "frames of all types": lambda: _rows_of_all_types(uses_frames=True),
+    "keys of all types": lambda: _keys_of_all_types(uses_frames=False),
+    "keys of all types in pandas mode": lambda: _keys_of_all_types(uses_frames=True),
+    "declarations": _declarations,
+    "schema evolution": _evolution,
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_batch_is_the_same(session: SparkSession, tmp_path: Path, name: str) -> None:
+    scenario = SCENARIOS[name]()
+    expected, found, failures = run_both(session, scenario, tmp_path)
+
+    require_same(expected, found)
+    for text in failures:
+        require_own_error(text)
+
+
+def require_same(expected: Answer, found: Answer) -> None:
+    """All batches have the same rows; else show those that differ."""
+    lines = []
+    for batch in sorted({*expected, *found}):
+        ours, theirs = list(found.get(batch, [])), list(expected.get(batch, []))
+        for row in list(ours):
+            if row in theirs:
+                ours.remove(row)
+                theirs.remove(row)
+        lines += [f"batch {batch} spark:    {row}" for row in theirs]
+        lines += [f"batch {batch} statelog: {row}" for row in ours]
+    assert not lines, "\n" + "\n".join(lines)
+
+
+def require_own_error(text: str) -> None:
+    """A failure shows one of statelog's errors."""
+    assert re.search(rf"\[({'|'.join(ErrorKind)})\]", text), text
+
+
+@pytest.mark.parametrize("engine", [SPARK, STATELOG], ids=lambda engine: engine.name)
+def test_a_processor_lives_for_a_batch(session: SparkSession, tmp_path: Path, engine: Engine) -> None:
+    (tmp_path / "input").mkdir()
+    log = tmp_path / "log"
+    scenario = Scenario([], functools.partial(processors.Attributes, str(log)))
+    run = Run(session, scenario, engine, tmp_path)
+    add_input(tmp_path, scenario.schema, [rows((key, "")) for key in "aab"])
+    run.start(Leg([])).awaitTermination()
+
+    assert run.answer == {0: [("a", "1")], 1: [("a", "1")], 2: [("b", "1")]}
+    lines = log.read_text().splitlines()
+    assert lines.count("init 0") == len(lines) / 2
+    assert lines.count("close 1") == 3
+    assert lines.count("close 0") + 3 == lines.count("init 0")
+
+
+# ---- Batch queries ----
+
+
+def _in_batch(
+    session: SparkSession, engine: Engine, keys: list[str], processor: StatefulProcessor, *arguments: str, **more: Any
+) -> list[tuple[Any, ...]]:
+    df = session.createDataFrame(
+        [(key, number, key) for number, key in enumerate(keys)], "key string, seq long, probe string"
+    )
+    return sorted((tuple(row) for row in engine.apply(df, ("key",), processor, *arguments, **more).collect()), key=repr)
+
+
+@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime", "EventTime"])
+def test_times_of_a_batch_query(session: SparkSession, time_mode: str) -> None:
+    keys = ["times"]
+    if time_mode != "None":
+        keys += ["timers_in_the_past", "timer_now", "timers_far_away", "timer_set_again_when_it_fires"]
+    processor = processors.States(counts_from_now=True)
+    expected, found = (
+        _in_batch(session, engine, keys, processor, SEEN, "update", time_mode) for engine in (SPARK, STATELOG)
+    )
+    require_same({0: expected}, {0: found})
+
+
+def test_initial_state_of_a_batch_query(session: SparkSession) -> None:
+    initial = _initial_rows(session, "key string, number long, word string")
+    expected, found = (
+        _in_batch(session, engine, ["a", "a", "b"], processors.Initial(), SEEN, "append", "None", initial=initial)
+        for engine in (SPARK, STATELOG)
+    )
+    require_same({0: expected}, {0: found})
+
+
+@pytest.mark.parametrize(
+    ("results", "uses_frames"), [(ROW_RESULTS, False), (FRAME_RESULTS, True)], ids=["rows", "frames"]
+)
+def test_results(session: SparkSession, results: dict[str, Any], uses_frames: bool) -> None:
+    expected, found = (
+        _in_batch(
+            session,
+            engine,
+            list(results),
+            processors.Returns(results),
+            TYPED,
+            "append",
+            "None",
+            uses_frames=uses_frames,
+        )
+        for engine in (SPARK, STATELOG)
+    )
+    require_same({0: expected}, {0: found})
+
+
+def test_frames_are_cut_by_number_of_rows(session: SparkSession) -> None:
+    keys = ["ten"] * 10 + ["three"] * 3 + ["part"] * 5
+    with settings(session, {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}):
+        expected, found = (
+            _in_batch(session, engine, keys, processors.Chunks(), SEEN, "append", "None", uses_frames=True)
+            for engine in (SPARK, STATELOG)
+        )
+    require_same({0: expected}, {0: found})
+
+
+def test_the_schema_of_the_result(session: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text("{}")
+    stream = session.readStream.schema("key string, at timestamp").json(str(tmp_path)).withWatermark("at", "1 second")
+    results = {}
+    for column in ("", "time", "TIME"):
+        results[column] = [
+            engine.apply(
+                stream, ("key",), processors.Emits(), EMITTED, "append", "EventTime", eventTimeColumnName=column
+            ).schema
+            for engine in (SPARK, STATELOG)
+        ]
+    for column, (expected, found) in results.items():
+        assert [(field, field.metadata) for field in found] == [(field, field.metadata) for field in expected], column
+
+
+# ---- Mistakes ----
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mistake, and how it is made."""
+
+    processor: Mistake = Mistake()
+    time_mode: str = "None"
+    output_mode: str = "append"
+    output: str = "key string, number long"
+    keys: tuple[Any, ...] = ("key",)
+    uses_frames: bool = False
+    event_time: str = ""
+    initial_keys: tuple[str, ...] | None = None
+
+
+def _init(mistake: Callable[[Any], Any], time_mode: str = "None") -> Case:
+    return Case(Mistake(init=mistake), time_mode)
+
+
+def _use(mistake: Callable[[Any], Any], time_mode: str = "None") -> Case:
+    return Case(Mistake(use=mistake), time_mode)
+
+
+def _row(**columns: Any) -> Case:
+    return Case(Mistake(returns=lambda: [Row(**columns)]))
+
+
+def _rows(result: Any) -> Case:
+    return Case(Mistake(returns=lambda: result))
+
+
+def _frames(result: Any) -> Case:
+    return Case(Mistake(returns=lambda: result), uses_frames=True)
+
+
+def _raising() -> Iterator[Row]:
+    yield Row(key="a", number=1)
+    raise ZeroDivisionError
+
+
+_TOO_MUCH = decimal.Decimal("12345.6")
+_AFRAME = pd.DataFrame({"key": ["a"], "number": [1]})
+CASES: dict[str, Case] = {
+    "ttl without time mode": _init(lambda handle: handle.getValueState("v", "a long", 1)),
+    "ttl in event time": _init(lambda handle: handle.getListState("v", "a long", 1), "EventTime"),
+    "negative ttl": _init(lambda handle: handle.getMapState("v", "a long", "a long", -1), "ProcessingTime"),
+    "ttl of a float": _init(lambda handle: handle.getValueState("v", "a long", 1.5), "ProcessingTime"),
+    "declared twice": _init(lambda handle: handle.getValueState("value", "a long")),
+    "name with a dollar": _init(lambda handle: handle.getValueState("$v", "a long")),
+    "no name": _init(lambda handle: handle.getValueState("", "a long")),
+    "unknown type": _init(lambda handle: handle.getValueState("v", "a lon")),
+    "type without fields": _init(lambda handle: handle.getValueState("v", "long")),
+    "timer in init": _init(lambda handle: handle.registerTimer(1), "ProcessingTime"),
+    "state used in init": _init(lambda handle: handle.getValueState("v", "a long").get()),
+    "declared outside init": _use(lambda self: self.handle.getValueState("v", "a long")),
+    "deleted outside init": _use(lambda self: self.handle.deleteIfExists("value")),
+    "timer without time mode": _use(lambda self: self.handle.registerTimer(1)),
+    "timer deleted without time mode": _use(lambda self: self.handle.deleteTimer(1)),
+    "timers listed without time mode": _use(lambda self: list(self.handle.listTimers())),
+    "timer that is no integer": _use(lambda self: self.handle.registerTimer("1"), "ProcessingTime"),
+    "too few values": _use(lambda self: self.value.update((1,))),
+    "too many values": _use(lambda self: self.value.update((1, None, None, 4))),
+    "None as value": _use(lambda self: self.value.update(None)),
+    "scalar as element": _use(lambda self: self.list.appendValue(1)),
+    "empty element": _use(lambda self: self.list.appendValue(())),
+    "empty list put": _use(lambda self: self.list.put([])),
+    "empty list appended": _use(lambda self: self.list.appendList([])),
+    "None put": _use(lambda self: self.list.put(None)),
+    "part of a map key": _use(lambda self: self.map.updateValue((1,), (1,))),
+    "part of a map key read": _use(lambda self: self.map.getValue((1,))),
+    "too large a decimal": _use(lambda self: self.value.update((1, _TOO_MUCH, None))),
+    "number as timestamp": _use(lambda self: self.value.update((1, None, 5))),
+    "array of numpy as value": _use(lambda self: self.value.update((np.array([1]), None, None))),
+    "no iterator": _rows(None),
+    "tuple": _rows([("a", 1)]),
+    "dict": _rows([{"key": "a", "number": 1}]),
+    "None as row": _rows([None]),
+    "row without names": _rows([Row("a", 1)]),
+    "text for long": _row(key="a", number="many"),
+    "long for text": _row(key=1, number=1),
+    "an exception": Case(Mistake(returns=_raising)),
+    "no frames": _frames(None),
+    "a frame instead of frames": _frames(_AFRAME),
+    "row instead of frame": _frames([Row(key="a", number=1)]),
+    "dict instead of frame": _frames([{"key": ["a"], "number": [1]}]),
+    "None as frame": _frames([None]),
+    "column missing": _frames([_AFRAME[["key"]]]),
+    "column of another case": _frames([_AFRAME.rename(columns={"key": "KEY"})]),
+    "position missing": _frames([pd.DataFrame([["a"]])]),
+    "names and positions": _frames([pd.DataFrame([["a", 1]], columns=["key", 1])]),
+    "fraction for long": _frames([pd.DataFrame({"key": ["a"], "number": [1.5]})]),
+    "text for long in a frame": _frames([pd.DataFrame({"key": ["a"], "number": ["many"]})]),
+    "long for text in a frame": _frames([pd.DataFrame({"key": [1], "number": [1]})]),
+    "overflow in a frame": replace(
+        _frames([pd.DataFrame({"key": ["a"], "number": [2**40]})]), output="key string, number int"
+    ),
+    "unknown time mode": Case(time_mode="sometimes"),
+    "unknown output mode": Case(output_mode="sometimes"),
+    "unknown output type": Case(output="key strin"),
+    "unknown key": Case(keys=("nobody",)),
+    "no key": Case(keys=()),
+    "key of an expression": Case(keys=("seq % 2",)),
+    "event time without watermark": Case(output=EMITTED, event_time="time"),
+    "initial state with more keys": Case(initial_keys=("key", "number")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistakes_fail_on_both(session: SparkSession, name: str) -> None:
+    case = CASES[name]
+    df = session.createDataFrame([("a", 1)], "key string, seq long")
+    initial = session.createDataFrame([("a", 1)], "key string, number long") if case.initial_keys else None
+    texts = []
+    for engine in (SPARK, STATELOG):
+        with pytest.raises(Exception) as failure:  # noqa: PT011
+            engine.apply(
+                df,
+                case.keys,
+                case.processor,
+                case.output,
+                case.output_mode,
+                case.time_mode,
+                uses_frames=case.uses_frames,
+                initial=initial,
+                initial_keys=case.initial_keys,
+                eventTimeColumnName=case.event_time,
+            ).collect()
+        texts.append(str(failure.value))
+
+    require_own_error(texts[1])
