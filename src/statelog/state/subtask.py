@@ -274,9 +274,7 @@ class KeyedSubtask:
                     cursor.position = position
                     if timers.was_deleted(time_ms):
                         continue
-                    fired_timer = info(time_ms)
-                    # By name, as Spark calls it.
-                    outputs.extend(fire(key=keys[position], timerValues=timer_values, expiredTimerInfo=fired_timer))
+                    outputs.extend(fire(keys[position], timer_values, info(time_ms)))
                     timers.delete(time_ms)
                     ends.append(len(outputs))
                     fired.append(position)

@@ -190,7 +190,7 @@ class LocalQuery:
     @property
     def location(self) -> str:
         """Where the store is."""
-        return str(self.directory / "store")
+        return str(self.directory / "location")
 
     @property
     def local(self) -> Path:

@@ -162,7 +162,7 @@ def left(bench: Bench) -> Iterator[Any]:
     yield states.list.exists()
     yield list(states.list.get())
     yield states.map.exists()
-    yield sorted(states.map.iterator())
+    yield sorted(states.map.iterator(), key=repr)
     yield sorted(states.pairs.iterator(), key=repr)
     yield states.typed.get()
     yield states.nested.get()
@@ -281,7 +281,7 @@ def map_life(bench: Bench) -> Iterator[Any]:
     yield sorted(show_typed(entry) for entry in words.iterator())
     words.removeKey(("a",))
     words.removeKey(("zz",))
-    yield sorted(words.iterator())
+    yield sorted(words.iterator(), key=repr)
     words.removeKey(("b",))
     yield words.exists()
     words.updateValue(("c",), (3,))
@@ -318,7 +318,7 @@ def map_while_it_is_read(bench: Bench) -> Iterator[Any]:
         words.removeKey(word)
         words.updateValue((word[0] + "x",), (2,))
     yield sorted(seen)
-    yield sorted(words.iterator())
+    yield sorted(words.iterator(), key=repr)
 
 
 @probe
@@ -688,7 +688,7 @@ class Expiring(Probing):
 def _entries(states: Any) -> Iterator[Any]:
     value, numbers, words = states
     yield (value.exists(), value.get(), numbers.exists(), list(numbers.get()), words.exists())
-    yield (words.getValue(("a",)), words.containsKey(("a",)), sorted(words.iterator()))
+    yield (words.getValue(("a",)), words.containsKey(("a",)), sorted(words.iterator(), key=repr))
     yield (sorted(words.keys()), sorted(words.values()))
 
 
@@ -1027,7 +1027,7 @@ class Evolves(StatefulProcessor):
         self._map = handle.getMapState("map", self._map_key, self._schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        entries = sorted(self._map.iterator())
+        entries = sorted(self._map.iterator(), key=repr)
         yield Row(key=key[0], seen=show([self._value.get(), list(self._list.get()), entries]))
         self._value.update(self._new)
         self._list.appendValue(self._new)

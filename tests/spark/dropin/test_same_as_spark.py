@@ -31,7 +31,7 @@ import decimal
 import functools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
 
 from statelog import ErrorKind
 from tests.spark.dropin import processors
@@ -512,8 +513,12 @@ def test_the_schema_of_the_result(session: SparkSession, tmp_path: Path) -> None
             ).schema
             for engine in (SPARK, STATELOG)
         ]
-    for column, (expected, found) in results.items():
-        assert [(field, field.metadata) for field in found] == [(field, field.metadata) for field in expected], column
+    for name, (expected, found) in results.items():
+        assert _with_metadata(found) == _with_metadata(expected), name
+
+
+def _with_metadata(schema: StructType) -> list[tuple[StructField, dict[str, Any]]]:
+    return [(column, column.metadata) for column in schema]
 
 
 # ---- Mistakes ----
@@ -523,7 +528,7 @@ def test_the_schema_of_the_result(session: SparkSession, tmp_path: Path) -> None
 class Case:
     """A mistake, and how it is made."""
 
-    processor: Mistake = Mistake()
+    processor: Mistake = field(default_factory=Mistake)
     time_mode: str = "None"
     output_mode: str = "append"
     output: str = "key string, number long"
