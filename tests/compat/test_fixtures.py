@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,10 @@ def write(directory: Path, log_form: str) -> None:
     for batch, rows in enumerate(SCRIPT):
         if batch == 3:
             engine.coordinator.close()
-            engine.inline_budget_bytes = 0
+            engine.options = replace(engine.options, inline_budget_bytes=0)
             engine.start(3, batch)
         for subtask, part in enumerate(engine.parts(rows)):
-            engine.run_subtask(batch, subtask, part)
+            engine.run_commands(batch, subtask, part)
     engine.coordinator.close()
 
 
@@ -64,7 +65,7 @@ def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: 
     found = [
         output
         for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS]))
-        for output in engine.run_subtask(len(SCRIPT), subtask, part)
+        for output in engine.run_commands(len(SCRIPT), subtask, part)
     ]
     wanted = [[list(key), model.run(key, ("read",))] for key in KEYS]
     assert sorted(found, key=json.dumps) == sorted(wanted, key=json.dumps)

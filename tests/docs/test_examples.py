@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted(
     str(page.relative_to(REPOSITORY))
-    for page in (REPOSITORY / "docs").rglob("*.md")
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"))
     if BLOCK.search(page.read_text()) and "design" not in page.parts
 )
 
@@ -24,6 +24,9 @@ def test_examples_of_a_page_run_in_order(
     """The blocks of a page are one program, in an empty directory, with a session called spark if they use one."""
     text = (REPOSITORY / page).read_text()
     monkeypatch.chdir(tmp_path)
+    if page == "README.md":  # which reads what the reader has
+        Path("events").mkdir()
+        Path("events/first.json").write_text('{"user": "ann", "page": "home"}\n')
     # As in a program of the user's own, so that its classes are sent to the workers by value.
     names: dict[str, Any] = {"__name__": "__main__"}
     if re.search(r"\bspark\b\.", "".join(BLOCK.findall(text))):

@@ -1,4 +1,4 @@
-"""A query without Spark: the real coordinator, log and tasks, driven batch by batch by a test.
+"""A query of one operator whose subtasks a test runs one by one, on the machinery of the harness.
 
 Commands are rows; the processor carries them out on a value, a list and a map state and returns what it reads.
 """
@@ -7,69 +7,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from statelog import Observer, Options, Step
-from statelog.changelog.local_runs import LocalRuns
-from statelog.checkpoint.admission import OperatorRun
+from statelog import Options
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
-from statelog.checkpoint.task import BatchInput, BatchTask, MemoryTables
-from statelog.clock import ManualClock
-from statelog.state.grouping import Window
+from statelog.checkpoint.task import BatchInput
 from statelog.state.key_groups import subtasks_of
-from statelog.state.keys import KeyCodec
-from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
-from statelog.state.schema import StateDescriptor, StateKind, encode_schema
-from statelog.state.times import Moment
-from statelog.state.values import FieldCodec, RowCodec
+from statelog.state.subtask import KeyedRows
 from statelog.storage import LocalStore, Store
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.local_query import LocalQuery
 
 Key = tuple[int | None, str | None]
 Command = tuple[Any, ...]
 
-KEY_SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
-_ROWS = pa.schema([*KEY_SCHEMA, ("command", pa.string())])
-
-
-class Crash(Exception):
-    """The process that passes a step dies there."""
-
-
-@dataclass
-class CrashPoint(Observer):
-    """Crashes at a step, once; at -1 on the driver."""
-
-    at: Step | None = None
-    subtask: int = -1
-    passed: list[Step] = field(default_factory=list)
-
-    def step(self, step: Step, batch: int, subtask: int) -> None:
-        self.passed.append(step)
-        if step is self.at and (subtask == -1 or self.subtask in (-1, subtask)):
-            self.at = None
-            raise Crash(step)
+_BATCHES = 1000
 
 
 class CommandProcessor:
     """Carries out commands on its states and returns what they read, as JSON."""
 
     def init(self, handle: Any) -> None:
-        self.value = handle.getValueState("value", None)
-        self.list = handle.getListState("list", None)
-        self.map = handle.getMapState("map", None, None)
+        self.value = handle.getValueState("value", "field long")
+        self.list = handle.getListState("list", "field string")
+        self.map = handle.getMapState("map", "field string", "field long")
 
-    def handleInputRows(self, key: Key, rows: Iterator[Any], timer_values: Any) -> Iterator[Any]:
+    def handleInputRows(self, key: Key, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         for row in rows:
-            yield json.dumps([key, self._run(json.loads(row[2]))])
+            yield (json.dumps([key, self._run(json.loads(row.command))]),)
 
     def _run(self, command: Sequence[Any]) -> Any:
         match command:
@@ -144,43 +111,8 @@ class Model:
         return result
 
 
-class _TupleInput:
-    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return list(zip(*(column.to_pylist() for column in columns), strict=True))
-
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
-        rows = self.keys(window.rows.columns)
-        return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
-
-
-class _NoTimes:
-    def timer_values(self, moment: Moment) -> None:
-        return None
-
-    def expired_timer(self, time_ms: int) -> None:
-        return None
-
-
-class _JsonOutput:
-    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"json": pa.array(rows, pa.string())})
-
-
-def _bindings() -> list[StateBinding]:
-    def codec(name: str, kind: pa.DataType, exact: type) -> RowCodec:
-        return RowCodec([FieldCodec("field", kind, exact)], name)
-
-    texts, numbers = codec("text", pa.string(), str), codec("number", pa.int64(), int)
-    return [
-        StateBinding("value", StateDescriptor("value", StateKind.VALUE, numbers.schema), numbers, None, list),
-        StateBinding("list", StateDescriptor("list", StateKind.LIST, texts.schema), texts, None, list),
-        StateBinding("map", StateDescriptor("map", StateKind.MAP, numbers.schema, texts.schema), numbers, texts, list),
-    ]
-
-
-@dataclass
-class Engine:
-    """One operator of one query.
+class Engine(LocalQuery):
+    """One operator of one query; batch `n` takes place at 1000 + `n` ms.
 
     Parameters
     ----------
@@ -192,116 +124,51 @@ class Engine:
         Options.
     """
 
-    directory: Path
-    hash_of: Callable[[Key], int]
-    table: str = "runs"
-    log_form: str = "append"
-    merge_fan_in: int = 2
-    inline_budget_bytes: int = 8 << 20
-    open_store: Callable[[str], Store] = LocalStore
-    uid: str = "op"
-    query_id: str = "query"
-
-    def __post_init__(self) -> None:
-        self.runs = 0
-        self.attempts = 0
-        self.clock = ManualClock(1000)
-        self.observer = CrashPoint()
-        self.host = 0
-
-    @property
-    def location(self) -> str:
-        return str(self.directory / "location")
-
-    def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
-        """Start a run of the query, as a new driver process would."""
-        self.runs += 1
-        self.host += 0 if keep_local else 1
-        self.parallelism = parallelism
-        self.processes = (MemoryTables(), MemoryTables())
-        self.observer.at = None
-        self.options = Options(
-            table=self.table,
-            log_form=self.log_form,
-            merge_fan_in=self.merge_fan_in,
-            inline_budget_bytes=self.inline_budget_bytes,
+    def __init__(
+        self,
+        directory: Path,
+        hash_of: Callable[[Key], int],
+        *,
+        table: str = "runs",
+        log_form: str = "append",
+        merge_fan_in: int = 2,
+        inline_budget_bytes: int = 8 << 20,
+        query_id: str = "query",
+        open_store: Callable[[str], Store] = LocalStore,
+    ) -> None:
+        options = Options(
+            table=table,
+            log_form=log_form,
+            merge_fan_in=merge_fan_in,
+            inline_budget_bytes=inline_budget_bytes,
             orphan_min_age_s=0,
-            observer=self.observer,
         )
-        store = self.open_store(self.location)
-        run = OperatorRun(
-            self.query_id,
-            f"run-{self.runs}",
-            self.uid,
-            "instance",
-            parallelism,
-            encode_schema(KEY_SCHEMA),
-            [binding.descriptor.to_stored() for binding in _bindings()],
+        arguments = OperatorArguments(
+            input="a long, b string, command string",
+            keys=["a", "b"],
+            output="json string",
+            keyHash=hash_of,
+            uid="op",
         )
-        self.coordinator = OperatorCoordinator(
-            run,
-            store=store,
-            location=self.location,
-            root=self.uid,
-            log=open_log(store, f"{self.uid}/log", self.log_form),
-            options=self.options,
-            clock=self.clock,
-            new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
-            batch_time=lambda batch: BatchTime(1000 + batch, 0),
-        )
-        self.coordinator.open(first_batch)
+        self.keyed = KeyedQuery(CommandProcessor(), arguments, options)
+        super().__init__(self.keyed.operator, directory, options, query_id=query_id, open_store=open_store)
+        self.uid = "op"
+        self.times = {batch: BatchTime(1000 + batch, 0) for batch in range(_BATCHES)}
 
-    def call(self, request: Request, payload: bytes) -> Reply:
-        if isinstance(request, Begin):
-            return self.coordinator.begin(request)
-        if isinstance(request, Fetch):
-            return self.coordinator.fetch(request)
-        self.coordinator.ack(request, payload)
-        return Acked()
+    def run_commands(self, batch: int, subtask: int, commands: Iterable[tuple[Key, Command]]) -> list[Any]:
+        """Run one attempt of a subtask with commands for keys of its own, and return its output."""
+        data = self._data(commands)
+        time_ms = self.times[batch].time_ms if len(data.hashes) else None
+        outputs = self.run_subtask(batch, subtask, BatchInput(data.rows, data.hashes, subtask, time_ms))
+        return [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
 
-    def run_subtask(self, batch: int, subtask: int, rows: Iterable[tuple[Key, Command]]) -> list[Any]:
-        """Run one attempt of one subtask and return its output."""
-        self.attempts += 1
-        operator = KeyedOperator(
-            uid=self.uid,
-            processor=CommandProcessor(),
-            key_codec=KeyCodec(KEY_SCHEMA),
-            decode_key=KeyCodec(KEY_SCHEMA).decode,
-            states=_bindings(),
-            input=KeyedInput([0, 1], _TupleInput()),
-            output=_JsonOutput(),
-            times=_NoTimes(),
-        )
-        local = self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask)
-        task = BatchTask(
-            task=TaskId(self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts),
-            partition=subtask,
-            parallelism=self.parallelism,
-            operator=operator,
-            options=self.options,
-            call=self.call,
-            local=LocalRuns(local),
-            tables=self.processes[self.attempts % 2],
-            open_store=self.open_store,
-            clock=self.clock,
-            token=f"attempt-{self.attempts}",
-        )
-        held = list(rows)
-        columns = {
-            "a": [key[0] for key, _ in held],
-            "b": [key[1] for key, _ in held],
-            "command": [json.dumps(command) for _, command in held],
-        }
-        hashes = np.array([self.hash_of(key) for key, _ in held], np.uint64)
-        read = BatchInput(
-            pa.RecordBatch.from_pydict(columns, schema=_ROWS), hashes, subtask, 1000 + batch if held else None
-        )
-        return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]
-
-    def parts(self, rows: Iterable[tuple[Key, Command]]) -> list[list[tuple[Key, Command]]]:
-        """The rows of each subtask."""
+    def parts(self, commands: Iterable[tuple[Key, Command]]) -> list[list[tuple[Key, Command]]]:
+        """The commands for each subtask's keys."""
+        held = list(commands)
         parts: list[list[tuple[Key, Command]]] = [[] for _ in range(self.parallelism)]
-        for key, command in rows:
-            subtask = subtasks_of(np.array([self.hash_of(key)], np.uint64), self.parallelism)[0]
-            parts[int(subtask)].append((key, command))
+        for command, subtask in zip(held, subtasks_of(self._data(held).hashes, self.parallelism), strict=True):
+            parts[subtask].append(command)
         return parts
+
+    def _data(self, commands: Iterable[tuple[Key, Command]]) -> KeyedRows:
+        return self.keyed.data([(*key, json.dumps(command)) for key, command in commands])

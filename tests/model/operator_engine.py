@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options
+from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options
 from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
@@ -27,7 +27,7 @@ from statelog.state.operator_state import OperatorStateBinding, OperatorStateDes
 from statelog.state.operator_subtask import Operator, OperatorInput
 from statelog.state.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
-from tests.model.engine import CrashPoint
+from statelog.testing.crashes import CrashPoint
 
 Command = list[Any]
 
@@ -188,7 +188,7 @@ class OperatorEngine:
         self.runs = 0
         self.attempts = 0
         self.clock = ManualClock(10**10)
-        self.observer = CrashPoint()
+        self.observer = CrashPoint(Observer())
         self.host = 0
 
     @property
@@ -200,7 +200,7 @@ class OperatorEngine:
         self.runs += 1
         self.host += 0 if keep_local else 1
         self.parallelism = parallelism
-        self.observer.at = None
+        self.observer.arm(None)
         self.options = Options(
             log_form=self.log_form,
             inline_budget_bytes=self.inline_budget_bytes,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from statelog import Step
-from tests.model.engine import Crash
+from statelog.testing.crashes import Crash
 from tests.model.operator_engine import LISTS, Command, OperatorEngine, OperatorModel, Subtask
 
 names = st.sampled_from([*LISTS, "units"])
@@ -72,9 +72,9 @@ class OperatorMachine(RuleBasedStateMachine):
     @rule(rows=batches, step=st.sampled_from([Step.RESTORED, Step.ACKING, Step.ACKED]), subtask=st.integers(0, 3))
     def kill_task(self, rows: Batch, step: Step, subtask: int) -> None:
         """A worker dies; Spark tries the subtask again, in another process."""
-        self.engine.observer.at, self.engine.observer.subtask = step, subtask
+        self.engine.observer.arm(step, subtask)
         self._complete(rows)
-        self.engine.observer.at = None
+        self.engine.observer.arm(None)
 
     @rule(
         rows=batches,
@@ -84,7 +84,7 @@ class OperatorMachine(RuleBasedStateMachine):
     )
     def kill_driver(self, rows: Batch, step: Step, parallelism: int, keep_local: bool) -> None:
         """The driver dies around the commit; a new run repeats the batch with another parallelism."""
-        self.engine.observer.at, self.engine.observer.subtask = step, -1
+        self.engine.observer.arm(step)
         try:
             for subtask in range(self.engine.parallelism):
                 self._run(subtask, rows)

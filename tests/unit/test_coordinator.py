@@ -18,10 +18,11 @@ from statelog import (
 from statelog.changelog import chain
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, TaskId
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch
 from statelog.storage import LocalStore
 from statelog.storage.faults import FaultPlan, FaultStore
-from tests.model.engine import Crash, Engine, Key
+from statelog.testing.crashes import Crash
+from tests.model.engine import Engine, Key
 
 
 def low_hash(key: Key) -> int:
@@ -34,20 +35,16 @@ def engine(tmp_path: Path) -> Engine:
     return Engine(tmp_path, low_hash)
 
 
-def task(engine: Engine, batch: int, subtask: int, attempt: int) -> TaskId:
-    return TaskId(engine.query_id, f"run-{engine.runs}", engine.uid, "instance", batch, subtask, attempt)
-
-
 def begin(
     engine: Engine, batch: int, subtask: int, attempt: int, *, rows: int = 0, partition: int | None = None
 ) -> Begun:
     time_ms = 1000 + batch if rows else None
     at = subtask if partition is None else partition
-    return engine.coordinator.begin(Begin(task(engine, batch, subtask, attempt), at, rows, time_ms))
+    return engine.coordinator.begin(Begin(engine.task_id(batch, subtask, attempt), at, rows, time_ms))
 
 
 def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, rows: int = 0) -> None:
-    message = Ack(task(engine, batch, subtask, attempt), chain.checksum(data), len(data), 1, rows, "", 0.0)
+    message = Ack(engine.task_id(batch, subtask, attempt), chain.checksum(data), len(data), 1, rows, "", 0.0)
     engine.coordinator.ack(message, data)
 
 
@@ -153,7 +150,7 @@ def test_two_subtasks_in_one_task_are_refused(engine: Engine) -> None:
 def test_rows_of_another_batch_are_refused(engine: Engine) -> None:
     engine.start(1, 0)
     complete(engine, 0, b"data")
-    stale = Begin(task(engine, 1, 0, 5), 0, 3, 1000)
+    stale = Begin(engine.task_id(1, 0, 5), 0, 3, 1000)
     with pytest.raises(ConfigurationError, match="rows of the batch of 1000 ms ran as batch 1"):
         engine.coordinator.begin(stale)
 
@@ -178,7 +175,7 @@ def test_ack_without_begin_is_refused(engine: Engine) -> None:
 def test_damaged_payload_is_refused(engine: Engine) -> None:
     engine.start(1, 0)
     begin(engine, 0, 0, 1)
-    message = Ack(task(engine, 0, 0, 1), chain.checksum(b"data"), 4, 1, 0, "", 0.0)
+    message = Ack(engine.task_id(0, 0, 1), chain.checksum(b"data"), 4, 1, 0, "", 0.0)
     with pytest.raises(CorruptionError, match="subtask 0 was damaged on its way"):
         engine.coordinator.ack(message, b"dat\0")
 
@@ -254,7 +251,7 @@ def test_orphans_of_dead_epochs_go_and_referenced_uploads_stay(tmp_path: Path) -
     engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
     engine.clock.advance(10**10)
     engine.start(1, 0)
-    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
     store = LocalStore(engine.location)
     [referenced] = [info.name for info in store.list("op/changes/")]
     store.put("op/changes/1/0/9-orphan.run", b"left behind")
@@ -267,9 +264,9 @@ def test_orphans_of_dead_epochs_go_and_referenced_uploads_stay(tmp_path: Path) -
 def test_replaced_upload_is_removed(tmp_path: Path) -> None:
     engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
     engine.start(1, 0)
-    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
-    engine.run_subtask(0, 0, [((1, None), ("set", 2))])
-    engine.run_subtask(0, 0, [((1, None), ("set", 2))])
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
+    engine.run_commands(0, 0, [((1, None), ("set", 2))])
+    engine.run_commands(0, 0, [((1, None), ("set", 2))])
     names = [info.name for info in LocalStore(engine.location).list("op/changes/")]
     assert names == [checkpoints(engine)[-1].segments[0].name]
 
@@ -283,19 +280,19 @@ def test_run_without_checkpoint_leaves_nothing(engine: Engine) -> None:
 def test_run_that_stops_in_a_batch_leaves_no_upload(tmp_path: Path) -> None:
     engine = Engine(tmp_path, low_hash, inline_budget_bytes=0)
     engine.start(2, 0)
-    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
     engine.coordinator.close()
     assert LocalStore(engine.location).list() == []
 
 
 def test_crash_before_the_entry_leaves_the_previous_checkpoint(engine: Engine) -> None:
     engine.start(1, 0)
-    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
-    engine.observer.at = Step.LAST_ACK
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
+    engine.crash_point.arm(Step.LAST_ACK)
     with pytest.raises(Crash):
-        engine.run_subtask(1, 0, [((1, None), ("set", 2))])
+        engine.run_commands(1, 0, [((1, None), ("set", 2))])
     engine.start(1, 1)
-    [[_, found]] = engine.run_subtask(1, 0, [((1, None), ("read",))])
+    [[_, found]] = engine.run_commands(1, 0, [((1, None), ("read",))])
     assert found[0] == [1]
 
 
@@ -305,6 +302,6 @@ def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
     complete(engine, 1, b"10", b"11")
     begun = begin(engine, 2, 1, 900)
     middle = chain.extend(begun.genesis, 0, [chain.checksum(b"01")])
-    fetch = engine.coordinator.fetch(Fetch(task(engine, 2, 1, 900), [begun.genesis, middle]))
+    fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [begun.genesis, middle]))
     assert fetch.missing.since == middle
     assert [segment.checksum for segment in fetch.missing.segments] == [chain.checksum(b"11")]

@@ -25,16 +25,17 @@ def engine(tmp_path: Path) -> Engine:
     engine = Engine(tmp_path, lambda key: hash(key) % 2**64, merge_fan_in=100)
     engine.start(1, 0)
     for batch in range(4):
-        engine.run_subtask(batch, 0, [((batch, None), ("set", batch)), ((0, "list"), ("append", str(batch)))])
+        engine.run_commands(batch, 0, [((batch, None), ("set", batch)), ((0, "list"), ("append", str(batch)))])
     return engine
 
 
 def local_folder(engine: Engine) -> Path:
-    return engine.directory / f"host-{engine.host}" / "1" / "0"
+    return engine.local / "1" / "0"
 
 
 def read(engine: Engine, batch: int, *keys: Key) -> dict[Key, list[object]]:
-    outputs = engine.run_subtask(batch, 0, [(key, ("read",)) for key in keys])
+    engine.new_workers()
+    outputs = engine.run_commands(batch, 0, [(key, ("read",)) for key in keys])
     return {(key[0], key[1]): found for key, found in outputs}
 
 
@@ -93,7 +94,7 @@ def test_empty_local_run_is_discarded_and_fetched(engine: Engine) -> None:
 def test_new_host_fetches_everything_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.start(1, 4, keep_local=False)
     names = count_reads(engine, monkeypatch)
-    engine.run_subtask(4, 0, [])
+    engine.run_commands(4, 0, [])
     segments = [name for name in names if name.endswith(".log")]
     assert len(segments) == 4, "each changeset is read once"
     assert len(list(local_folder(engine).glob("*.run"))) == 2, "they became one run, and this batch's own"
@@ -103,7 +104,7 @@ def test_new_host_fetches_everything_once(engine: Engine, monkeypatch: pytest.Mo
 def test_runs_of_another_parallelism_are_removed(engine: Engine) -> None:
     old = local_folder(engine).parent
     engine.start(2, 4)
-    engine.run_subtask(4, 0, [])
+    engine.run_commands(4, 0, [])
     assert not old.exists()
 
 
@@ -113,7 +114,7 @@ def test_leftovers_are_swept(engine: Engine) -> None:
     (folder / failed.file_name).write_bytes(b"of an attempt that failed")
     (folder / "2-attempt.tmp").write_bytes(b"of a worker that was killed")
     (folder / "9-attempt.tmp").write_bytes(b"of an attempt that still runs")
-    engine.run_subtask(4, 0, [])
+    engine.run_commands(4, 0, [])
     left = {path.name for path in folder.iterdir()}
     assert failed.file_name not in left
     assert "2-attempt.tmp" not in left
@@ -127,19 +128,19 @@ def test_damaged_store_is_named_and_nothing_is_written(engine: Engine) -> None:
     log.write_bytes(bytes(data))
     engine.start(1, 4, keep_local=False)
     with pytest.raises(CorruptionError, match=r"op/log/epoch-00000001.log: the changeset of subtask 0 at offset \d+"):
-        engine.run_subtask(4, 0, [])
+        engine.run_commands(4, 0, [])
     assert list(local_folder(engine).glob("*.run")) == []
 
 
 def test_missing_upload_is_named(tmp_path: Path) -> None:
     engine = Engine(tmp_path, lambda key: 0, inline_budget_bytes=0)
     engine.start(1, 0)
-    engine.run_subtask(0, 0, [((1, None), ("set", 1))])
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
     [upload] = (tmp_path / "location").rglob("*.run")
     upload.unlink()
     engine.start(1, 1, keep_local=False)
     with pytest.raises(CorruptionError, match="attempt-1.run") as caught:
-        engine.run_subtask(1, 0, [])
+        engine.run_commands(1, 0, [])
     assert caught.value.kind is ErrorKind.OBJECT_MISSING
 
 

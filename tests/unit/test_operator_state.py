@@ -27,7 +27,7 @@ from statelog.state.schema import StateSchema, encode_schema
 from statelog.state.snapshot import Elements, Section, Snapshot, encode_snapshot, join_elements, section_schema
 from statelog.state.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore
-from tests.model.engine import Crash
+from statelog.testing.crashes import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings
 
 PAIR = pa.schema([("name", pa.string()), ("offset", pa.int64())])
@@ -307,7 +307,7 @@ def test_a_repeated_batch_starts_from_the_snapshot_before_it(tmp_path: Path) -> 
     engine = OperatorEngine(tmp_path)
     engine.start(1, 0)
     add(engine, 0, ["a"])
-    engine.observer.at = Step.DURABLE
+    engine.observer.arm(Step.DURABLE)
     with pytest.raises(Crash):
         engine.run_subtask(1, 0, [["add", "items", "lost"]])
     engine.start(2, 1)

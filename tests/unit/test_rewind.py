@@ -23,7 +23,7 @@ def state(directory: Path, batches: int) -> str:
     engine = Engine(directory, lambda key: 0)
     engine.start(1, 0)
     for batch in range(batches):
-        engine.run_subtask(batch, 0, [((1, None), ("set", batch))])
+        engine.run_commands(batch, 0, [((1, None), ("set", batch))])
     engine.coordinator.close()
     return engine.location
 

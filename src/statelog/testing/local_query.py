@@ -184,7 +184,7 @@ class LocalQuery:
         self.coordinator: OperatorCoordinator
         self.directory = directory
         self._host = 0
-        self._workers = [Worker(), Worker()]
+        self.new_workers()
         self.stores: list[Store] = []
 
     @property
@@ -216,7 +216,7 @@ class LocalQuery:
         self.release()
         self.runs += 1
         self._host += 0 if keep_local else 1
-        self._workers = [Worker(), Worker()]
+        self.new_workers()
         self.crash_point.arm(None)
         self.parallelism = parallelism
         self.first_batch = first_batch
@@ -237,6 +237,10 @@ class LocalQuery:
         if first_batch == 0:
             coordinator.offer_initial_state(self._store_initial_state(store))
         self.coordinator = coordinator
+
+    def new_workers(self) -> None:
+        """Have the next attempts run in Python workers that know nothing yet."""
+        self._workers = [Worker(), Worker()]
 
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []
