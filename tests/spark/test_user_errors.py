@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, ProcessorError
@@ -219,3 +221,55 @@ def test_workers_without_statelog_say_which_interpreter_lacks_it(
     job.run(job.ledger(spark, 2))
 
     job.require_exact()
+
+
+# ---- How grouping columns are named ----
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda df: (["user", "seq"],),
+        lambda df: ("USER", "seq"),
+        lambda df: (F.col("user"), df.seq),
+        lambda df: ([df["user"], "seq"],),
+    ],
+    ids=["list", "case", "columns", "mixed"],
+)
+def test_grouping_columns_are_named_as_in_spark(
+    spark: SparkSession, name: Callable[[DataFrame], tuple[Any, ...]]
+) -> None:
+    df = spark.createDataFrame([("ann", 1, 5), ("ann", 1, 6), ("bob", 1, 7)], "user string, seq long, amount long")
+
+    class Count(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            pass
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            yield Row(user=key[0], seq=key[1], n=len(list(rows)))
+
+        def close(self) -> None:
+            pass
+
+    counted = statelog.key_by(df, *name(df)).transformWithState(
+        Count(), "user string, seq long, n long", "update", "None"
+    )
+    assert sorted(map(tuple, counted.collect())) == [("ann", 1, 2), ("bob", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (lambda df: (), "without a column"),
+        (lambda df: (F.lower("user").alias("user"),), "is an expression"),
+        (lambda df: ("nobody",), "no column 'nobody'"),
+        (lambda df: (7,), "not 7"),
+    ],
+    ids=["none", "expression", "unknown", "number"],
+)
+def test_other_grouping_columns_are_refused(
+    spark: SparkSession, name: Callable[[DataFrame], tuple[Any, ...]], words: str
+) -> None:
+    df = spark.createDataFrame([("ann", 1)], "user string, seq long")
+    with pytest.raises(ConfigurationError, match=words):
+        statelog.key_by(df, *name(df))

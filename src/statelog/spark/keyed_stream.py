@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -18,15 +20,15 @@ from statelog.windows.windowed_stream import WindowedStream, windowed
 __all__ = ["KeyedStream", "key_by"]
 
 
-def key_by(df: DataFrame, *cols: str) -> KeyedStream:
+def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> KeyedStream:
     """Key a DataFrame by columns, like ``df.groupBy(*cols)``.
 
     Parameters
     ----------
     df : DataFrame
         A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
-    *cols : str
-        Names of the grouping columns; at least one.
+    *cols : str or Column, or a list of them
+        The grouping columns; at least one. Columns of the DataFrame, not expressions.
 
     Returns
     -------
@@ -46,18 +48,32 @@ def key_by(df: DataFrame, *cols: str) -> KeyedStream:
     """
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
-    if not cols or not all(isinstance(name, str) for name in cols):
-        raise ConfigurationError(
-            f"key_by takes names of columns, not {cols!r}.", hint="Make a column of an expression first."
-        )
-    unknown = [name for name in cols if name not in df.columns]
-    if unknown:
-        raise ConfigurationError(f"key_by: there is no column {unknown[0]!r}; the columns are {', '.join(df.columns)}.")
     doubled = [name for name in df.columns if df.columns.count(name) > 1]
     if doubled:
         raise ConfigurationError(f"key_by: two columns are named {doubled[0]!r}.", hint="Rename one of them first.")
-    KeyCodec(key_schema(df.schema, list(cols)))
-    return KeyedStream(KeyedFrame(df, list(cols)))
+    given = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
+    if not given:
+        raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
+    columns = [_column_name(df, column) for column in given]
+    KeyCodec(key_schema(df.schema, columns))
+    return KeyedStream(KeyedFrame(df, columns))
+
+
+def _column_name(df: DataFrame, column: object) -> str:
+    """The name of a column of the DataFrame; case does not matter, as in Spark."""
+    if not isinstance(column, (str, Column)):
+        raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
+    name = column if isinstance(column, str) else df.select(column).columns[0]
+    if isinstance(column, Column) and str(column) != f"Column<'{name}'>":
+        raise ConfigurationError(
+            f"key_by: {column} is an expression.", hint="Make a column of it first: df.withColumn(name, expression)."
+        )
+    if name in df.columns:
+        return name
+    found = [own for own in df.columns if own.lower() == name.lower()]
+    if len(found) != 1:
+        raise ConfigurationError(f"key_by: there is no column {name!r}; the columns are {', '.join(df.columns)}.")
+    return found[0]
 
 
 class KeyedStream:

@@ -67,7 +67,7 @@ class ChangeBuffer:
         entries: Sequence[bytes] | None,
         values: Sequence[tuple[Any, ...] | None],
         operations: Sequence[int] | None = None,
-        expiry_ms: int | Sequence[int] | None = None,
+        expiry_ms: int | Sequence[int | None] | None = None,
     ) -> None:
         """Add changes of keys that come after those of all calls before for this state.
 
@@ -87,7 +87,7 @@ class ChangeBuffer:
             The new value of each change; None where there is none.
         operations : sequence of int, optional
             What each change does; by default a put where there is a value, else a delete.
-        expiry_ms : int or sequence of int, optional
+        expiry_ms : int or sequence of (int or None), optional
             From when on the changes no longer count: one time for all of them, or one for each.
         """
         count = len(positions)
@@ -124,7 +124,7 @@ class ChangeBuffer:
         return encode_run(sections, compress=compress, block_rows=block_rows)
 
 
-def _expiry_column(expiry_ms: int | Sequence[int] | None, count: int) -> pa.Array:
+def _expiry_column(expiry_ms: int | Sequence[int | None] | None, count: int) -> pa.Array:
     if expiry_ms is None:
         return pa.nulls(count, pa.int64())
     if isinstance(expiry_ms, int):

@@ -38,8 +38,8 @@ class KeyCursor:
         The window's keys.
     moment : Moment
         The batch's times.
-    event_ms : sequence of int, optional
-        The newest event time of what is handled for each key; None outside of event time.
+    event_ms : sequence of (int or None), optional
+        The newest event time of what is handled for each key, None if it has none; no sequence outside of event time.
     position : int
         The current key; -1 while none is processed.
     """
@@ -48,7 +48,7 @@ class KeyCursor:
     list_position: ListPosition
     keys: KeyBatch
     moment: Moment
-    event_ms: Sequence[int] | None = None
+    event_ms: Sequence[int | None] | None = None
     position: int = -1
 
     def require(self, subject: str) -> int:
@@ -68,7 +68,7 @@ class KeyCursor:
             )
         return self.position
 
-    def expiry_ms(self, ttl: Ttl, positions: Sequence[int]) -> int | list[int] | None:
+    def expiry_ms(self, ttl: Ttl, positions: Sequence[int]) -> int | list[int | None] | None:
         """From when on entries that are written now no longer count: one time for all, or one for each position.
 
         Without any event time yet, as while the initial state is loaded, it is never.
@@ -76,9 +76,11 @@ class KeyCursor:
         if ttl.domain is TimeDomain.PROCESSING:
             return self.moment.processing_ms + ttl.duration_ms
         watermark_ms, event_ms = self.moment.watermark_ms, self.event_ms
+        by_watermark = None if watermark_ms <= 0 else watermark_ms + ttl.duration_ms
         if event_ms is None:
-            return None if watermark_ms <= 0 else watermark_ms + ttl.duration_ms
-        return [max(watermark_ms, event_ms[position]) + ttl.duration_ms for position in positions]
+            return by_watermark
+        newest = [event_ms[position] for position in positions]
+        return [by_watermark if at is None else max(watermark_ms, at) + ttl.duration_ms for at in newest]
 
     def live_rows(self, ttl: Ttl | None, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """Which rows have not expired; None if that is all of them."""

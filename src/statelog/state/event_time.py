@@ -82,8 +82,8 @@ class EventTime:
         per_input = (pc.max(times.filter(pc.equal(inputs, index))).as_py() for index in range(self.inputs))
         return [None if largest is None else largest // _US_PER_MS for largest in per_input]
 
-    def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int]:
-        """The newest event time of each key's rows, milliseconds; of a key without any it is before all times.
+    def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int | None]:
+        """The newest event time of each key's rows, milliseconds; None for a key without any.
 
         Parameters
         ----------
@@ -93,5 +93,5 @@ class EventTime:
             Where each of the n keys' rows start, and the last one's end.
         """
         times = self.times_us(rows).fill_null(NO_TIME_MS).to_numpy()
-        newest: list[int] = (np.maximum.reduceat(times, starts[:-1]) // _US_PER_MS).tolist()
-        return newest
+        newest = np.maximum.reduceat(times, starts[:-1]).tolist()
+        return [None if time_us == NO_TIME_MS else time_us // _US_PER_MS for time_us in newest]

@@ -58,5 +58,5 @@ class KeyedState(ABC):
     def _require(self) -> int:
         return self._cursor.require(self._codec.subject)
 
-    def _expiry_ms(self, positions: Sequence[int]) -> int | Sequence[int] | None:
+    def _expiry_ms(self, positions: Sequence[int]) -> int | Sequence[int | None] | None:
         return None if self._ttl is None else self._cursor.expiry_ms(self._ttl, positions)

@@ -30,7 +30,7 @@ from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_operator import look_at_state
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery, discard
-from statelog.testing.micro_batches import MicroBatches, Snapshot
+from statelog.testing.micro_batches import DriverDeath, MicroBatches, Snapshot
 from statelog.testing.operator_query import OperatorQuery
 
 __all__ = ["Harness", "HarnessSnapshot"]
@@ -261,7 +261,15 @@ class Harness:
 
     # ---- Crashes and restarts ----
 
-    def crash(self, step: Step, subtask: int | None = None) -> None:
+    def crash(
+        self,
+        step: Step,
+        subtask: int | None = None,
+        *,
+        driver: bool = False,
+        parallelism: int | None = None,
+        keepLocal: bool = True,
+    ) -> None:
         """Have the process die that passes a step next.
 
         A task is tried again by another worker then. When the driver dies, at ``LAST_ACK`` or ``DURABLE``, a new run
@@ -273,10 +281,18 @@ class Harness:
             Where. Tasks pass ``MERGING`` only when there is something to merge, so a crash there may come later.
         subtask : int, optional
             Whose task; by default the first that passes the step.
+        driver : bool
+            Whether the driver dies at a task's step too.
+        parallelism : int, optional
+            Number of subtasks of the run that follows on the driver's death.
+        keepLocal : bool
+            Whether that run finds the local files of the host.
         """
         self._require_open()
         if not isinstance(step, Step):
             raise ConfigurationError(f"crash: {step!r} is no step.", hint="Use a member of statelog.Step.")
+        chosen = None if parallelism is None else _checked(parallelism)
+        self._batches.death = DriverDeath(driver, chosen, keepLocal)
         self._query.crash_point.arm(step, subtask)
 
     @property

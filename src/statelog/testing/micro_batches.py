@@ -14,7 +14,7 @@ from statelog.storage import LocalStore
 from statelog.testing.crashes import DRIVER_STEPS, Crash
 from statelog.testing.local_query import LocalQuery
 
-__all__ = ["MicroBatches", "Snapshot"]
+__all__ = ["DriverDeath", "MicroBatches", "Snapshot"]
 
 _MAX_FAILURES: Final = 4
 """Spark's spark.task.maxFailures."""
@@ -45,6 +45,25 @@ class Snapshot:
     objects: dict[str, bytes]
 
 
+@dataclass(frozen=True)
+class DriverDeath:
+    """What happens when a crash comes.
+
+    Parameters
+    ----------
+    always : bool
+        Whether the driver dies at a task's step too.
+    parallelism : int or None
+        Number of subtasks of the run after it; None if it stays.
+    keep_local : bool
+        Whether that run finds the host's local files.
+    """
+
+    always: bool = False
+    parallelism: int | None = None
+    keep_local: bool = True
+
+
 class MicroBatches:
     """Runs a query batch by batch.
 
@@ -61,12 +80,15 @@ class MicroBatches:
         The batch that comes next.
     parallelism : int
         Number of subtasks of the next start.
+    death : DriverDeath
+        What the next crash means.
     """
 
     def __init__(self, query: LocalQuery, parallelism: int) -> None:
         self.query = query
         self.next_batch = 0
         self.parallelism = parallelism
+        self.death = DriverDeath()
         self._is_running = False
         self._data: Any = None
 
@@ -100,6 +122,17 @@ class MicroBatches:
         if in_new_run or not self._is_running or self.query.first_batch > number:
             self._start(number)
         return self._complete(number, self._data)
+
+    def try_first(self, data: Any, time: BatchTime) -> None:
+        """Run an attempt of every subtask of the next batch, whose later attempts may see other data."""
+        number = self.next_batch
+        self.query.times[number] = time
+        self._complete(number, data)
+
+    def forget(self, parallelism: int | None) -> None:
+        """End the run without Spark having noted that the last batch is done; the next one has its number."""
+        self.next_batch -= 1
+        self.restart(parallelism, keep_local=True)
 
     def restart(self, parallelism: int | None, *, keep_local: bool) -> None:
         """End the run, and start another one for the next batch."""
@@ -136,6 +169,8 @@ class MicroBatches:
                 outputs = [self._run_subtask(number, subtask, part) for subtask, part in enumerate(parts)]
             except Crash:
                 self._is_running = False
+                self.parallelism = self.death.parallelism or self.parallelism
+                self._start(number, keep_local=self.death.keep_local)
                 continue
             except BaseException:
                 # The query has ended with this error; what comes next is a run that starts from the checkpoint before.
@@ -149,7 +184,7 @@ class MicroBatches:
             try:
                 return self.query.run_subtask(number, subtask, part)
             except Crash as crash:
-                if crash.step in DRIVER_STEPS:
+                if crash.step in DRIVER_STEPS or self.death.always:
                     raise
                 failures += 1
             except StorageError:

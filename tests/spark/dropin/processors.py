@@ -112,9 +112,14 @@ class Probing(StatefulProcessor):
         pass
 
     def report(self, key: Any, bench: Bench, name: str) -> Row:
-        """What a probe sees."""
-        seen = " ".join(show(value) for value in PROBES[name](bench))
-        return Row(key=key[0], seen=f"{name}: {seen}")
+        """What a probe sees, until it fails."""
+        seen = []
+        try:
+            for value in PROBES[name](bench):
+                seen.append(show(value))
+        except Exception as error:
+            seen.append(f"raises {type(error).__name__}: {error}")
+        return Row(key=key[0], seen=f"{name}: {' '.join(seen)}")
 
     def _bench(self, timer_values: Any) -> Bench:
         now = timer_values.getCurrentProcessingTimeInMs()
@@ -310,6 +315,7 @@ def map_with_null_key(bench: Bench) -> Iterator[Any]:
 @probe
 def map_while_it_is_read(bench: Bench) -> Iterator[Any]:
     words = bench.states.map
+    words.clear()
     for word in "abc":
         words.updateValue((word,), (1,))
     seen = []
@@ -380,10 +386,9 @@ def values_that_are_converted(bench: Bench) -> Iterator[Any]:
 @probe
 def values_without_zone(bench: Bench) -> Iterator[Any]:
     typed = bench.states.typed
-    typed.update((None,) * 6 + (datetime.datetime(2024, 1, 2, 3, 4, 5, 6),) + (None,) * 5)
-    yield show_typed(typed.get()[6])
-    typed.update((None,) * 6 + (pd.Timestamp(2024, 1, 2),) + (None,) * 5)
-    yield show_typed(typed.get()[6])
+    for at in (datetime.datetime(2024, 1, 2, 3, 4, 5, 6), pd.Timestamp(2024, 1, 2)):
+        typed.update((None,) * 6 + (at,) + (None,) * 5)
+        yield show_typed(typed.get()[6])
 
 
 @probe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -215,10 +216,10 @@ def run_both(session: SparkSession, scenario: Scenario, folder: Path) -> tuple[A
             queries = [_started(run, leg) for run in runs]
             texts = [query if isinstance(query, str) else _outcome(query) for query in queries]
             if leg.fails:
-                assert all(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
+                assert all(texts), f"fails on one engine only: {brief(texts[0])}{brief(texts[1])}"
                 failures.append(texts[1])
             else:
-                assert not any(texts), f"spark: {texts[0]}\nstatelog: {texts[1]}"
+                assert not any(texts), f"spark: {brief(texts[0])}, statelog: {brief(texts[1])}"
     return runs[0].answer, runs[1].answer, failures
 
 
@@ -237,6 +238,14 @@ def _outcome(query: StreamingQuery) -> str:
     except StreamingQueryException as error:
         return str(error)
     return ""
+
+
+def brief(text: str) -> str:
+    """The errors that the text of a failure names."""
+    lines = dict.fromkeys(
+        line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception)\b|\[[A-Z_.]+\]", line)
+    )
+    return "\n".join(line[:1000] for line in lines) or text[:1000]
 
 
 def add_input(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> None:

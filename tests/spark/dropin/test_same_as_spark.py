@@ -415,7 +415,8 @@ def require_same(expected: Answer, found: Answer) -> None:
                 theirs.remove(row)
         lines += [f"batch {batch} spark:    {row}" for row in theirs]
         lines += [f"batch {batch} statelog: {row}" for row in ours]
-    assert not lines, "\n" + "\n".join(lines)
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 def require_own_error(text: str) -> None:

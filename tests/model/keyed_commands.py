@@ -1,0 +1,138 @@
+"""A processor that carries out commands on states of all kinds and on timers, and returns what it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import AggregateFunction, Ttl
+
+Command = Sequence[Any]
+
+VALUES = ("value", "brief_value")
+LISTS = ("list", "brief_list")
+MAPS = ("map", "brief_map")
+SUMS = ("sum", "brief_sum", "mean")
+"""Names of the states by kind; the brief ones have a TTL. Of the sums the first two are reducing states."""
+
+INPUT = "a long, b string, at timestamp, command string"
+OUTPUT = "json string"
+
+FIRED: list[list[Command]] = [
+    [["timers"], ["times"]],
+    [["register", "+", 7], ["timers"]],
+    [["register", "+", 0], ["get", "brief_value"]],
+    [["delete", "+", 1], ["delete", "+", 2], ["append", "brief_list", "fired"]],
+    [["register", "+", -5], ["elements", "brief_list"]],
+    [["delete", "+", 1], ["register", "+", 1], ["add", "brief_sum", 1], ["entries", "brief_map"]],
+    [["set", "value", 6], ["set", "brief_value", 6], ["put", "brief_map", "fired", 6]],
+    [["delete", "+", 0], ["clear", "map"], ["lookup", "brief_map", "a"], ["sum", "mean"]],
+]
+"""What is done when a timer fires, by its time modulo 8; times are relative to its own."""
+
+
+class Mean(AggregateFunction[int, Any]):
+    def createAccumulator(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def add(self, value: int, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (accumulator[0] + 1, accumulator[1] + value)
+
+    def getResult(self, accumulator: tuple[Any, ...]) -> Any:
+        return accumulator[1] / accumulator[0]
+
+
+def add(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (one[0] + other[0],)
+
+
+class Commands(StatefulProcessor):
+    """Takes commands from rows, and from the times of the timers that fire.
+
+    Parameters
+    ----------
+    ttl : Ttl
+        That of the brief states.
+    """
+
+    def __init__(self, ttl: Ttl) -> None:
+        self.ttl = ttl
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.states = {
+            "value": handle.getValueState("value", "n long"),
+            "brief_value": handle.getValueState("brief_value", "n long", self.ttl),
+            "list": handle.getListState("list", "text string"),
+            "brief_list": handle.getListState("brief_list", "text string", self.ttl),
+            "map": handle.getMapState("map", "text string", "n long"),
+            "brief_map": handle.getMapState("brief_map", "text string", "n long", self.ttl),
+            "sum": handle.getReducingState("sum", "n long", add),
+            "brief_sum": handle.getReducingState("brief_sum", "n long", add, self.ttl),
+            "mean": handle.getAggregatingState("mean", "count long, sum long", Mean()),
+        }
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._run(json.loads(initialState.command), 0, timerValues)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            result = self._run(json.loads(row.command), 0, timerValues)
+            yield (json.dumps([list(key), "row", result]),)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        for command in FIRED[time_ms % len(FIRED)]:
+            yield (json.dumps([list(key), time_ms, self._run(command, time_ms, timerValues)]),)
+
+    def _run(self, command: Command, base_ms: int, times: Any) -> Any:
+        match command:
+            case ["register", "+", delay_ms]:
+                return self.handle.registerTimer(base_ms + delay_ms)
+            case ["delete", "+", delay_ms]:
+                return self.handle.deleteTimer(base_ms + delay_ms)
+            case ["timers"]:
+                return sorted(self.handle.listTimers())
+            case ["times"]:
+                return [times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()]
+            case [name, state, *arguments]:
+                return self._on_state(name, self.states[state], arguments)
+        raise AssertionError(command)
+
+    def _on_state(self, name: str, state: Any, arguments: list[Any]) -> Any:
+        match name, arguments:
+            case "set", [n]:
+                state.update((n,))
+            case "add", [n]:
+                state.add(n if type(state).__name__ == "AggregatingState" else (n,))
+            case (("get" | "sum"), []):
+                return state.get()
+            case "exists", []:
+                return state.exists()
+            case "clear", []:
+                state.clear()
+            case "append", texts:
+                state.appendList([(text,) for text in texts])
+            case "replace", texts:
+                state.put([(text,) for text in texts])
+            case "elements", []:
+                return [text for (text,) in state.get()]
+            case "put", [text, n]:
+                state.updateValue((text,), (n,))
+            case "remove", [text]:
+                state.removeKey((text,))
+            case "lookup", [text]:
+                return state.getValue((text,))
+            case "contains", [text]:
+                return state.containsKey((text,))
+            case "entries", []:
+                return sorted([text, n] for (text,), (n,) in state.iterator())
+            case _:
+                raise AssertionError(name)
+        return None
+
+    def close(self) -> None:
+        pass
