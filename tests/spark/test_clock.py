@@ -245,7 +245,8 @@ def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, t
     operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
     query = job.start(operator, lambda rows, batch: None if batch else save(job, rows, batch))
     assert query.awaitTermination(120), "the query does not end"
-    assert len(offsets(job)) == 2
+    # Spark's watermark advances without the operator, the operator's own stands still.
+    assert len(offsets(job)) == (2 if own else 3)
 
 
 # ---- Heartbeats ----

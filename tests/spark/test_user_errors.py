@@ -146,9 +146,9 @@ class Raises(Ledger):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
-class MissingColumn(Ledger):
+class OtherColumns(Ledger):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        yield Row(user=key[0], count=1)
+        yield Row(name=key[0])
 
 
 class WrongOutputType(Ledger):
@@ -178,7 +178,7 @@ class Writes(Ledger):
     ("processor", "kind", "words"),
     [
         (Raises(), ErrorKind.PROCESSOR_FAILED, ["('user-3',)", "ZeroDivisionError: an account without orders"]),
-        (MissingColumn(), ErrorKind.OUTPUT_MISMATCH, ["Row(user=", "(user, count, amount, history, items)"]),
+        (OtherColumns(), ErrorKind.OUTPUT_MISMATCH, ["Row(name=", "(user, count, amount, history, items)"]),
         (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type int64"]),
         (Writes(("five", "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "'five'"]),
         (Writes((1,)), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "2 values (small, name)"]),

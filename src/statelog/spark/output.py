@@ -24,7 +24,8 @@ _Convert = Callable[[Any], Any]
 class RowOutput:
     """Converts the processor's rows.
 
-    Rows with field names are matched by name, tuples without names by position.
+    Rows with field names are matched by name: what is missing is null, what is too much is left out. Tuples without
+    names are matched by position.
 
     Parameters
     ----------
@@ -74,23 +75,24 @@ class RowOutput:
 
     def _ordered(self, row: Any, index: int, owner_of: Callable[[int], str]) -> Any:
         own = getattr(row, "__dict__", {}).get("__fields__") or getattr(type(row), "__fields__", None)
-        if own is not None and sorted(own) == sorted(self._names):
+        if own is not None and not set(own).isdisjoint(self._names):
             values = dict(zip(own, row, strict=True))
-            return tuple(values[name] for name in self._names)
+            return tuple(map(values.get, self._names))
         if own is None and isinstance(row, tuple) and len(row) == len(self._names):
             return row
         shown = f"{type(row).__name__} {row!r:.80}"
         raise ProcessorError(
-            f"{owner_of(index)} returned {shown}, which does not have the output columns ({', '.join(self._names)}).",
+            f"{owner_of(index)} returned {shown}, which has none of the output columns ({', '.join(self._names)}).",
             kind=ErrorKind.OUTPUT_MISMATCH,
-            hint="Return Row objects with exactly these names.",
+            hint="Return Row objects with these names.",
         )
 
 
 class FrameOutput:
     """Converts the processor's pandas frames.
 
-    Columns with names are matched by name; a frame whose columns are numbered is matched by position.
+    Columns with names are matched by name, those of a frame whose columns are numbered by position; what is too much is
+    left out.
 
     Parameters
     ----------
@@ -144,17 +146,21 @@ class FrameOutput:
     def _columns_of(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> list[Any]:
         names = self.schema.names
         labels = list(frame.columns)
-        if labels == names or (len(labels) == len(names) and not any(isinstance(label, str) for label in labels)):
-            # What the frame's own methods read columns with: making a Series of each takes ten times as long.
-            return [frame._get_column_array(position) for position in range(len(names))]
-        if sorted(map(str, labels)) != sorted(names):
+        if labels == names:
+            places: list[int] = list(range(len(names)))
+        elif any(isinstance(label, str) for label in labels):
+            places = [labels.index(name) for name in names if name in labels]
+        else:
+            places = list(range(min(len(names), len(labels))))
+        if len(places) < len(names):
             raise ProcessorError(
                 f"{owner_of(index)} returned a frame with the columns ({', '.join(map(str, labels))}); the output"
                 f" columns are ({', '.join(names)}).",
                 kind=ErrorKind.OUTPUT_MISMATCH,
-                hint="Return frames with exactly these columns, or with as many columns that have numbers for names.",
+                hint="Return frames with all of these columns, or with as many columns that have numbers for names.",
             )
-        return [frame._get_column_array(labels.index(name)) for name in names]
+        # What the frame's own methods read columns with: making a Series of each takes ten times as long.
+        return [frame._get_column_array(place) for place in places]
 
     def _column(
         self, field: pa.Field, convert: _Convert | None, parts: Sequence[Any], owner_of: Callable[[int], str]
