@@ -147,9 +147,9 @@ def measure(keys: int, entries: Sequence[int], repetitions: int) -> dict[str, An
 
 def _operation_costs(keys: int, repetitions: int) -> dict[Any, list[_Cost]]:
     processor, subtask = _subtask(keys, _HELD)
-    ringing_processor, ringing = _subtask(keys, 0)
-    ringing_processor.act = lambda states: states.handle.registerTimer(_REGISTERED_MS)
-    ringing.run(_keys(keys))
+    timer_processor, timers = _subtask(keys, 0)
+    timer_processor.act = lambda states: states.handle.registerTimer(_REGISTERED_MS)
+    timers.run(_keys(keys))
     columns = _keys(keys)
     costs: dict[Any, list[_Cost]] = {name: [] for name in (_EMPTY, *_OPERATIONS, _FIRE)}
     for _ in range(repetitions):
@@ -160,7 +160,7 @@ def _operation_costs(keys: int, repetitions: int) -> dict[Any, list[_Cost]]:
             done = subtask.run(columns, keep=False)
             costs[_EMPTY].append(_Cost.of(baseline, keys))
             costs[name].append(_Cost.of(done, keys, baseline))
-        costs[_FIRE].append(_Cost.of(ringing.run(now_ms=_NOW_MS, keep=False), keys))
+        costs[_FIRE].append(_Cost.of(timers.run(now_ms=_NOW_MS, keep=False), keys))
     return costs
 
 

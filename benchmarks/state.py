@@ -15,15 +15,13 @@ from benchmarks import operations
 from benchmarks.child import run_in_child
 from benchmarks.frame import Benchmark, Result, Target, alternate, scratch
 from benchmarks.sides import batch_figures, checkpoint_figures, ratio, shown
+from benchmarks.state_kinds import KINDS
 
-__all__ = ["BENCHMARK", "KINDS", "SPARK", "STATELOG", "run"]
+__all__ = ["BENCHMARK", "SPARK", "STATELOG", "run"]
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
 
-KINDS: Final = ("value", "list", "map", "timer", "window", "ttl")
-_FEW_KEYS: Final = ("list", "map", "window")
-_ROWS_ONLY: Final = ("window",)
 _LEAST_RATIO: Final = 10
 
 
@@ -60,18 +58,18 @@ def run(
     directory: Path | None,
 ) -> Result:
     """Measure; the parameters are the options of the command."""
-    if part == "operations":
+    if part == "ops":
         arguments = {"keys": operation_keys, "entries": sorted(set(entries)), "repetitions": repetitions}
         with scratch(directory) as place:
             return operations.as_result(run_in_child("benchmarks.operations:measure", arguments, place))
     if min(batches, spark_batches) <= warm_up:
         raise click.UsageError(f"{min(batches, spark_batches)} batches leave nothing after {warm_up} to warm up.")
     own_rows = spark_rows_per_batch if equal_sizes else rows_per_batch
-    pairs = _pairs(kind or KINDS, mode)
+    pairs = _pairs(kind or tuple(KINDS), mode)
     if not pairs:
         raise click.UsageError("There is nothing to measure: a window takes rows only.")
     sides = {
-        (one, how, side): _Side(side, one, how, rows, entry_keys if one in _FEW_KEYS else keys, count)
+        (one, how, side): _Side(side, one, how, rows, entry_keys if KINDS[one].has_few_keys else keys, count)
         for one, how in pairs
         for side, rows, count in ((STATELOG, own_rows, batches), (SPARK, spark_rows_per_batch, spark_batches))
     }
@@ -107,7 +105,13 @@ def run(
 def _pairs(kinds: Sequence[str], mode: str) -> list[tuple[str, str]]:
     """The kinds and modes to measure, in the order of the kinds."""
     modes = ("row", "pandas") if mode == "both" else (mode,)
-    return [(one, how) for one in KINDS if one in kinds for how in modes if how == "row" or one not in _ROWS_ONLY]
+    return [
+        (one, how)
+        for one, what in KINDS.items()
+        if one in kinds
+        for how in modes
+        if how == "row" or what.takes_frames is not None
+    ]
 
 
 def _run_side(side: _Side, parallelism: int, place: Path) -> dict[str, Any]:
@@ -161,11 +165,13 @@ BENCHMARK: Final = Benchmark(
     options=[
         click.Option(
             ["--part"],
-            type=click.Choice(["kinds", "operations"]),
+            type=click.Choice(["kinds", "ops"]),
             default="kinds",
-            help="kinds: queries, beside Spark's; operations: inside a subtask, without Spark.",
+            help="kinds: queries, beside Spark's; ops: inside a subtask, without Spark.",
         ),
-        click.Option(["--kind"], type=click.Choice(KINDS), multiple=True, help="May be repeated; by default all."),
+        click.Option(
+            ["--kind"], type=click.Choice(list(KINDS)), multiple=True, help="May be repeated; by default all."
+        ),
         click.Option(["--mode"], type=click.Choice(["row", "pandas", "both"]), default="both", help="Processors."),
         click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=100_000, help="Of statelog."),
         click.Option(["--batches"], type=_AT_LEAST_1, default=8, help="Of statelog."),
@@ -177,15 +183,15 @@ BENCHMARK: Final = Benchmark(
         click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks, state partitions and cores."),
         click.Option(["--warm-up"], type=click.IntRange(min=0), default=2, help="First batches to leave out."),
         click.Option(["--rounds"], type=_AT_LEAST_1, default=1, help="How often every side runs."),
-        click.Option(["--operation-keys"], type=_AT_LEAST_1, default=50_000, help="operations: keys of a batch."),
+        click.Option(["--operation-keys"], type=_AT_LEAST_1, default=50_000, help="ops: keys of a batch."),
         click.Option(
             ["--entries"],
             type=_AT_LEAST_1,
             multiple=True,
             default=(10, 1_000, 100_000),
-            help="operations: sizes of the lists and maps that grow; may be repeated.",
+            help="ops: sizes of the lists and maps that grow; may be repeated.",
         ),
-        click.Option(["--repetitions"], type=_AT_LEAST_1, default=5, help="operations: how often each is measured."),
+        click.Option(["--repetitions"], type=_AT_LEAST_1, default=5, help="ops: how often each is measured."),
         click.Option(
             ["--directory"],
             type=click.Path(file_okay=False, path_type=Path),

@@ -1,4 +1,4 @@
-"""The kinds of state that ``state`` measures: their processors, their input and their time mode. Driver only."""
+"""The kinds of state that ``state`` measures: their processors, their input and their time mode."""
 
 from __future__ import annotations
 

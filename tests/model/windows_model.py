@@ -76,7 +76,7 @@ def _timed(batches: Sequence[Batch], size: int, slide: int, offset: int, latenes
     answer = [Answer([], []) for _ in batches]
     times = [event.time_ms for batch in batches for event in batch.events if event.time_ms is not None]
     users = {event.user for batch in batches for event in batch.events}
-    starts = range(min(times, default=0) - size - slide, max(times, default=0) + slide + 1)
+    starts = sorted({start for time in times for start in range(time - size + 1, time + 1)})
     all_windows = [(start, start + size) for start in starts if (start - offset) % slide == 0]
     for user in users:
         for start, end in all_windows:

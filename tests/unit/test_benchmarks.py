@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import commit, count
+from benchmarks import commit, count, operations, state
 from benchmarks.child import run_in_child
 from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, require_space, scratch
+from benchmarks.state_expected import EXPECTED, InputBatch
+from benchmarks.state_kinds import KINDS
+from benchmarks.state_rows import OUTPUT
+from benchmarks.streaming import QueryRun
+from benchmarks.subtask import Subtask
+from statelog.spark.times import TimeMode
 
 
 def shuffled(count: int) -> list[float]:
@@ -261,6 +270,188 @@ def run_count(monkeypatch: pytest.MonkeyPatch, directory: Path, keys: int) -> Re
 
     monkeypatch.setattr(count, "run_in_child", child)
     return count.run(**COUNT_OPTIONS, keys=keys, directory=directory)
+
+
+STATE_BATCHES = 6
+DELAY_MS = 2000
+
+
+def state_input() -> Iterator[InputBatch]:
+    """Small batches, a second apart, of rows that are up to two seconds old; the last one checks lists."""
+    source = np.random.default_rng(5)
+    for batch in range(STATE_BATCHES):
+        yield InputBatch(
+            keys=source.integers(0, 40, 120),
+            items=source.integers(0, 16, 120),
+            times_ms=1_000_000 + 1000 * batch - source.integers(0, 2000, 120),
+            delay_ms=DELAY_MS,
+            checks=batch == STATE_BATCHES - 1,
+        )
+
+
+def state_columns(batch: InputBatch, names: tuple[str, ...]) -> dict[str, pa.Array]:
+    columns = {
+        "key": pa.array(batch.keys),
+        "item": pa.array(batch.items),
+        "time": pa.array(batch.times_ms, pa.timestamp("ms")).cast(pa.timestamp("us", tz="UTC")),
+        "time_ms": pa.array(batch.times_ms),
+        "checks": pa.array([batch.checks] * len(batch.keys)),
+    }
+    return {name: columns[name] for name in ("key", *names)}
+
+
+class TestStateProcessors:
+    @pytest.mark.parametrize(
+        ("kind", "mode"),
+        [(kind, mode) for kind in KINDS for mode in ("row", "pandas") if kind != "window" or mode == "row"],
+    )
+    def test_return_what_is_expected_without_state(self, kind: str, mode: str) -> None:
+        what = KINDS[kind]
+        make: Any = what.takes_rows if mode == "row" else what.takes_frames
+        subtask = Subtask(make(), OUTPUT, TimeMode.parse(what.time_mode), uses_frames=mode == "pandas")
+
+        found = []
+        now_ms = 0
+        for batch in state_input():
+            rows = subtask.run(state_columns(batch, what.columns), now_ms=now_ms).rows()
+            sums = [sum(row["n"] for row in rows), sum(row["key"] * row["n"] for row in rows)]
+            found.append(dict(zip(("keys", "total", "weighted"), [len(rows), *sums], strict=True)))
+            now_ms = int(batch.times_ms.max()) - DELAY_MS
+
+        assert found == list(EXPECTED[kind](state_input()))
+
+    def test_expected_counts_by_hand(self) -> None:
+        nothing = np.zeros(3, np.int64)
+        batches = [
+            InputBatch(np.array([7, 7, 2]), np.array([1, 1, 5]), nothing, 0, False),
+            InputBatch(np.array([7, 2, 2]), np.array([1, 5, 6]), nothing, 0, True),
+        ]
+
+        assert [list(EXPECTED[kind](batches)) for kind in ("value", "list", "map", "timer")] == [
+            [{"keys": 2, "total": 3, "weighted": 16}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 3, "weighted": 16}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 4, "weighted": 23}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 2, "weighted": 9}, {"keys": 2, "total": 2, "weighted": 9}],
+        ]
+
+    def test_a_wrong_batch_is_an_error(self) -> None:
+        batches = [{"batchId": number, "observedMetrics": {"check": {"keys": 2, "total": None}}} for number in range(2)]
+        done = QueryRun(batches, {})
+
+        done.require("statelog", [{"keys": 2, "total": 0}] * 2)
+        with pytest.raises(RuntimeError, match="batch 1 returned .*'keys': 2, .* should return .*'keys': 3"):
+            done.require("statelog", [{"keys": 2, "total": 0}, {"keys": 3, "total": 0}])
+
+
+STATE_OPTIONS: dict[str, Any] = {
+    "part": "kinds",
+    "kind": (),
+    "mode": "both",
+    "rows_per_batch": 100_000,
+    "batches": 8,
+    "spark_rows_per_batch": 5_000,
+    "spark_batches": 4,
+    "equal_sizes": False,
+    "keys": 1_000_000,
+    "entry_keys": 20_000,
+    "parallelism": 2,
+    "warm_up": 2,
+    "rounds": 1,
+    "operation_keys": 100,
+    "entries": (5, 40),
+    "repetitions": 2,
+}
+
+
+class TestState:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        """What the children are asked to run; statelog's batches take 500 ms, and Spark's 1,000."""
+        asked: list[dict[str, Any]] = []
+
+        def child(function: str, arguments: dict[str, Any], _: Path) -> dict[str, Any]:
+            asked.append(arguments)
+            durations = {state.STATELOG: 500, state.SPARK: 1_000}
+            return {
+                "batches": [
+                    {"batch": batch, "triggerExecution": 9_999 if batch < 2 else durations[arguments["side"]]}
+                    for batch in range(arguments["batches"])
+                ],
+                "checkpoints": [],
+                "files_live": 1,
+                "bytes_live": 2,
+                "files_seen": 3,
+                "bytes_seen": 4,
+            }
+
+        monkeypatch.setattr(state, "run_in_child", child)
+        return asked
+
+    def test_all_kinds_and_modes_run_beside_spark(self, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+        result = state.run(**STATE_OPTIONS, directory=tmp_path)
+
+        assert [(each["kind"], each["mode"], each["side"]) for each in asked] == [
+            (kind, mode, side)
+            for kind in ("value", "list", "map", "timer", "ttl", "window")
+            for mode in ("row", "pandas")
+            if (kind, mode) != ("window", "pandas")
+            for side in (state.STATELOG, state.SPARK)
+        ]
+        assert {each["kind"]: each["keys"] for each in asked} == {
+            "value": 1_000_000,
+            "list": 20_000,
+            "map": 20_000,
+            "timer": 1_000_000,
+            "ttl": 1_000_000,
+            "window": 20_000,
+        }
+        # 100,000 rows in half a second, 5,000 in one.
+        assert [(target.value, target.met) for target in result.targets] == [(pytest.approx(40), True)] * 11
+        assert result.figures["statelog_to_spark_rows_per_s"]["map, pandas"] == pytest.approx(40)
+
+    def test_equal_sizes_are_sparks(self, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+        options = {**STATE_OPTIONS, "equal_sizes": True, "kind": ("map",), "mode": "pandas"}
+
+        result = state.run(**options, directory=tmp_path)
+
+        assert [(each["rows_per_batch"], each["batches"]) for each in asked] == [(5_000, 8), (5_000, 4)]
+        assert [(target.value, target.met) for target in result.targets] == [(pytest.approx(2), False)]
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [({"warm_up": 4}, "4 batches leave nothing after 4"), ({"kind": ("window",), "mode": "pandas"}, "rows only")],
+    )
+    def test_nothing_to_measure_is_refused(
+        self, wrong: dict[str, Any], message: str, asked: list[dict[str, Any]], tmp_path: Path
+    ) -> None:
+        with pytest.raises(click.UsageError, match=message):
+            state.run(**{**STATE_OPTIONS, **wrong}, directory=tmp_path)
+
+        assert asked == []
+
+
+class TestOperations:
+    def test_measures_every_operation_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        result = state.run(**{**STATE_OPTIONS, "part": "ops"}, directory=tmp_path)
+
+        costs = result.figures["operations"]
+        assert {"value get", "list append", "map put", "timer register", "timer fire"} < costs.keys()
+        assert all(len(cost["us_by_repetition"]) % 2 == 0 for cost in costs.values())
+        # A fired timer has no empty batch taken off, so its cost cannot be noise only.
+        assert costs["timer fire"]["us"] > 0
+        assert [by_size.keys() for by_size in result.figures["growth"].values()] == [{"5", "40"}] * 3
+        assert [target.limit for target in result.targets] == [1.3, 1.3]
+
+    def test_growth_is_the_median_ratio_of_the_repetitions(self) -> None:
+        cost = {"process_us": 1.0, "changeset_us": 1.0}
+        few = {**cost, "us": 2.0, "us_by_repetition": [2.0, 4.0, 2.0]}
+        many = {**cost, "us": 3.0, "us_by_repetition": [2.5, 4.8, 6.0]}
+        growth = {"10": few, "1000": {**few, "us_by_repetition": [9.0] * 3}, "100000": many}
+        measured = {"operations": {}, "growth": {"list append": growth, "map put": {"10": few}}}
+
+        targets = operations.as_result(measured).targets
+
+        assert [(target.value, target.met) for target in targets] == [(pytest.approx(1.25), True), (None, False)]
 
 
 @pytest.mark.parametrize(

@@ -160,21 +160,21 @@ def _run_batch(
     spec: SubtaskSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Process a partition of a batch query: the state is empty at first and not kept."""
-    held = pa.Table.from_batches(batches).combine_chunks().to_batches() if (batches := list(batches)) else []
-    rows = held[0] if held else _NO_ROWS
-    initial: KeyedRows | None = None
-    if held and spec.initial_columns:
-        is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
-        initial = _keyed_rows(rows.filter(is_initial), [f"i{index}" for index in range(len(spec.initial_columns))])
-        rows = rows.filter(pc.invert(is_initial))
-    times = held[0].column(held[0].schema.get_field_index(TIME_COLUMN)).to_numpy() if held else np.zeros(0)
+    held = [batch for batch in batches if batch.num_rows]
     clock = SystemClock()
-    now_ms = int(times[0]) if held else int(clock.now_s() * 1000)
+    now_ms = int(clock.now_s() * 1000)
+    read, initial = _NOTHING, None
+    if held:
+        rows = pa.concat_batches(held)
+        now_ms = rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
+        if spec.initial_columns:
+            is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
+            initial = _keyed_rows(rows.filter(is_initial), [f"i{index}" for index in range(len(spec.initial_columns))])
+            rows = rows.filter(pc.invert(is_initial))
+        read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))])
     watermark_ms = END_OF_TIME_MS if isinstance(operator.processor, WindowOperator) else -1
     context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, watermark_ms))
-    subtask = KeyedSubtask(operator, RunsTable(), context, clock)
-    read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))]) if held else _NOTHING
-    yield from subtask.process(read, initial)
+    return KeyedSubtask(operator, RunsTable(), context, clock).process(read, initial)
 
 
 def _keyed_rows(rows: pa.RecordBatch, names: list[str]) -> KeyedRows:

@@ -63,17 +63,26 @@ class SessionWindowOperator(WindowOperator):
         groups = list(self._timed(rows, timerValues))
         if groups[-1].first_ms is None:
             yield from self._late(groups.pop())
-        for session in self._merged(groups):
-            if not session.groups:
-                continue
-            if session.end_ms + self._lateness_ms <= before_ms:
+        sessions = self._merged(groups)
+        timers_before = {self._due(end, before_ms) for session in sessions for _, end, _ in session.stored}
+        timers_after: set[int] = set()
+        for session in sessions:
+            if not session.stored and session.end_ms + self._lateness_ms <= before_ms:
                 for group in session.groups:
                     yield from self._late(group)
                 continue
-            held = self._write(session, before_ms)
+            timers_after.add(self._due(session.end_ms, before_ms))
+            if not session.groups:
+                continue
+            held = self._write(session)
             if session.end_ms <= before_ms:
                 window = TimeWindow(session.start_ms, session.end_ms)
                 yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
+        # Two sessions may have one timer: the end of one is when the other is removed.
+        for timer_ms in timers_before - timers_after:
+            self._handle.deleteTimer(timer_ms)
+        for timer_ms in timers_after - timers_before:
+            self._handle.registerTimer(timer_ms)
 
     def _merged(self, groups: list[RowGroup]) -> list[_Session]:
         """The stored sessions and the new rows, brought together where they meet."""
@@ -97,26 +106,17 @@ class SessionWindowOperator(WindowOperator):
                 merged.append(part)
         return merged
 
-    def _write(self, session: _Session, before_ms: int) -> Row:
+    def _write(self, session: _Session) -> Row:
         """Store a session instead of those that it is made of; returns its accumulator."""
         accumulators = [held for _, _, held in session.stored]
         held = reduce(self._contents.merged, accumulators) if accumulators else None
         for group in session.groups:
             held = self._contents.added(group, held)
         assert held is not None
-        due_ms = self._due(session.end_ms, before_ms)
-        has_timer = False
-        for start, end, _ in session.stored:
+        for start, _, _ in session.stored:
             if start != session.start_ms:
                 self._sessions.removeKey((start,))
-            stored_due_ms = self._due(end, before_ms)
-            if stored_due_ms == due_ms:
-                has_timer = True
-            else:
-                self._handle.deleteTimer(stored_due_ms)
         self._sessions.updateValue((session.start_ms,), (session.end_ms, *held))
-        if not has_timer:
-            self._handle.registerTimer(due_ms)
         return held
 
     def _due(self, end_ms: int, before_ms: int) -> int:

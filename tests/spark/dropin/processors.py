@@ -851,6 +851,15 @@ class CountsKeys(StatefulProcessor):
         pass
 
 
+class CountsKeysOfFrames(CountsKeys):
+    """:class:`CountsKeys` in pandas mode."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        records = (record for frame in rows for record in frame.itertuples())
+        for row in super().handleInputRows(key, records, timerValues):  # type: ignore[arg-type]
+            yield pd.DataFrame([row.asDict()])
+
+
 class Chunks(StatefulProcessor):
     """Shows into which frames a key's rows are cut; ``part`` reads one frame only."""
 
@@ -932,7 +941,6 @@ FRAME_RESULTS: dict[str, Returned] = {
     "int for double": lambda key: [pd.DataFrame([_full(key, real=2)])],
     "int for boolean": lambda key: [pd.DataFrame([_full(key, flag=1)])],
     "float for decimal": lambda key: [pd.DataFrame([_full(key, exact=1.5)])],
-    "text for long": lambda key: [pd.DataFrame([_full(key, whole="7")])],
     "pair as dict": lambda key: [pd.DataFrame([_full(key, pair={"number": 2, "word": "b"})])],
     "pair as tuple": lambda key: [pd.DataFrame([_full(key, pair=(2, "b"))])],
     "array for list": lambda key: [pd.DataFrame([_full(key, numbers=np.array([3, 4]))])],
