@@ -228,7 +228,7 @@ def as_result(measured: dict[str, Any]) -> Result:
         remarks=[
             "us: microseconds per operation, median of the repetitions, less those of a processor that does nothing,"
             " in a subtask without Spark.",
-            f"Rows with a number of entries: {_GROWTH_KEYS} keys with that many, and nothing taken off;"
+            f"Rows with a number of entries: {_GROWTH_KEYS} keys whose lists and maps have so many;"
             f" {_GROWTH_OPERATIONS:,} appends or puts of new entries in a batch, or one read per key.",
         ],
     )

@@ -52,11 +52,11 @@ class Story:
 
 def _stories(*, with_nulls: bool = False) -> st.SearchStrategy[Story]:
     times = st.integers(-12, 8)
-    rows = st.lists(st.tuples(USERS, times | st.none() if with_nulls else times), max_size=6)
+    rows = st.lists(st.tuples(USERS, times | st.none() if with_nulls else times), min_size=1, max_size=6)
     crashes = st.none() | st.tuples(st.sampled_from(list(Step)), st.integers(0, 2))
     pushes = st.builds(Push, rows, st.integers(0, 9), crashes)
     restarts = st.builds(Restart, st.integers(1, 4), st.booleans())
-    steps = st.lists(st.one_of(pushes, pushes, pushes, restarts), min_size=2, max_size=12)
+    steps = st.lists(st.one_of(pushes, pushes, pushes, pushes, restarts), min_size=5, max_size=12)
     return st.builds(Story, steps, st.integers(0, 6))
 
 

@@ -21,6 +21,8 @@ __all__ = ["EntryWindow", "KeyCursor"]
 Row = tuple[Any, ...]
 
 _PREFETCH_ENTRIES: Final = 100_000
+_ENTRIES_PER_LOOKUP: Final = 1024
+"""Reading so many entries of a key takes longer than looking up one, some 4 times."""
 _NEVER_MS: Final = (1 << 63) - 1
 
 
@@ -95,7 +97,8 @@ class EntryWindow:
     """Stored entries of the window's keys, fetched for many keys at once.
 
     All keys of the window are fetched together unless they have very many entries; then a stretch from the
-    current key on is, and a single key with very many is read entry by entry until someone asks for all of them.
+    current key on is. Of a key that has not been fetched, single entries are looked up until that has taken as long as
+    fetching all of them, and of one with very many always.
     """
 
     def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec, ttl: Ttl | None = None) -> None:
@@ -109,6 +112,7 @@ class EntryWindow:
         self._entries: list[bytes] = []
         self._rows: list[Row] = []
         self._current: tuple[int, dict[bytes, Row]] = (-1, {})
+        self._looked_up = (-1, 0)
 
     def of(self, position: int) -> dict[bytes, Row]:
         """All stored entries of a key, by entry key."""
@@ -123,7 +127,7 @@ class EntryWindow:
 
     def get(self, position: int, entry: bytes) -> Row | None:
         """One stored entry of a key."""
-        if self._current[0] != position and self._count(position) > _PREFETCH_ENTRIES:
+        if self._current[0] != position and self._should_look_up(position):
             key = self._cursor.keys.slice(position, position + 1)
             found = self._cursor.table.get_entry(self._state, key, entry)
             if self._cursor.live_rows(self._ttl, found.expiry) is not None:
@@ -131,6 +135,16 @@ class EntryWindow:
             rows = self._codec.decode(found.values)
             return rows[0] if rows else None
         return self.of(position).get(entry)
+
+    def _should_look_up(self, position: int) -> bool:
+        if position in self._fetched:
+            return False
+        count = self._count(position)
+        if count > _PREFETCH_ENTRIES:
+            return True
+        lookups = self._looked_up[1] + 1 if self._looked_up[0] == position else 1
+        self._looked_up = (position, lookups)
+        return lookups * _ENTRIES_PER_LOOKUP <= count
 
     def is_known_empty(self, position: int) -> bool:
         """Whether the key was looked up and has no stored entry."""
