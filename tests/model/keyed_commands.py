@@ -21,6 +21,28 @@ SUMS = ("sum", "brief_sum", "mean")
 INPUT = "a long, b string, at timestamp, command string"
 OUTPUT = "json string"
 
+READ_ALL: Command = [
+    "all",
+    *(["get", name] for name in VALUES),
+    *(["elements", name] for name in LISTS),
+    *(["entries", name] for name in MAPS),
+    *(["sum", name] for name in SUMS),
+    ["timers"],
+    ["times"],
+]
+
+
+def write_all(text: str, n: int) -> Command:
+    """A command that writes to every state."""
+    return [
+        "all",
+        *(["set", name, n] for name in VALUES),
+        *(["append", name, text] for name in LISTS),
+        *(["put", name, text, n] for name in MAPS),
+        *(["add", name, n] for name in SUMS),
+    ]
+
+
 FIRED: list[list[Command]] = [
     [["timers"], ["times"]],
     [["register", "+", 7], ["timers"]],
@@ -56,10 +78,13 @@ class Commands(StatefulProcessor):
     ----------
     ttl : Ttl
         That of the brief states.
+    by_watermark : bool
+        Whether timers go by the watermark; the times of timers that rows ask for are relative to now.
     """
 
-    def __init__(self, ttl: Ttl) -> None:
+    def __init__(self, ttl: Ttl, *, by_watermark: bool = False) -> None:
         self.ttl = ttl
+        self.by_watermark = by_watermark
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -76,11 +101,11 @@ class Commands(StatefulProcessor):
         }
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        self._run(json.loads(initialState.command), 0, timerValues)
+        self._run(json.loads(initialState.command), self._now_ms(timerValues), timerValues)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         for row in rows:
-            result = self._run(json.loads(row.command), 0, timerValues)
+            result = self._run(json.loads(row.command), self._now_ms(timerValues), timerValues)
             yield (json.dumps([list(key), "row", result]),)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
@@ -88,10 +113,18 @@ class Commands(StatefulProcessor):
         for command in FIRED[time_ms % len(FIRED)]:
             yield (json.dumps([list(key), time_ms, self._run(command, time_ms, timerValues)]),)
 
+    def _now_ms(self, times: Any) -> int:
+        now_ms = times.getCurrentWatermarkInMs() if self.by_watermark else times.getCurrentProcessingTimeInMs()
+        return max(0, now_ms)
+
     def _run(self, command: Command, base_ms: int, times: Any) -> Any:
         match command:
-            case ["register", "+", delay_ms]:
-                return self.handle.registerTimer(base_ms + delay_ms)
+            case ["all", *commands]:
+                return [self._run(one, base_ms, times) for one in commands]
+            case ["register", "+", *delays_ms]:
+                for delay_ms in delays_ms:
+                    self.handle.registerTimer(base_ms + delay_ms)
+                return None
             case ["delete", "+", delay_ms]:
                 return self.handle.deleteTimer(base_ms + delay_ms)
             case ["timers"]:

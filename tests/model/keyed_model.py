@@ -6,7 +6,6 @@ timers that are due by then, in order of their times for each key.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,9 +75,6 @@ class Model:
         self._newest_ms: int | None = None
         self._expiry_ms = NEVER
 
-    def copy(self) -> Model:
-        return copy.deepcopy(self)
-
     # ---- Batches ----
 
     def run(
@@ -91,14 +87,14 @@ class Model:
         for key, _, command in initial:
             # There is no event time while the initial state is loaded.
             self._expiry_ms = self._expiry(None)
-            self._run(key, command, 0)
+            self._run(key, command, self._base_ms())
         on_time = [row for row in rows if not self._is_late(row[1])]
         for key in dict.fromkeys(key for key, _, _ in on_time):
             times = [at for own, at, _ in on_time if own == key and at is not None]
             self._expiry_ms = self._expiry(max(times, default=None))
             for own, _, command in on_time:
                 if own == key:
-                    answers.setdefault(key, []).append(["row", self._run(key, command, 0)])
+                    answers.setdefault(key, []).append(["row", self._run(key, command, self._base_ms())])
         for key, fired in self._fire().items():
             answers.setdefault(key, []).extend(fired)
         self._see([at for _, at, _ in rows if at is not None])
@@ -132,6 +128,9 @@ class Model:
                 self.keys[key].timers.discard(at)
         return answers
 
+    def _base_ms(self) -> int:
+        return max(0, self.watermark_ms if self.rules.event_time else self.now_ms)
+
     # ---- Expiry ----
 
     def _expiry(self, newest_ms: int | None) -> int:
@@ -157,8 +156,10 @@ class Model:
     def _run(self, key: Key, command: Command, base_ms: int) -> Any:
         state = self.keys.setdefault(key, KeyState())
         match command:
-            case ["register", "+", delay_ms]:
-                state.timers.add(base_ms + delay_ms)
+            case ["all", *commands]:
+                return [self._run(key, one, base_ms) for one in commands]
+            case ["register", "+", *delays_ms]:
+                state.timers |= {base_ms + delay_ms for delay_ms in delays_ms}
             case ["delete", "+", delay_ms]:
                 state.timers.discard(base_ms + delay_ms)
             case ["timers"]:

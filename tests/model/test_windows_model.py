@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ from tests.model.windows_model import (
 )
 
 USERS = st.sampled_from(["a", "b", "c", None])
-EXAMPLES = 100
+EXAMPLES = 40
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,12 @@ class Story:
 
 
 def _stories(*, with_nulls: bool = False) -> st.SearchStrategy[Story]:
-    times = st.integers(-12, 8)
+    times = st.integers(-20, 4)
     rows = st.lists(st.tuples(USERS, times | st.none() if with_nulls else times), min_size=1, max_size=6)
     crashes = st.none() | st.tuples(st.sampled_from(list(Step)), st.integers(0, 2))
-    pushes = st.builds(Push, rows, st.integers(0, 9), crashes)
+    pushes = st.builds(Push, rows, st.integers(0, 12), crashes)
     restarts = st.builds(Restart, st.integers(1, 4), st.booleans())
-    steps = st.lists(st.one_of(pushes, pushes, pushes, pushes, restarts), min_size=5, max_size=12)
+    steps = st.lists(st.one_of(pushes, pushes, pushes, pushes, restarts), min_size=6, max_size=12)
     return st.builds(Story, steps, st.integers(0, 6))
 
 
@@ -192,3 +194,34 @@ def test_windows_of_processing_time(windows: Any, kind: str, story: Story) -> No
 @given(windows=st.builds(CountWindows, st.integers(1, 7)), kind=KIND, story=_stories())
 def test_windows_of_counts(windows: Any, kind: str, story: Story) -> None:
     _check(windows, kind, story, is_event_time=False)
+
+
+def _long_story(chosen: random.Random) -> Story:
+    steps: list[Push | Restart] = []
+    for _ in range(chosen.randint(10, 25)):
+        rows = [
+            (chosen.choice(["a", "b", "c", None]), chosen.choice([*range(-25, 4), None]))
+            for _ in range(chosen.randint(0, 9))
+        ]
+        crash = (chosen.choice(list(Step)), 0) if chosen.random() < 0.2 else None
+        steps.append(Push(rows, chosen.choice([0, 1, 3, 9]), crash))
+        if chosen.random() < 0.15:
+            steps.append(Restart(chosen.randint(1, 4), chosen.random() < 0.7))
+    return Story(steps, chosen.choice([0, 0, 1, 5]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_long_stories(seed: int) -> None:
+    """More late rows and longer lives of windows than the small examples above have."""
+    chosen = random.Random(seed)
+    windows = chosen.choice(
+        [
+            TumblingWindows(chosen.randint(1, 9), chosen.randint(0, 9)),
+            SlidingWindows(chosen.randint(1, 12), chosen.randint(1, 6)),
+            SlidingWindows(chosen.choice([4, 6, 9, 12]), chosen.choice([2, 3])),
+            SessionWindows(chosen.randint(1, 3)),
+            SessionWindows(1),
+        ]
+    )
+    kind, lateness_ms = chosen.choice(list(KINDS)), chosen.choice([0, 1, 2, 4, 8])
+    _check(windows, kind, _long_story(chosen), is_event_time=True, lateness_ms=lateness_ms, returns_late=True)

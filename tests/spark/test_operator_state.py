@@ -396,3 +396,31 @@ def test_output_that_does_not_fit_is_an_error(spark: SparkSession) -> None:
     df = statelog.process(spark.range(3).toDF("id"), BadRow(), "subtask long, id long", parallelism=1)
     with pytest.raises(Exception, match="process.. failed at subtask 0: process.. returned str 'none' for output"):
         df.collect()
+
+
+class Ticks(statelog.OperatorProcessor):
+    """Returns a row per batch, whatever comes in."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def process(self, rows: Iterator[Row], context: statelog.OperatorContext) -> Iterator[Row]:
+        yield Row(batch=context.batchId)
+
+
+def test_a_heartbeat_runs_an_operator_without_data(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input/first.json").write_text('{"n": 1}')
+    source = spark.readStream.schema("n long").json(str(tmp_path / "input"))
+    options = statelog.Options(heartbeat_s=0.2)
+    ticks = statelog.process(source, Ticks(), "batch long", parallelism=1, options=options)
+    seen: set[int] = set()
+    query = (
+        ticks.writeStream.foreachBatch(lambda rows, _: seen.update(row.batch for row in rows.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        wait_until(lambda: len(seen) >= 3, "batches without data", 120)
+    finally:
+        query.stop()

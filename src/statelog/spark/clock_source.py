@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.1: a query with the trigger availableNow gets no ticks there.
+except ImportError:  # Spark 4.1: with the trigger availableNow the query is a single batch there, without ticks.
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in for what this version of Spark lacks."""

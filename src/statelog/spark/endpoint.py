@@ -29,7 +29,7 @@ from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import open_store
 
-__all__ = ["Endpoint", "OperatorPlan", "observation_name", "operator_root"]
+__all__ = ["Endpoint", "OperatorPlan", "operator_root"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class OperatorPlan:
     @property
     def observation(self) -> str:
         """Name of the observation that marks the operator in a query's plan."""
-        return observation_name(self.uid, self.instance)
+        return f"statelog {self.uid} {self.instance}"
 
 
 @dataclass
@@ -96,11 +96,6 @@ class _Slot:
     run_id: str = ""
     instance: str = ""
     coordinator: OperatorCoordinator | None = None
-
-
-def observation_name(uid: str, instance: str) -> str:
-    """Name of the observation that marks an operator in a query's plan."""
-    return f"statelog {uid} {instance}"
 
 
 def operator_root(uid: str) -> str:
@@ -153,7 +148,7 @@ class Endpoint:
             waiting = [plan for plan in self._plans.values() if plan.initial is not None]
         for plan in waiting:
             query = plan.session.streams.get(query_id)
-            if query is None or not internals.is_first_start(query, observation_name(plan.uid, plan.instance)):
+            if query is None or not internals.is_first_start(query, plan.observation):
                 continue
             try:
                 outcome: list[str] | Exception = _store_initial_state(plan, query, run_id)

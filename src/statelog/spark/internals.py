@@ -56,7 +56,8 @@ def checkpoint_location(query: StreamingQuery) -> str:
 def is_first_start(query: StreamingQuery, observation: str) -> bool:
     """Whether a query that is about to start has not committed any batch, and its plan has an observation."""
     execution = _execution(query)
-    return observation in str(execution.analyzedPlan()) and execution.commitLog().getLatest().isEmpty()
+    # With the comma behind it the name is whole.
+    return f"{observation}," in str(execution.analyzedPlan()) and execution.commitLog().getLatest().isEmpty()
 
 
 def batch_time(query: StreamingQuery, batch: int) -> BatchTime:

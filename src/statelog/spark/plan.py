@@ -29,7 +29,7 @@ from statelog.spark.arguments import (
 )
 from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
-from statelog.spark.endpoint import OperatorPlan, observation_name
+from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.event_columns import own_event_time, result_event_time
 from statelog.spark.key_hash import key_hash
 from statelog.spark.times import TimeMode
@@ -180,7 +180,7 @@ def build_operator(
         port=port,
         secret=secret,
     )
-    result = _operator_frame(stream, initial, spec, output)
+    result = _operator_frame(stream, initial, spec, plan.observation)
     return result if output_event_time is None else _marked(result, output_event_time.column)
 
 
@@ -191,7 +191,7 @@ def _marked(result: DataFrame, event_time: int) -> DataFrame:
     return result.select(*columns)
 
 
-def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, output: StructType) -> DataFrame:
+def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, observation: str) -> DataFrame:
     rows = stream.rows("c")
     if initial is not None and not spec.is_streaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
@@ -200,8 +200,8 @@ def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: Subtas
     if spec.is_streaming:
         # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
         # it does not fold what is observed.
-        rows = rows.observe(observation_name(spec.uid, spec.instance), F.count(F.lit(1)).alias("rows"))
-    return _by_subtask(rows, spec.parallelism).mapInArrow(task_function(spec), output)
+        rows = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
+    return _by_subtask(rows, spec.parallelism).mapInArrow(task_function(spec), spec.output_schema)
 
 
 def _by_subtask(rows: DataFrame, parallelism: int) -> DataFrame:

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from statelog.checkpoint.ticks import TickRule
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.arguments import (
@@ -22,8 +23,9 @@ from statelog.spark.arguments import (
     require_endpoint,
     task_function,
 )
+from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import Parse, call_init, check_state_name, state_struct
-from statelog.spark.endpoint import OperatorPlan, observation_name
+from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.key_hash import key_hash
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
@@ -113,12 +115,14 @@ def process(
         key_schema=b"",
         states=[bind_operator_state(state).descriptor.to_stored() for state in states],
         options=settings,
+        ticks=TickRule(heartbeat_ms=settings.heartbeat_ms),
     )
     host, port, secret = "", 0, b""
     if df.isStreaming:
         host, endpoint = require_endpoint(session)
         endpoint.register(plan)
         port, secret = endpoint.port, endpoint.secret
+        df = with_clock(df, plan, endpoint)
     spec = OperatorSpec(
         uid=uid,
         instance=plan.instance,
@@ -134,10 +138,10 @@ def process(
         port=port,
         secret=secret,
     )
-    return _operator_frame(df, broadcast, spec)
+    return _operator_frame(df, broadcast, spec, plan.observation)
 
 
-def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSpec) -> DataFrame:
+def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSpec, observation: str) -> DataFrame:
     # mapInArrow cannot take columns whose names need quoting, so names of our own stand in for them.
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
     group = F.shiftrightunsigned(_row_hash(rows), GROUP_SHIFT)
@@ -152,7 +156,7 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSp
     if spec.is_streaming:
         # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
         # it does not fold what is observed.
-        rows = rows.observe(observation_name(spec.uid, spec.instance), F.count(F.lit(1)).alias("rows"))
+        rows = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
     by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
     return by_subtask.mapInArrow(task_function(spec), spec.output_schema)
 

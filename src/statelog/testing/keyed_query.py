@@ -154,6 +154,8 @@ class KeyedQuery:
 
     def data(self, rows: Sequence[Any], broadcast: Sequence[Any] = ()) -> KeyedRows:
         """A batch's rows as a task gets them."""
+        if broadcast:
+            raise ConfigurationError("push: a keyed operator has no broadcast input.")
         batch = self._writer.batch(rows)
         return KeyedRows(batch, self._hashes([batch.column(place) for place in self._key_columns]))
 

@@ -217,7 +217,6 @@ class LocalQuery:
         self.runs += 1
         self._host += 0 if keep_local else 1
         self.new_workers()
-        self.crash_point.arm(None)
         self.parallelism = parallelism
         self.first_batch = first_batch
         store = self.open_store(self.location)

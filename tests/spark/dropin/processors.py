@@ -913,6 +913,7 @@ ROW_RESULTS: dict[str, Returned] = {
     "nothing": lambda key: [],
     "other order": lambda key: [Row(**dict(reversed(list(_full(key).items()))))],
     "another column": lambda key: [Row(**_full(key), more=1)],
+    "columns missing": lambda key: [Row(key=key, word="b")],
     "nulls": lambda key: [Row(**_full(key, **{name: None for name in _full(key) if name != "key"}))],
     "int for double and decimal": lambda key: [Row(**_full(key, real=1, exact=2))],
     "whole float for long": lambda key: [Row(**_full(key, whole=2.0))],
@@ -1086,3 +1087,9 @@ class Mistake(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+def failing_rows() -> Iterator[Row]:
+    """A row, and then an exception."""
+    yield Row(key="a", number=1)
+    raise ZeroDivisionError

@@ -9,7 +9,9 @@ A handler deletes another timer that is due                   Spark has read the
                                                               the same. Deleted is deleted.
 Order of ``listTimers``, of a map, of timers across keys      Spark's is that of encoded bytes. Sorted here.
 A number of another Python type than its field's              Spark stores null, or wraps around.
-Rows without a declared column                                Spark returns null.
+A tuple, or a row without names, as an output row             Spark fails. Here they go by position.
+More values than fields, one of which is a timestamp          Spark leaves out the rest.
+Rows without any of the declared columns                      Spark returns nulls.
 Null keys of numbers in pandas mode, null timestamp keys      Spark shows ``nan``; and fails.
 Rows with NaN keys                                            Spark calls the processor once per row, with one state.
 One key's rows in several calls                               Spark does that with initial state in row mode, when a
@@ -74,6 +76,13 @@ AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
 def session(spark: SparkSession) -> Iterator[SparkSession]:
     with settings(spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}):
         yield spark
+
+
+@pytest.fixture
+def one_partition(session: SparkSession) -> Iterator[SparkSession]:
+    """A failure costs a Python worker for each partition."""
+    with settings(session, {"spark.sql.shuffle.partitions": "1"}):
+        yield session
 
 
 # ---- Streams ----
@@ -487,6 +496,18 @@ def test_results(session: SparkSession, results: dict[str, Any], uses_frames: bo
     require_same({0: expected}, {0: found})
 
 
+@pytest.mark.parametrize(
+    "keys", [("KEY",), (["key", "seq"],), ("seq", "key"), ("key", "key"), (F.col("key"), "Seq")], ids=str
+)
+def test_grouping_columns_are_named_as_in_spark(session: SparkSession, keys: tuple[Any, ...]) -> None:
+    df = session.createDataFrame([("a", 1, 2), ("b", 1, 3), ("a", 1, 4)], "key string, seq long, other long")
+    expected, found = (
+        sorted(map(tuple, engine.apply(df, keys, processors.LooksAtRows(), SEEN, "append", "None").collect()))
+        for engine in (SPARK, STATELOG)
+    )
+    require_same({0: expected}, {0: found})
+
+
 def test_frames_are_cut_by_number_of_rows(session: SparkSession) -> None:
     keys = ["ten"] * 10 + ["three"] * 3 + ["part"] * 5
     with settings(session, {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}):
@@ -553,11 +574,6 @@ def _frames(result: Any) -> Case:
     return Case(Mistake(returns=lambda: result), uses_frames=True)
 
 
-def _raising() -> Iterator[Row]:
-    yield Row(key="a", number=1)
-    raise ZeroDivisionError
-
-
 _TOO_MUCH = decimal.Decimal("12345.6")
 _AFRAME = pd.DataFrame({"key": ["a"], "number": [1]})
 CASES: dict[str, Case] = {
@@ -579,7 +595,7 @@ CASES: dict[str, Case] = {
     "timers listed without time mode": _use(lambda self: list(self.handle.listTimers())),
     "timer that is no integer": _use(lambda self: self.handle.registerTimer("1"), "ProcessingTime"),
     "too few values": _use(lambda self: self.value.update((1,))),
-    "too many values": _use(lambda self: self.value.update((1, None, None, 4))),
+    "too many values": _use(lambda self: self.list.appendValue((1, 2))),
     "None as value": _use(lambda self: self.value.update(None)),
     "scalar as element": _use(lambda self: self.list.appendValue(1)),
     "empty element": _use(lambda self: self.list.appendValue(())),
@@ -592,13 +608,11 @@ CASES: dict[str, Case] = {
     "number as timestamp": _use(lambda self: self.value.update((1, None, 5))),
     "array of numpy as value": _use(lambda self: self.value.update((np.array([1]), None, None))),
     "no iterator": _rows(None),
-    "tuple": _rows([("a", 1)]),
     "dict": _rows([{"key": "a", "number": 1}]),
     "None as row": _rows([None]),
-    "row without names": _rows([Row("a", 1)]),
     "text for long": _row(key="a", number="many"),
     "long for text": _row(key=1, number=1),
-    "an exception": Case(Mistake(returns=_raising)),
+    "an exception": Case(Mistake(returns=processors.failing_rows)),
     "no frames": _frames(None),
     "a frame instead of frames": _frames(_AFRAME),
     "row instead of frame": _frames([Row(key="a", number=1)]),
@@ -626,12 +640,13 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_mistakes_fail_on_both(session: SparkSession, name: str) -> None:
+def test_mistakes_fail_on_both(one_partition: SparkSession, name: str) -> None:
+    session = one_partition
     case = CASES[name]
-    df = session.createDataFrame([("a", 1)], "key string, seq long")
+    df = session.createDataFrame([("a", 1)], "key string, seq long").coalesce(1)
     initial = session.createDataFrame([("a", 1)], "key string, number long") if case.initial_keys else None
     texts = []
-    for engine in (SPARK, STATELOG):
+    for engine in (SPARK, replace(STATELOG, own_arguments=lambda uid: {"parallelism": 1})):
         with pytest.raises(Exception) as failure:  # noqa: PT011
             engine.apply(
                 df,
