@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
-from tests.spark.faults import KillAt, make_marker
+from tests.spark.faults import KillAt, make_marker, wait_until
 from tests.spark.support import REPOSITORY, Job
 
 pytestmark = pytest.mark.spark
@@ -398,13 +398,13 @@ def test_output_that_does_not_fit_is_an_error(spark: SparkSession) -> None:
         df.collect()
 
 
-class Ticks(statelog.OperatorProcessor):
+class Ticks(OperatorProcessor):
     """Returns a row per batch, whatever comes in."""
 
     def init(self, handle: Any) -> None:
         pass
 
-    def process(self, rows: Iterator[Row], context: statelog.OperatorContext) -> Iterator[Row]:
+    def process(self, rows: Iterator[Row], context: OperatorContext) -> Iterator[Row]:
         yield Row(batch=context.batchId)
 
 
@@ -412,7 +412,7 @@ def test_a_heartbeat_runs_an_operator_without_data(spark: SparkSession, tmp_path
     (tmp_path / "input").mkdir()
     (tmp_path / "input/first.json").write_text('{"n": 1}')
     source = spark.readStream.schema("n long").json(str(tmp_path / "input"))
-    options = statelog.Options(heartbeat_s=0.2)
+    options = Options(heartbeat_s=0.2)
     ticks = statelog.process(source, Ticks(), "batch long", parallelism=1, options=options)
     seen: set[int] = set()
     query = (

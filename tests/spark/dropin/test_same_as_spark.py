@@ -496,11 +496,19 @@ def test_results(session: SparkSession, results: dict[str, Any], uses_frames: bo
     require_same({0: expected}, {0: found})
 
 
-@pytest.mark.parametrize(
-    "keys", [("KEY",), (["key", "seq"],), ("seq", "key"), ("key", "key"), (F.col("key"), "Seq")], ids=str
-)
-def test_grouping_columns_are_named_as_in_spark(session: SparkSession, keys: tuple[Any, ...]) -> None:
+GROUPINGS: dict[str, Callable[[DataFrame], tuple[Any, ...]]] = {
+    "other case": lambda df: ("KEY", "seq"),
+    "other order": lambda df: ("seq", "key"),
+    "list": lambda df: (["key", "seq"],),
+    "twice": lambda df: ("key", "key"),
+    "columns": lambda df: (df.key, F.col("Seq")),
+}
+
+
+@pytest.mark.parametrize("name", GROUPINGS)
+def test_grouping_columns_are_named_as_in_spark(session: SparkSession, name: str) -> None:
     df = session.createDataFrame([("a", 1, 2), ("b", 1, 3), ("a", 1, 4)], "key string, seq long, other long")
+    keys = GROUPINGS[name](df)
     expected, found = (
         sorted(map(tuple, engine.apply(df, keys, processors.LooksAtRows(), SEEN, "append", "None").collect()))
         for engine in (SPARK, STATELOG)
