@@ -72,7 +72,7 @@ def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: 
 
 
 def test_every_form_has_a_fixture() -> None:
-    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-append", "v1-object"}
+    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-append", "v1-object", "v2-append", "v2-object"}
 
 
 if __name__ == "__main__":
