@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from tests.docs import page as pages
+from tests.docs.page import BLOCK, REPOSITORY
+
 PAGES = sorted(
     str(page.relative_to(REPOSITORY))
     for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"))
@@ -18,23 +19,16 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_of_a_page_run_in_order(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """The blocks of a page are one program, in an empty directory, with a session called spark if they use one."""
-    text = (REPOSITORY / page).read_text()
+def test_examples_of_a_page_run_in_order(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if page == "README.md":  # which reads what the reader has
-        Path("events").mkdir()
-        Path("events/first.json").write_text('{"user": "ann", "page": "home"}\n')
-    # As in a program of the user's own, so that its classes are sent to the workers by value.
-    names: dict[str, Any] = {"__name__": "__main__"}
-    if re.search(r"\bspark\b\.", "".join(BLOCK.findall(text))):
-        names["spark"] = request.getfixturevalue("spark")
-    for found in BLOCK.finditer(text):
-        # Blank lines in front, so that a traceback has the page's line numbers.
-        lines = text.count("\n", 0, found.start(1))
-        exec(compile("\n" * lines + found[1], page, "exec"), names)
+    if not pages.uses_spark(page):
+        pages.run(page)
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.page", page], capture_output=True, text=True, timeout=300, check=False
+    )
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("\tat ")]
+    assert done.returncode == 0, "\n".join(lines[-40:])
 
 
 def test_every_kind_of_state_has_a_page() -> None:

@@ -45,12 +45,12 @@ def write_all(text: str, n: int) -> Command:
 
 FIRED: list[list[Command]] = [
     [["timers"], ["times"]],
-    [["register", "+", 7], ["timers"]],
+    [["register", "+", 7], ["delete", "+", 3], ["timers"]],
     [["register", "+", 0], ["get", "brief_value"]],
     [["delete", "+", 1], ["delete", "+", 2], ["append", "brief_list", "fired"]],
     [["register", "+", -5], ["elements", "brief_list"]],
     [["delete", "+", 1], ["register", "+", 1], ["add", "brief_sum", 1], ["entries", "brief_map"]],
-    [["set", "value", 6], ["set", "brief_value", 6], ["put", "brief_map", "fired", 6]],
+    [["delete", "+", 2], ["set", "value", 6], ["set", "brief_value", 6], ["put", "brief_map", "fired", 6]],
     [["delete", "+", 0], ["clear", "map"], ["lookup", "brief_map", "a"], ["sum", "mean"]],
 ]
 """What is done when a timer fires, by its time modulo 8; times are relative to its own."""

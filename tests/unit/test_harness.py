@@ -134,7 +134,6 @@ def test_values_of_every_type_reach_the_processor_as_in_spark() -> None:
 
 
 def test_keys_go_to_the_subtasks_of_their_hashes() -> None:
-    """The same keys as in tests/unit/test_key_hashes, at a parallelism of two."""
     with sums(keyHash=lambda key: 0 if key[0] == "low" else (1 << 64) - 1) as harness:
         assert harness.push([("high", 1), ("low", 2)]) == [Row(key="low", total=2), Row(key="high", total=1)]
     with sums(keyHash=lambda key: 0) as harness:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
+from zoneinfo import ZoneInfo
 
-import pyarrow as pa
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructType, TimestampNTZType, TimestampType
 
 from statelog.spark.input import RowInput
-from statelog.spark.types import arrow_type, row_maker
+from statelog.spark.types import row_maker
 from statelog.state.event_time import EventTime
 from statelog.windows.output import WindowOutput
 from statelog.windows.rows import Cut, WindowInput
-from statelog.windows.stored import stored_arrow_type, to_given
 
 __all__ = ["GivenRows", "WindowForm"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NAIVE_EPOCH: Final = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,9 @@ class GivenRows:
         self._zone = zone
 
     def __call__(self, rows: list[tuple[Any, ...]]) -> list[Any]:
-        columns: list[list[Any]] = [list(values) for values in zip(*rows, strict=True)]
-        for index, kind in self._converted.items():
-            column = to_given(pa.array(columns[index], stored_arrow_type(kind)), kind)
-            columns[index] = column.to_pylist()
+        columns: list[Any] = list(zip(*rows, strict=True))
+        for index, convert in self._converted.items():
+            columns[index] = [None if value is None else convert(value) for value in columns[index]]
         made: list[Any] = self._make(columns)
         return made
 
@@ -77,13 +80,20 @@ class GivenRows:
         return row_maker(self._schema.names)
 
     @cached_property
-    def _converted(self) -> dict[int, pa.DataType]:
-        """The columns that are stored in another type, with their own."""
-        kinds = [_in_zone(arrow_type(field.dataType, field.name), self._zone) for field in self._schema]
-        return {index: kind for index, kind in enumerate(kinds) if stored_arrow_type(kind) != kind}
+    def _converted(self) -> dict[int, Callable[[Any], Any]]:
+        """How values are made of the columns that are stored as something else."""
+        converters = {
+            index: _converter(field.dataType, ZoneInfo(self._zone)) for index, field in enumerate(self._schema)
+        }
+        return {index: convert for index, convert in converters.items() if convert is not None}
 
 
-def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp("us", zone)
-    return pa.list_(_in_zone(kind.value_type, zone)) if pa.types.is_list(kind) else kind
+def _converter(kind: DataType, zone: ZoneInfo) -> Callable[[Any], Any] | None:
+    if isinstance(kind, TimestampType):
+        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(zone)
+    if isinstance(kind, TimestampNTZType):
+        return lambda us: _NAIVE_EPOCH + timedelta(microseconds=us)
+    of_element = _converter(kind.elementType, zone) if isinstance(kind, ArrayType) else None
+    if of_element is None:
+        return None
+    return lambda values: [None if value is None else of_element(value) for value in values]

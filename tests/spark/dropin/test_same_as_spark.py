@@ -67,14 +67,22 @@ from tests.spark.dropin.scenarios import (
 
 pytestmark = pytest.mark.spark
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+STATE_STORE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Compiling code takes longer than the few rows here.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 NO_IDLE_BATCHES = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
 
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    with settings(spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}):
+    with settings(spark, STATE_STORE):
         yield spark
 
 
@@ -121,7 +129,9 @@ def _timers_of_processing_time() -> Scenario:
             Leg([rows(*third), rows(("other", "times"))]),
         ],
         functools.partial(processors.States, counts_from_now=True),
-        time_mode="ProcessingTime",
+        output_mode="Update",
+        time_mode="processingTime",
+        query_mode="update",
         conf=NO_IDLE_BATCHES,
     )
 
@@ -182,6 +192,7 @@ def _watermark_in(time_mode: str) -> Scenario:
     return Scenario(
         [Leg(batches)],
         processors.States,
+        output_mode="complete",
         time_mode=time_mode,
         watermark=("at", "0 seconds"),
         conf=NO_IDLE_BATCHES,
@@ -381,7 +392,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "event time with a delay, in pandas mode": _event_time_with_delay,
     "event time without a watermark": _without_a_watermark,
     "a watermark in processing time": lambda: _watermark_in("ProcessingTime"),
-    "a watermark without time mode": lambda: _watermark_in("None"),
+    "a watermark without time mode": lambda: _watermark_in("NONE"),
     "into a native aggregation": lambda: _into(_count_by_second),
     "into a second operator": lambda: _into(_second_operator),
     "emits what is late": _emits_what_is_late,
