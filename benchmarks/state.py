@@ -75,7 +75,7 @@ def run(
     }
     with scratch(directory) as place:
         runs: dict[str, Callable[[], dict[str, Any]]] = {
-            ", ".join(name): partial(_run_side, side, parallelism, place) for name, side in sides.items()
+            ", ".join(name): partial(_run_side, side, parallelism, warm_up, place) for name, side in sides.items()
         }
         measured = alternate(runs, rounds)
     figures = {
@@ -114,11 +114,15 @@ def _pairs(kinds: Sequence[str], mode: str) -> list[tuple[str, str]]:
     ]
 
 
-def _run_side(side: _Side, parallelism: int, place: Path) -> dict[str, Any]:
+def _run_side(side: _Side, parallelism: int, warm_up: int, place: Path) -> dict[str, Any]:
     directory = place / uuid.uuid4().hex
     directory.mkdir()
     arguments = {**dataclasses.asdict(side), "parallelism": parallelism, "directory": str(directory)}
-    return run_in_child("benchmarks.state_side:run", arguments, directory)
+    measured = run_in_child("benchmarks.state_side:run", arguments, directory)
+    # All sides together take long; whoever has to stop the benchmark has seen something.
+    rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
+    click.echo(f"    {rate:,.0f} rows/s", err=True)
+    return measured
 
 
 def _row(side: _Side, figures: dict[str, Any], ratios: dict[tuple[str, str], float]) -> list[str]:

@@ -137,8 +137,9 @@ class Model:
         """When what is written to a brief state now expires."""
         if not self.rules.ttl_by_event:
             return self.now_ms + self.rules.ttl_ms
-        known = [at for at in (newest_ms, self.watermark_ms if self.watermark_ms > 0 else None) if at is not None]
-        return max(known) + self.rules.ttl_ms if known else NEVER
+        if newest_ms is None and self.watermark_ms <= 0:
+            return NEVER  # there is no event time yet
+        return max(self.watermark_ms, self.watermark_ms if newest_ms is None else newest_ms) + self.rules.ttl_ms
 
     def _is_live(self, held: Held) -> bool:
         return held.expiry_ms > (self.watermark_ms if self.rules.ttl_by_event else self.now_ms)

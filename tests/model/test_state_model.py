@@ -252,7 +252,7 @@ def json_like(answers: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=40,
+    max_examples=36,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -270,6 +270,6 @@ class ObjectLogMachine(StateMachine):
 TestRunsTable = StateMachine.TestCase
 TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
-TestMemoryTable.settings = settings(_settings, max_examples=20)
+TestMemoryTable.settings = settings(_settings, max_examples=16)
 TestObjectLog = ObjectLogMachine.TestCase
-TestObjectLog.settings = settings(_settings, max_examples=20)
+TestObjectLog.settings = settings(_settings, max_examples=16)

@@ -248,8 +248,9 @@ def _same(value: Any) -> Any:
 
 
 def _local_to_utc(value: datetime.datetime) -> datetime.datetime:
-    # A datetime without a zone is local time, as everywhere in PySpark.
-    return value.astimezone(datetime.UTC)
+    # A datetime without a zone is local time, as everywhere in PySpark; pandas' own does not take it so.
+    plain: datetime.datetime = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+    return plain.astimezone(datetime.UTC)
 
 
 def _utc_to_local(value: datetime.datetime) -> datetime.datetime:

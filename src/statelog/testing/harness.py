@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import finalize
@@ -29,7 +27,7 @@ from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_operator import look_at_state
 from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery, discard
+from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import DriverDeath, MicroBatches, Snapshot
 from statelog.testing.operator_query import OperatorQuery
 
@@ -153,7 +151,7 @@ class Harness:
         self._options = options
         self._faults = faults
         self._described = _described(processor, arguments, options)
-        directory = Path(tempfile.mkdtemp(prefix="statelog-harness-"))
+        directory = new_directory()
         self._query = LocalQuery(self._described.operator, directory, options, open_store=_store_opener(faults))
         self._discard = finalize(self, discard, directory, self._query.stores)
         self._batches = MicroBatches(self._query, parallelism)

@@ -6,11 +6,13 @@ Spark does is done here: numbering batches and attempts, handing rows to subtask
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -34,9 +36,13 @@ __all__ = [
     "Task",
     "Worker",
     "discard",
+    "new_directory",
 ]
 
-_CLOCK_START_S = 1e10
+_MEMORY: Final = "/dev/shm"
+_ROOM_BYTES: Final = 1 << 30
+
+_CLOCK_START_S: Final = 1e10
 """Far in the future, so that what a crashed run left behind is old enough to be removed."""
 
 
@@ -290,6 +296,13 @@ class LocalQuery:
         for store in self.stores:
             store.close()
         self.stores.clear()
+
+
+def new_directory() -> Path:
+    """A temporary directory, in memory where the system has a place for that: nothing in it outlives the process."""
+    in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
+    parent = _MEMORY if in_memory and "TMPDIR" not in os.environ else None
+    return Path(tempfile.mkdtemp(prefix="statelog-test-", dir=parent))
 
 
 def discard(directory: Path, stores: list[Store]) -> None:

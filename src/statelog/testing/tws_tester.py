@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import finalize
 
@@ -31,7 +29,7 @@ from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.subtask import KeyedRows
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed_operator import LocalKeyedOperator, look_at_state
-from statelog.testing.local_query import LocalQuery, discard
+from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import MicroBatches
 
 if TYPE_CHECKING:
@@ -125,7 +123,7 @@ class TwsTester:
             watermark=self._policy,
             initial=None if initial is None else self._initial(initial),
         )
-        query = LocalQuery(self._operator, Path(tempfile.mkdtemp(prefix="statelog-tester-")), options or Options())
+        query = LocalQuery(self._operator, new_directory(), options or Options())
         finalize(self, discard, query.directory, query.stores)
         self._batches = MicroBatches(query, parallelism=1)
         if initial is not None:

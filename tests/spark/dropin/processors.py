@@ -40,6 +40,21 @@ def show_typed(value: Any) -> str:
     return f"{type(value).__name__} {show(value)}"
 
 
+class OnFrames:
+    """Lets a processor of rows take and return pandas frames."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        records = (record for frame in rows for record in frame.itertuples(index=False))
+        yield from _frames(super().handleInputRows(key, records, timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        yield from _frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+
+def _frames(rows: Iterator[Row]) -> Iterator[pd.DataFrame]:
+    return (pd.DataFrame([row.asDict()]) for row in rows)
+
+
 # ---- Probes ----
 
 
@@ -243,8 +258,8 @@ def list_appended(bench: Bench) -> Iterator[Any]:
 @probe
 def list_of_iterables(bench: Bench) -> Iterator[Any]:
     numbers = bench.states.list
-    numbers.put((number,) for number in range(3))  # type: ignore[arg-type]
-    numbers.appendList((number,) for number in range(2))  # type: ignore[arg-type]
+    numbers.put((number,) for number in range(3))
+    numbers.appendList((number,) for number in range(2))
     yield list(numbers.get())
 
 
@@ -425,17 +440,8 @@ STATE_PROBES = (
 )
 
 
-class Frames(States):
+class Frames(OnFrames, States):
     """:class:`States` in pandas mode."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        records = [Row(**record) for frame in rows for record in frame.to_dict("records")]
-        for row in super().handleInputRows(key, iter(records), timerValues):
-            yield pd.DataFrame([row.asDict()])
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
-            yield pd.DataFrame([row.asDict()])
 
 
 # ---- Large states ----
@@ -621,17 +627,8 @@ class EventTimers(StatefulProcessor):
         pass
 
 
-class EventTimersOfFrames(EventTimers):
+class EventTimersOfFrames(OnFrames, EventTimers):
     """:class:`EventTimers` in pandas mode."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        records = [Row(**record) for frame in rows for record in frame.to_dict("records")]
-        for row in super().handleInputRows(key, iter(records), timerValues):
-            yield pd.DataFrame([row.asDict()])
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
-            yield pd.DataFrame([row.asDict()])
 
 
 def millis(at: Any) -> int | None:
@@ -779,22 +776,13 @@ class Initial(StatefulProcessor):
         pass
 
 
-class InitialFrames(Initial):
+class InitialFrames(OnFrames, Initial):
     """:class:`Initial` in pandas mode."""
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         rows = sorted(initialState.itertuples(index=False, name=None))
         kept = [tuple(key), list(initialState.columns), [str(dtype) for dtype in initialState.dtypes], rows]
         self._keep([*kept, timerValues.getCurrentWatermarkInMs()], timerValues)
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        records = (record for frame in rows for record in frame.itertuples())
-        for row in super().handleInputRows(key, records, timerValues):  # type: ignore[arg-type]
-            yield pd.DataFrame([row.asDict()])
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
-            yield pd.DataFrame([row.asDict()])
 
 
 # ---- Rows, frames and keys ----
@@ -851,13 +839,8 @@ class CountsKeys(StatefulProcessor):
         pass
 
 
-class CountsKeysOfFrames(CountsKeys):
+class CountsKeysOfFrames(OnFrames, CountsKeys):
     """:class:`CountsKeys` in pandas mode."""
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        records = (record for frame in rows for record in frame.itertuples())
-        for row in super().handleInputRows(key, records, timerValues):  # type: ignore[arg-type]
-            yield pd.DataFrame([row.asDict()])
 
 
 class Chunks(StatefulProcessor):

@@ -38,7 +38,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -67,22 +66,14 @@ from tests.spark.dropin.scenarios import (
 
 pytestmark = pytest.mark.spark
 
-STATE_STORE = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Compiling code takes longer than the few rows here.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 NO_IDLE_BATCHES = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 AVRO = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
 
 
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    with settings(spark, STATE_STORE):
+    with settings(spark, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}):
         yield spark
 
 
@@ -188,7 +179,7 @@ def _without_a_watermark() -> Scenario:
 
 
 def _watermark_in(time_mode: str) -> Scenario:
-    batches = [rows(("a", "times", at)) for at in (1000, 5000, 1, 2)]
+    batches = [rows(("a", "times", at)) for at in (1000, 5000, 1)]
     return Scenario(
         [Leg(batches)],
         processors.States,
@@ -375,7 +366,6 @@ def _evolution() -> Scenario:
             leg("more date, single double, pair struct<a:int,b:string>", (datetime.date(2024, 1, 2), 1.5, (3, "c"))),
             leg("single double, number double, word string, pair struct<b:string>", (2.5, 3.5, "d", ("e",))),
             leg("single float, number double", (2.5, 3.5), fails=True),
-            leg("number string", ("a",), fails=True),
             leg("single double, number double, word string", (1.0, 1.0, "a"), map_key="word string", fails=True),
         ],
         functools.partial(processors.Evolves, "", ()),
@@ -597,12 +587,10 @@ _TOO_MUCH = decimal.Decimal("12345.6")
 _AFRAME = pd.DataFrame({"key": ["a"], "number": [1]})
 CASES: dict[str, Case] = {
     "ttl without time mode": _init(lambda handle: handle.getValueState("v", "a long", 1)),
-    "ttl in event time": _init(lambda handle: handle.getListState("v", "a long", 1), "EventTime"),
     "negative ttl": _init(lambda handle: handle.getMapState("v", "a long", "a long", -1), "ProcessingTime"),
     "ttl of a float": _init(lambda handle: handle.getValueState("v", "a long", 1.5), "ProcessingTime"),
     "declared twice": _init(lambda handle: handle.getValueState("value", "a long")),
     "name with a dollar": _init(lambda handle: handle.getValueState("$v", "a long")),
-    "no name": _init(lambda handle: handle.getValueState("", "a long")),
     "unknown type": _init(lambda handle: handle.getValueState("v", "a lon")),
     "type without fields": _init(lambda handle: handle.getValueState("v", "long")),
     "timer in init": _init(lambda handle: handle.registerTimer(1), "ProcessingTime"),
@@ -610,33 +598,23 @@ CASES: dict[str, Case] = {
     "declared outside init": _use(lambda self: self.handle.getValueState("v", "a long")),
     "deleted outside init": _use(lambda self: self.handle.deleteIfExists("value")),
     "timer without time mode": _use(lambda self: self.handle.registerTimer(1)),
-    "timer deleted without time mode": _use(lambda self: self.handle.deleteTimer(1)),
     "timers listed without time mode": _use(lambda self: list(self.handle.listTimers())),
     "timer that is no integer": _use(lambda self: self.handle.registerTimer("1"), "ProcessingTime"),
     "too few values": _use(lambda self: self.value.update((1,))),
     "too many values": _use(lambda self: self.list.appendValue((1, 2))),
     "None as value": _use(lambda self: self.value.update(None)),
     "scalar as element": _use(lambda self: self.list.appendValue(1)),
-    "empty element": _use(lambda self: self.list.appendValue(())),
     "empty list put": _use(lambda self: self.list.put([])),
-    "empty list appended": _use(lambda self: self.list.appendList([])),
-    "None put": _use(lambda self: self.list.put(None)),
     "part of a map key": _use(lambda self: self.map.updateValue((1,), (1,))),
-    "part of a map key read": _use(lambda self: self.map.getValue((1,))),
     "too large a decimal": _use(lambda self: self.value.update((1, _TOO_MUCH, None))),
     "number as timestamp": _use(lambda self: self.value.update((1, None, 5))),
-    "array of numpy as value": _use(lambda self: self.value.update((np.array([1]), None, None))),
     "no iterator": _rows(None),
-    "dict": _rows([{"key": "a", "number": 1}]),
-    "None as row": _rows([None]),
     "text for long": _row(key="a", number="many"),
     "long for text": _row(key=1, number=1),
     "an exception": Case(Mistake(returns=processors.failing_rows)),
     "no frames": _frames(None),
     "a frame instead of frames": _frames(_AFRAME),
     "row instead of frame": _frames([Row(key="a", number=1)]),
-    "dict instead of frame": _frames([{"key": ["a"], "number": [1]}]),
-    "None as frame": _frames([None]),
     "column missing": _frames([_AFRAME[["key"]]]),
     "column of another case": _frames([_AFRAME.rename(columns={"key": "KEY"})]),
     "position missing": _frames([pd.DataFrame([["a"]])]),
