@@ -179,7 +179,7 @@ class _DeclaringHandle:
             )
 
     def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
-        if ttl is None:
+        if ttl is None or ttl == 0:  # to Spark too, 0 is no TTL
             return None
         subject = f"operator '{self._uid}': state '{name}'"
         if isinstance(ttl, Ttl):

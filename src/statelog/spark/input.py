@@ -87,6 +87,10 @@ class FrameInput:
         frame: pd.DataFrame = pa.RecordBatch.from_arrays(columns, names=self._columns).to_pandas(
             date_as_object=True, maps_as_pydicts="strict"
         )
+        for name, column in zip(self._columns, columns, strict=True):
+            if pa.types.is_struct(column.type):
+                # PyArrow makes floats of a struct's integers where one of them is null.
+                frame[name] = np.fromiter(column.to_pylist(maps_as_pydicts="strict"), object, len(column))
         return frame
 
 
