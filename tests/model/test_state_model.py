@@ -215,7 +215,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def _check_states(self) -> None:
         for key in self.model.keys:
-            assert self.harness._look(key, _read_all) == self.model.seen(key)
+            assert self.harness._view.look(key, _read_all) == self.model.seen(key)
 
 
 def _read_all(handle: Any) -> dict[str, Any]:

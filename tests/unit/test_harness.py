@@ -287,6 +287,7 @@ def test_failing_processor_ends_the_query_and_the_next_batch_starts_from_before(
         with pytest.raises(ProcessorError, match=r"handleInputRows\(\) failed for key \('b',\): RuntimeError: no num"):
             harness.push([("a", 5), ("b", None)])
         assert harness.value("sum", "a") == (1,)
+        assert sorted(harness.repeatBatch()) == [("a", 1), ("b", 1)]
         assert sorted(harness.push([("b", 1)])) == [("b", 2)]
         assert harness.batchId == 1
 
@@ -347,6 +348,8 @@ def test_snapshot_is_gone_on_from_twice(parallelism: int | None) -> None:
         with Harness.restore(saved, Timers(), parallelism=parallelism) as restored:
             assert (restored.batchId, restored.processingTimeMs) == (0, 100)
             assert restored.timers("a") == [500]
+            with pytest.raises(ConfigurationError, match="no batch to repeat"):
+                restored.repeatBatch()
             assert restored.push([], processingTimeMs=500) == [("a", 500)]
 
 

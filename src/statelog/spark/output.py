@@ -184,6 +184,8 @@ class FrameOutput:
         """Convert numbers, booleans and times at once; None if they have to be converted one by one."""
         try:
             array = pa.array(values, from_pandas=True)
+            if pa.types.is_string(field.type) and not pa.types.is_string(array.type):
+                return None  # a cast would make texts of numbers
             if pa.types.is_timestamp(array.type) and array.type.tz is None and field.type.tz is not None:
                 local = array.cast(pa.timestamp("us"), safe=False)
                 return pc.assume_timezone(local, self._zone, ambiguous="earliest", nonexistent="latest").cast(

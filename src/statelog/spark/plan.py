@@ -181,13 +181,17 @@ def build_operator(
         secret=secret,
     )
     result = _operator_frame(stream, initial, spec, plan.observation)
-    return result if output_event_time is None else _marked(result, output_event_time.column)
+    if output_event_time is None:
+        return result
+    marked = _watermark_column(df)
+    delay_ms = setting.watermark.delay_ms if setting.watermark else df.schema[marked or 0].metadata[WATERMARK_DELAY]
+    return _marked(result, output_event_time.column, delay_ms)
 
 
-def _marked(result: DataFrame, event_time: int) -> DataFrame:
+def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     """A result whose event time later operators of Spark recognise."""
     columns = [F.col(_quoted(name)) for name in result.columns]
-    columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: 0})
+    columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
     return result.select(*columns)
 
 

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Final
 
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _NONCE_BYTES: Final = 32
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
+_WAKE_TIMEOUT_S: Final = 5.0
 _MAX_MESSAGE_BYTES: Final = 1 << 30
 _VERSION: Final = b"statelog-rpc-1"
 
@@ -53,15 +55,21 @@ class RpcServer:
     def __init__(self, host: str, port: int, secret: bytes, handle: Handler) -> None:
         self._secret = secret
         self._handle = handle
+        self._host = host
         self._listener = Listener((host, port), backlog=512)
         self.port: int = self._listener.address[1]
-        threading.Thread(target=self._accept, name="statelog-rpc", daemon=True).start()
+        self._is_closed = False
+        self._acceptor = threading.Thread(target=self._accept, name="statelog-rpc", daemon=True)
+        self._acceptor.start()
 
     def _accept(self) -> None:
         while True:
             try:
                 connection = self._listener.accept()
             except OSError:
+                return
+            if self._is_closed:
+                connection.close()
                 return
             threading.Thread(target=self._serve, args=(connection,), name="statelog-rpc", daemon=True).start()
 
@@ -90,6 +98,10 @@ class RpcServer:
 
     def close(self) -> None:
         """Stop listening; connections that are open stay so until their clients end."""
+        self._is_closed = True
+        # An accept that is waiting would take one more connection, so it gets this one.
+        with suppress(OSError), socket.create_connection((self._host, self.port), timeout=_WAKE_TIMEOUT_S):
+            self._acceptor.join(_WAKE_TIMEOUT_S)
         self._listener.close()
 
 

@@ -40,6 +40,11 @@ class ProcessorHandle:
         self._states = states
         self._timers = timers
         self._uid = uid
+        self._is_initialized = False
+
+    def end_init(self) -> None:
+        """``init`` has returned: states cannot be deleted any more."""
+        self._is_initialized = True
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ValueState:
         """The value state of this name."""
@@ -93,6 +98,12 @@ class ProcessorHandle:
 
     def deleteIfExists(self, stateName: str) -> None:
         """Remove a state that an earlier version of the processor declared; done when the query is started."""
+        if self._is_initialized:
+            raise ProcessorError(
+                f"deleteIfExists('{stateName}') was called after init().",
+                kind=ErrorKind.STATE_USAGE,
+                hint="States are declared and deleted in init() only.",
+            )
 
     def countLateRows(self, rows: int) -> None:
         """Note that rows were late and have been left out."""

@@ -145,6 +145,7 @@ class KeyedSubtask:
         operator = self._operator
         handle = ProcessorHandle(self._states, self._timers, operator.uid)
         self._call("init", operator.processor.init, handle)
+        handle.end_init()
         if initial is not None and initial.rows.num_rows:
             assert operator.initial is not None
             for window in self._windows(initial, operator.initial):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Final
 
 import pyarrow as pa
@@ -96,11 +97,11 @@ class Timers:
         return writes
 
     def _entry(self, time_ms: int) -> bytes:
-        try:
-            return _ENTRY.pack(int(time_ms) + _SIGN)
-        except (TypeError, ValueError, struct.error) as error:
+        is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
+        if not is_whole or not -_SIGN <= time_ms < _SIGN:
             raise ProcessorError(
                 f"A timer's time is {time_ms!r}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="It must be a whole number of milliseconds since the Unix epoch.",
-            ) from error
+            )
+        return _ENTRY.pack(int(time_ms) + _SIGN)

@@ -12,24 +12,20 @@ from weakref import finalize
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError
 from statelog.observer import Step
 from statelog.options import Options
-from statelog.spark.times import TimeMode
 from statelog.state.key_groups import KEY_GROUPS
 from statelog.state.operator_processor import OperatorProcessor
-from statelog.state.processor_handle import ProcessorHandle
-from statelog.state.schema import StateKind
 from statelog.state.times import NO_TIME_MS, Watermark
-from statelog.state.value_states import AggregateFunction
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.keyed_operator import look_at_state
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import DriverDeath, MicroBatches, Snapshot
 from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.state_view import StateView
 
 __all__ = ["Harness", "HarnessSnapshot"]
 
@@ -355,32 +351,19 @@ class Harness:
         key : tuple or other value
             The key; a single value stands for a tuple of it.
         """
-        kind = self._kind(name, StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
-
-        def look(handle: ProcessorHandle) -> tuple[Any, ...] | None:
-            if kind is StateKind.VALUE:
-                return handle.getValueState(name, None).get()
-            if kind is StateKind.REDUCING:
-                return handle.getReducingState(name, None, _never).get()
-            return handle.getAggregatingState(name, None, _NoFunction()).getAccumulator()
-
-        return self._look(key, look)
+        return self._view.value(name, key)
 
     def list(self, name: str, key: Any) -> _Rows:
         """The elements of a key in a list state; parameters as for :meth:`value`."""
-        self._kind(name, StateKind.LIST)
-        return self._look(key, lambda handle: [*handle.getListState(name, None).get()])
+        return self._view.elements(name, key)
 
     def map(self, name: str, key: Any) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """The entries of a key in a map state; parameters as for :meth:`value`."""
-        self._kind(name, StateKind.MAP)
-        return self._look(key, lambda handle: dict(handle.getMapState(name, None, None).iterator()))
+        return self._view.entries(name, key)
 
     def timers(self, key: Any) -> _Rows:
         """The times of a key's timers, in order."""
-        if self._keyed.time_mode is TimeMode.NONE:
-            raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
-        return self._look(key, lambda handle: sorted(handle.listTimers()))
+        return self._view.timers(key)
 
     def operatorState(self, name: str) -> Any:
         """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state.
@@ -398,26 +381,11 @@ class Harness:
         return self._described.state(name, self._batches.history(), self._query.location)
 
     @property
-    def _keyed(self) -> KeyedQuery:
+    def _view(self) -> StateView:
+        self._require_open()
         if not isinstance(self._described, KeyedQuery):
             raise ConfigurationError("The operator has no keys.", hint="Use operatorState for its states.")
-        return self._described
-
-    def _kind(self, name: str, *kinds: StateKind) -> StateKind:
-        declared = self._keyed.states.get(name)
-        if declared is None or declared.kind not in kinds:
-            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._keyed.states.values())
-            raise ConfigurationError(
-                f"There is no {' or '.join(kinds)} state '{name}'.",
-                kind=ErrorKind.STATE_USAGE,
-                hint=f"The processor declares: {states or 'nothing'}.",
-            )
-        return declared.kind
-
-    def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
-        self._require_open()
-        history = self._batches.history()
-        return look_at_state(self._query, self._keyed.operator, history, self._keyed.key(key), look)
+        return StateView(self._described, self._batches)
 
     @property
     def batchId(self) -> int:
@@ -489,23 +457,6 @@ def _described(processor: Any, arguments: OperatorArguments, options: Options) -
             hint="Pass input, output, broadcast, parallelism, options and uid only.",
         )
     return OperatorQuery(processor, arguments, options)
-
-
-class _NoFunction(AggregateFunction[Any, Any]):
-    """Stands in for the processor's function where accumulators are only read."""
-
-    def createAccumulator(self) -> tuple[Any, ...]:
-        return ()
-
-    def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
-        return accumulator
-
-    def getResult(self, accumulator: tuple[Any, ...]) -> Any:
-        return accumulator
-
-
-def _never(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    return one
 
 
 def _checked(parallelism: int) -> int:

@@ -90,7 +90,7 @@ class MicroBatches:
         self.parallelism = parallelism
         self.death = DriverDeath()
         self._is_running = False
-        self._data: Any = None
+        self._done: tuple[int, Any] | None = None
 
     @property
     def last_time(self) -> BatchTime:
@@ -109,19 +109,19 @@ class MicroBatches:
         """
         number = self.next_batch
         self.query.times[number] = time
-        self._data = data
         outputs = self._complete(number, data)
+        self._done = (number, data)
         self.next_batch += 1
         return outputs
 
     def repeat(self, *, in_new_run: bool) -> list[pa.RecordBatch]:
         """Run the last batch again: by later attempts, or by a new run that Spark's commit did not reach."""
-        number = self.next_batch - 1
-        if number < 0:
+        if self._done is None:
             raise ConfigurationError("There is no batch to repeat.", hint="Push some rows first.")
+        number, data = self._done
         if in_new_run or not self._is_running or self.query.first_batch > number:
             self._start(number)
-        return self._complete(number, self._data)
+        return self._complete(number, data)
 
     def try_first(self, data: Any, time: BatchTime) -> None:
         """Run an attempt of every subtask of the next batch, whose later attempts may see other data."""
@@ -132,6 +132,7 @@ class MicroBatches:
     def forget(self, parallelism: int | None) -> None:
         """End the run without Spark having noted that the last batch is done; the next one has its number."""
         self.next_batch -= 1
+        self._done = None
         self.restart(parallelism, keep_local=True)
 
     def restart(self, parallelism: int | None, *, keep_local: bool) -> None:

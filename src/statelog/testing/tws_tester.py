@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import finalize
 
-import pyarrow as pa
 from pyspark.errors import IllegalArgumentException, PySparkValueError
 from pyspark.sql.types import Row
 
@@ -21,16 +19,23 @@ from statelog.spark.declare import declare_states_of
 from statelog.spark.times import SparkTimes, TimeMode
 from statelog.spark.worker import bind_state
 from statelog.state.event_time import EventTime
-from statelog.state.grouping import Window
-from statelog.state.keys import KeyCodec
 from statelog.state.operator import KeyedInput, KeyedOperator, Processor
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.subtask import KeyedRows
-from statelog.testing.key_hashes import row_hashes
-from statelog.testing.keyed_operator import LocalKeyedOperator, look_at_state
+from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import MicroBatches
+from statelog.testing.object_rows import (
+    NUMBERED_KEY,
+    TIME_COLUMN,
+    FramePart,
+    ObjectInput,
+    ObjectOutput,
+    RowPart,
+    stand_ins,
+)
+from statelog.testing.state_view import look_at_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["TwsTester"]
 
 _UID: Final = "tester"
-_KEY: Final = KeyCodec(pa.schema([("key", pa.int64())]))
-_COLUMNS: Final = pa.schema([("key", pa.int64()), ("row", pa.int64()), ("time", pa.timestamp("us"))])
-_TIME_COLUMN: Final = 2
-_US_PER_MS: Final = 1000
 _T = TypeVar("_T")
 
 
@@ -161,7 +162,7 @@ class TwsTester:
         """
         self._uses_pandas = False
         times = [self._event_ms(row) for row in input]
-        return self._run_rows(key, [_RowPart(row) for row in input], times)
+        return self._run_rows(key, [RowPart(row) for row in input], times)
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
         """Run a batch with a frame of one key.
@@ -180,7 +181,7 @@ class TwsTester:
         """
         self._uses_pandas = True
         times = [None if self._extractor is None else self._event_ms(row) for _, row in input.iterrows()]
-        parts = [_FramePart(input, place) for place in range(len(input))]
+        parts = [FramePart(input, place) for place in range(len(input))]
         result: pd.DataFrame = self._as_result(self._run_rows(key, parts, times))
         return result
 
@@ -315,7 +316,7 @@ class TwsTester:
             self._acting = self.processor
 
     def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
-        row = _as_rows([[self._number(key)], [None], [None]])
+        row = stand_ins([[self._number(key)], [None], [None]])
         return look_at_state(self._batches.query, self._operator, self._batches.history(), row, look)
 
     # ---- Batches ----
@@ -324,7 +325,7 @@ class TwsTester:
         """Run a batch, and return what was held back and what the processor returned."""
         self._outputs = []
         try:
-            numbers = self._batches.run(_as_rows(columns), time)
+            numbers = self._batches.run(stand_ins(columns), time)
         except ProcessorError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, StatelogError):
                 raise error.__cause__ from None  # the processor's own error, as Spark's tester raises it
@@ -343,96 +344,32 @@ class TwsTester:
         return self._keys.setdefault(key, len(self._keys))
 
     def _initial(self, pairs: Sequence[tuple[Any, Any]]) -> KeyedRows:
-        self._initial_rows = [_RowPart(held) for _, held in pairs]
-        return _as_rows([[self._number(key) for key, _ in pairs], list(range(len(pairs))), [None] * len(pairs)])
+        self._initial_rows = [RowPart(held) for _, held in pairs]
+        return stand_ins([[self._number(key) for key, _ in pairs], list(range(len(pairs))), [None] * len(pairs)])
 
     def _make_operator(self) -> KeyedOperator:
         keys = list(self._keys)
         event_time = None
         if self._extractor is not None:
             is_late = self._mode is TimeMode.EVENT_TIME
-            event_time = EventTime(_TIME_COLUMN, drops_late=is_late, inputs=0 if self._policy is None else 1)
+            event_time = EventTime(TIME_COLUMN, drops_late=is_late, inputs=0 if self._policy is None else 1)
         return KeyedOperator(
             uid=_UID,
             processor=self._acting,
-            key_codec=_KEY,
-            decode_key=lambda data: (keys[_KEY.decode(data)[0]],),
+            key_codec=NUMBERED_KEY,
+            decode_key=lambda data: (keys[NUMBERED_KEY.decode(data)[0]],),
             states=self._states,
-            input=KeyedInput([0], _ObjectInput(keys, self._rows)),
-            output=_ObjectOutput(self._outputs),
+            input=KeyedInput([0], ObjectInput(keys, self._rows)),
+            output=ObjectOutput(self._outputs),
             times=SparkTimes(self._mode),
             timer_domain=self._mode.domain,
             event_time=event_time,
-            initial=KeyedInput([0], _ObjectInput(keys, self._initial_rows)),
+            initial=KeyedInput([0], ObjectInput(keys, self._initial_rows)),
         )
 
 
 def _unsupported(operation: str) -> PySparkValueError:
     return PySparkValueError(errorClass="UNSUPPORTED_OPERATION", messageParameters={"operation": operation})
-
-
-def _as_rows(columns: list[list[Any]]) -> KeyedRows:
-    """Rows that stand for objects: the number of the key, that of the row, and its event time."""
-    if not columns:
-        columns = [[], [], []]
-    keys, rows, times = columns
-    in_us = [None if time_ms is None else time_ms * _US_PER_MS for time_ms in times]
-    arrays = [pa.array(keys, pa.int64()), pa.array(rows, pa.int64()), pa.array(in_us, _COLUMNS.field("time").type)]
-    return KeyedRows(pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS), row_hashes(arrays[:1]))
-
-
-class _RowPart:
-    """A row, as it was given."""
-
-    def __init__(self, row: Any) -> None:
-        self.row = row
-
-    @staticmethod
-    def joined(parts: Sequence[_RowPart]) -> list[Any]:
-        return [part.row for part in parts]
-
-
-class _FramePart:
-    """A row of a frame."""
-
-    def __init__(self, frame: pd.DataFrame, place: int) -> None:
-        self.frame = frame
-        self.place = place
-
-    @staticmethod
-    def joined(parts: Sequence[_FramePart]) -> list[Any]:
-        return [parts[0].frame.iloc[[part.place for part in parts]].reset_index(drop=True)]
-
-
-class _ObjectInput:
-    """Gives the processor the objects that rows stand for."""
-
-    def __init__(self, keys: list[Any], parts: list[Any]) -> None:
-        self._keys = keys
-        self._parts = parts
-
-    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return [(self._keys[number],) for number in columns[0].to_pylist()]
-
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
-        numbers = window.rows.column(1).to_pylist()
-        return [self._objects(numbers[start:end]) for start, end in pairwise(window.starts.tolist())]
-
-    def _objects(self, numbers: list[int | None]) -> Iterator[Any]:
-        parts = [self._parts[number] for number in numbers if number is not None]
-        return iter(type(parts[0]).joined(parts) if parts else [])
-
-
-class _ObjectOutput:
-    """Keeps what the processor returns, and returns its numbers."""
-
-    def __init__(self, outputs: list[Any]) -> None:
-        self._outputs = outputs
-
-    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        first = len(self._outputs)
-        self._outputs.extend(rows)
-        return pa.RecordBatch.from_pydict({"number": pa.array(range(first, len(self._outputs)), pa.int64())})
 
 
 class _Editor:

@@ -1,0 +1,221 @@
+"""A look at the state of a keyed operator, as of its newest checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from statelog.changelog import chain
+from statelog.changelog.local_runs import LocalRuns
+from statelog.changelog.restore import restore_runs
+from statelog.checkpoint.history import History
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.spark.times import TimeMode
+from statelog.state.grouping import Window
+from statelog.state.key_groups import hash_range
+from statelog.state.memory_table import MemoryTable
+from statelog.state.merge import Garbage
+from statelog.state.operator import InputCodec, KeyedInput
+from statelog.state.processor_handle import ProcessorHandle
+from statelog.state.runs_table import RunsTable
+from statelog.state.schema import StateKind, stored_name
+from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.state.table import StateTable
+from statelog.state.times import Moment
+from statelog.state.value_states import AggregateFunction
+from statelog.storage import LocalStore
+from statelog.testing.keyed_operator import LocalKeyedOperator
+from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.local_query import LocalQuery
+from statelog.testing.micro_batches import MicroBatches
+
+__all__ = ["StateView", "look_at_state"]
+
+_LARGEST_VIEW_RUNS: Final = 8
+_T = TypeVar("_T")
+_Row = tuple[Any, ...]
+
+
+class StateView:
+    """The states and timers of a query's operator, by key.
+
+    Parameters
+    ----------
+    keyed : KeyedQuery
+        The operator.
+    batches : MicroBatches
+        Its query.
+    """
+
+    def __init__(self, keyed: KeyedQuery, batches: MicroBatches) -> None:
+        self._keyed = keyed
+        self._batches = batches
+
+    def value(self, name: str, key: Any) -> _Row | None:
+        """A value, or an accumulator; None if there is none."""
+        kind = self._kind(name, StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
+
+        def look(handle: ProcessorHandle) -> _Row | None:
+            if kind is StateKind.VALUE:
+                return handle.getValueState(name, None).get()
+            if kind is StateKind.REDUCING:
+                return handle.getReducingState(name, None, _never).get()
+            return handle.getAggregatingState(name, None, _NoFunction()).getAccumulator()
+
+        return self.look(key, look)
+
+    def elements(self, name: str, key: Any) -> list[_Row]:
+        """The elements of a list."""
+        self._kind(name, StateKind.LIST)
+        return self.look(key, lambda handle: list(handle.getListState(name, None).get()))
+
+    def entries(self, name: str, key: Any) -> dict[_Row, _Row]:
+        """The entries of a map."""
+        self._kind(name, StateKind.MAP)
+        return self.look(key, lambda handle: dict(handle.getMapState(name, None, None).iterator()))
+
+    def timers(self, key: Any) -> list[int]:
+        """The times of the timers, in order."""
+        if self._keyed.time_mode is TimeMode.NONE:
+            raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
+        return self.look(key, lambda handle: sorted(handle.listTimers()))
+
+    def look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
+        """What a function reads of a key, given the processor's handle."""
+        history = self._batches.history()
+        return look_at_state(self._batches.query, self._keyed.operator, history, self._keyed.key(key), look)
+
+    def _kind(self, name: str, *kinds: StateKind) -> StateKind:
+        declared = self._keyed.states.get(name)
+        if declared is None or declared.kind not in kinds:
+            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._keyed.states.values())
+            raise ConfigurationError(
+                f"There is no {' or '.join(kinds)} state '{name}'.",
+                kind=ErrorKind.STATE_USAGE,
+                hint=f"The processor declares: {states or 'nothing'}.",
+            )
+        return declared.kind
+
+
+class _Look:
+    """A processor that does nothing but look at its handle, for one key."""
+
+    def __init__(self, look: Callable[[ProcessorHandle], Any]) -> None:
+        self.seen: Any = None
+        self._look = look
+
+    def init(self, handle: ProcessorHandle) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        self.seen = self._look(self._handle)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        return iter(())
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _KeysOnly:
+    """An input without rows: what is looked at is a key that may have none."""
+
+    def __init__(self, codec: InputCodec) -> None:
+        self.keys = codec.keys
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        return [iter(()) for _ in range(len(window.keys))]
+
+
+def look_at_state(
+    query: LocalQuery,
+    operator: LocalKeyedOperator,
+    history: History,
+    key: KeyedRows,
+    look: Callable[[ProcessorHandle], _T],
+) -> _T:
+    """Read a key's state as of the newest checkpoint and its times, as a subtask on a new host would find it.
+
+    Parameters
+    ----------
+    query : LocalQuery
+        The query.
+    operator : LocalKeyedOperator
+        The operator.
+    history : History
+        Its checkpoints.
+    key : KeyedRows
+        One row with the key.
+    look : callable
+        Reads the states, given the processor's handle.
+    """
+    processor = _Look(look)
+    latest = history.latest
+    generations = {} if latest is None else latest.generations
+    moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
+    made = operator.make()
+    states = [
+        replace(
+            state, descriptor=replace(state.descriptor, name=stored_name(state.name, generations.get(state.name, 0)))
+        )
+        for state in made.states
+    ]
+    keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
+    keyed = replace(made, processor=processor, states=states, input=keys, event_time=None)
+    subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
+    for _ in subtask.process(key):
+        pass
+    seen: _T = processor.seen
+    return seen
+
+
+def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
+    latest = history.latest
+    if latest is None:
+        return RunsTable()
+    uid, last = query.operator.uid, latest.batch
+    origin = chain.genesis(query.query_id, uid, 0, 1)
+    directory = query.directory / "view"
+    local = LocalRuns(directory)
+    if len(local.edges()) > _LARGEST_VIEW_RUNS:
+        shutil.rmtree(directory)
+    found = restore_runs(
+        local,
+        genesis=origin,
+        head=history.digest(origin, 0, 1, last),
+        last_batch=last,
+        within=hash_range(0, 1),
+        garbage=Garbage(moment, latest.generations),
+        fetch=lambda known: history.missing_segments(origin, 0, 1, last, set(known)),
+        open_store=lambda: LocalStore(query.location),
+        token="view",
+    )
+    runs = [run for _, run in found]
+    if query.options.table == "runs":
+        return RunsTable(runs)
+    table = MemoryTable()
+    table.apply(runs)
+    return table
+
+
+class _NoFunction(AggregateFunction[Any, Any]):
+    """Stands in for the processor's function where accumulators are only read."""
+
+    def createAccumulator(self) -> tuple[Any, ...]:
+        return ()
+
+    def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
+        return accumulator
+
+    def getResult(self, accumulator: tuple[Any, ...]) -> Any:
+        return accumulator
+
+
+def _never(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    return one
