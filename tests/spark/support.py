@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from statelog import Options
 from tests.spark.faults import take_marker, wait_until
+from tests.spark.inputs import add_json
 
 REPOSITORY = Path(__file__).parents[2]
 ORDERS = "seq long, user string, item string, amount long, action string"
@@ -191,15 +192,8 @@ class Job:
         return base / (self.uid or "main")
 
     def add(self, batches: list[list[Order]]) -> Job:
-        """Add input, a file per batch; the files' times keep Spark from changing their order."""
-        self.input.mkdir(parents=True, exist_ok=True)
-        first = len(list(self.input.iterdir()))
-        for number, rows in enumerate(batches, first):
-            path = self.input / f"{number:04}.json"
-            hidden = self.root / path.name
-            hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
-            hidden.rename(path)
+        """Add input, a file per batch."""
+        add_json(self.input, batches)
         return self
 
     def batches(self) -> list[list[Order]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
+from tests.spark.faults import wait_until
+from tests.spark.inputs import add_json
 
 OUTPUT = "k string, total long"
 
@@ -49,13 +50,10 @@ class Query:
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self._spark = spark
         self._root = root
-        (root / "input").mkdir()
 
     def add(self, **numbers: int) -> None:
         """A file of input, which is a batch."""
-        folder = self._root / "input"
-        lines = [json.dumps({"k": key, "n": number}) for key, number in numbers.items()]
-        (folder / f"{len(list(folder.iterdir())):03}.json").write_text("\n".join(lines))
+        add_json(self._root / "input", [[{"k": key, "n": number} for key, number in numbers.items()]])
 
     def run(self, initial: DataFrame | None, *, parallelism: int = 2, fails: bool = False) -> dict[int, dict[str, int]]:
         """Run to the end of the input; return the output by batch."""
@@ -80,10 +78,9 @@ class Query:
         query.trigger(availableNow=True).start().awaitTermination()
         return found
 
-    @property
-    def stored(self) -> list[str]:
-        """Files with rows of an initial state."""
-        return [path.name for path in (self._root / "checkpoint").rglob("*.arrow")]
+    def wait_until_no_rows_are_stored(self) -> None:
+        """Rows of an initial state go soon after the query ended."""
+        wait_until(lambda: not list((self._root / "checkpoint").rglob("*.arrow")), "the rows to be removed", 60)
 
 
 def test_it_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_it_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
     query.add(b=2)
     first = {"a": 101, "c": 3, "timer a": 101, "timer b": 220, "timer None": 7}
     assert query.run(initial) == {0: first, 1: {"b": 222}}
-    assert query.stored == []
+    query.wait_until_no_rows_are_stored()
     query.add(a=1, b=1)
     assert query.run(initial, parallelism=3) == {2: {"a": 102, "b": 223}}
     query.add(a=1)
@@ -107,7 +104,7 @@ def test_a_first_batch_that_is_repeated_reads_it_again(spark: SparkSession, tmp_
     with pytest.raises(StreamingQueryException, match="the sink is broken"):
         query.run(initial, fails=True)
     assert query.run(initial, parallelism=4) == {0: {"a": 101, "timer a": 101}}
-    assert query.stored == []
+    query.wait_until_no_rows_are_stored()
 
 
 def test_keys_of_a_narrower_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from pyspark.sql import functions as F
 import statelog
 from statelog import ConfigurationError, Options, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.windows.windowed_stream import WindowedStream
+from tests.spark.inputs import add_json
 
 pytestmark = pytest.mark.spark
 
@@ -37,18 +36,14 @@ def _events(*, seed: int, batches: int) -> list[list[Event]]:
     return [*made, [("z", 10_000.0, 0)]]
 
 
-def _write(root: Path, batches: list[list[Event]], first: int = 0) -> None:
-    """A file per batch; their times keep Spark from changing their order."""
-    (root / "input").mkdir(parents=True, exist_ok=True)
-    for number, events in enumerate(batches, first):
+def _write(root: Path, batches: list[list[Event]]) -> None:
+    """Add input, a file per batch."""
+    for events in batches:
         rows = [
             {"user": user, "time": (START + datetime.timedelta(seconds=second)).isoformat(), "n": n}
             for user, second, n in events
         ]
-        hidden = root / f"{number}.json"
-        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
-        hidden.rename(root / "input" / f"{number:04}.json")
+        add_json(root / "input", [rows])
 
 
 def _stream(spark: SparkSession, root: Path) -> DataFrame:
@@ -102,7 +97,7 @@ def test_windows_are_those_of_spark(
         return statelog.key_by(stream, "user").window(windows).agg(*AGGREGATES, parallelism=parallelism)
 
     output = _run(aggregated(2), tmp_path)
-    _write(tmp_path, batches[2:], first=2)
+    _write(tmp_path, batches[2:])
     output += _run(aggregated(3), tmp_path)
 
     all_rows = spark.read.schema(SCHEMA).json(str(tmp_path / "input"))

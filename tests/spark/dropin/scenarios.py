@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 import statelog
 from tests.spark.dropin.processors import SEEN
+from tests.spark.inputs import add_file, add_json
 
 INPUT = "key string, seq long, at_ms long, probe string"
 
@@ -249,17 +248,13 @@ def brief(text: str) -> str:
 
 
 def add_input(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> None:
-    """Add input, a file per batch; the files' times keep Spark from changing their order."""
-    first = len(list((folder / "input").iterdir()))
-    for number, batch in enumerate(batches, first):
-        path = folder / "input" / f"{number:04}"
-        hidden = folder / path.name
-        if isinstance(schema, str):
-            hidden.write_text("".join(json.dumps(row) + "\n" for row in batch))
-        else:
-            pq.write_table(pa.Table.from_pylist(batch, schema=schema), hidden)
-        os.utime(hidden, (1_000_000_000 + number, 1_000_000_000 + number))
-        hidden.rename(path)
+    """Add input, a file per batch."""
+    if isinstance(schema, str):
+        add_json(folder / "input", batches)
+        return
+    for batch in batches:
+        table = pa.Table.from_pylist(batch, schema=schema)
+        add_file(folder / "input", lambda path, table=table: pq.write_table(table, path))
 
 
 @contextmanager
