@@ -19,7 +19,8 @@ from statelog.spark.worker import StateDeclaration, bind_state
 from statelog.state.key_groups import Hashes
 from statelog.state.keys import KeyCodec
 from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
-from statelog.state.run import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS, Run
+from statelog.state.run import Run
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask

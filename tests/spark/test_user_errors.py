@@ -257,15 +257,42 @@ def test_grouping_columns_are_named_as_in_spark(
     assert sorted(map(tuple, counted.collect())) == [("ann", 1, 2), ("bob", 1, 1)]
 
 
+def test_keys_that_are_computed(spark: SparkSession) -> None:
+    """They become columns in front of the others."""
+    df = spark.createDataFrame([("Ann", 1), ("ann", 2), ("BOB", 3)], "user string, seq long")
+
+    class Look(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            pass
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            yield Row(key=repr(key), rows=sorted(repr(row) for row in rows))
+
+        def close(self) -> None:
+            pass
+
+    stream = statelog.key_by(df, F.lower("user").alias("name"), "seq")
+    looked = stream.transformWithState(Look(), "key string, rows array<string>", "update", "None")
+    assert sorted(map(tuple, looked.collect())) == [
+        ("('ann', 1)", ["Row(name='ann', user='Ann', seq=1)"]),
+        ("('ann', 2)", ["Row(name='ann', user='ann', seq=2)"]),
+        ("('bob', 3)", ["Row(name='bob', user='BOB', seq=3)"]),
+    ]
+    counted = statelog.key_by(df, F.lower("user")).window(statelog.CountWindows(2)).agg(statelog.Count())
+    assert [tuple(row) for row in counted.collect()] == [("ann", 2)]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         (lambda df: (), "without a column"),
-        (lambda df: (F.lower("user").alias("user"),), "is an expression"),
-        (lambda df: ("nobody",), "no column 'nobody'"),
+        (lambda df: ("nobody",), "grouped by nobody"),
+        (lambda df: ("user.name",), "grouped by user.name"),
+        (lambda df: (F.sum("seq"),), "grouped by"),
+        (lambda df: (F.lower("user").alias("user"),), "two columns are named 'user'"),
         (lambda df: (7,), "not 7"),
     ],
-    ids=["none", "expression", "unknown", "number"],
+    ids=["none", "unknown", "no struct", "aggregate", "doubled", "number"],
 )
 def test_other_grouping_columns_are_refused(
     spark: SparkSession, name: Callable[[DataFrame], tuple[Any, ...]], words: str

@@ -21,7 +21,9 @@ from statelog.checkpoint.history import History
 from statelog.state.evolution import recorded_schema, require_evolution
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import merge_runs
-from statelog.state.run import Operation, Run, RunWriter, Section, change_schema, encode_run
+from statelog.state.run import Run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.run_writer import RunWriter, Section, encode_run
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.state.table import StateTable

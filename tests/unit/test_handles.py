@@ -13,7 +13,9 @@ from statelog.state import cursor
 from statelog.state.changes import ChangeBuffer, ListPosition
 from statelog.state.cursor import KeyCursor
 from statelog.state.entry_states import ListState, MapState
-from statelog.state.run import LOCAL_BLOCK_ROWS, Operation, Run
+from statelog.state.run import Run
+from statelog.state.run_format import Operation
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import StateTable

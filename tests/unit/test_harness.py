@@ -238,6 +238,17 @@ def test_watermark_of_the_operator_follows_from_the_rows() -> None:
             harness.advanceWatermark(9000)
 
 
+def test_rows_are_late_in_event_time_only() -> None:
+    columns = {"input": "key string, at timestamp", "keys": ["key"], "output": "key string, rows int, watermark long"}
+    for time_mode, rows in (("None", 2), ("ProcessingTime", 2), ("EventTime", 1)):
+        with Harness(EventTimes(), **columns, timeMode=time_mode, watermark=Watermark("at")) as harness:
+            for _ in range(2):
+                harness.push([("b", second(9))])
+            [(key, seen, _)] = harness.push([("a", second(1)), ("a", second(10))])
+            assert (key, seen) == ("a", rows)
+            assert harness.checkpoints[-1].late_rows == 2 - rows
+
+
 # ---- Crashes ----
 
 

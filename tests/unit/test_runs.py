@@ -18,7 +18,9 @@ from statelog import CorruptionError
 from statelog.state.key_groups import HashRange
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import Garbage, choose_merge, merge_runs
-from statelog.state.run import Operation, Run, RunWriter, Section, change_schema, encode_run
+from statelog.state.run import Run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.run_writer import RunWriter, Section, encode_run
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, stored_name
 from statelog.state.times import Moment
 from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run

@@ -19,7 +19,8 @@ import pyarrow as pa
 from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, choose_merge, merge_runs
-from statelog.state.run import LOCAL_BLOCK_ROWS, Run, RunWriter
+from statelog.state.run import Run
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 
 __all__ = ["Edge", "LocalRuns"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statelog.changelog import chain
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.state.phases import BatchChanges
-from statelog.state.run import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS
 from statelog.storage import Store
 
 __all__ = ["Changeset", "write_changeset"]

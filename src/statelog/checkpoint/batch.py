@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.protocol import Ack
 from statelog.errors import ConfigurationError, ErrorKind
 
-__all__ = ["Batch", "BatchTime", "TakenAck", "place_segments"]
+__all__ = ["Batch", "BatchTime", "TakenAck"]
 
 _log = logging.getLogger(__name__)
 
@@ -136,42 +134,3 @@ class Batch:
         )
         self.acks[ack.task.subtask] = new
         return held
-
-
-def place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes]]:
-    """Place the changesets that are not stored yet one after the other in an entry's payload.
-
-    Returns
-    -------
-    segments : list of SegmentRef
-        One per subtask.
-    payload : list of bytes
-        What the entry carries.
-    """
-    segments: list[SegmentRef] = []
-    payload: list[bytes] = []
-    offset = 0
-    for subtask, one in enumerate(taken):
-        ack = one.ack
-        if one.stored is not None:
-            segments.append(one.stored)
-            continue
-        if one.kept is not None:
-            whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
-            segments.append(replace(one.kept, **whose))
-            continue
-        segment = SegmentRef(
-            subtask=subtask,
-            attempt=ack.task.attempt,
-            checksum=ack.checksum,
-            offset=0 if ack.name else offset,
-            length=ack.length,
-            rows=ack.rows,
-            input_rows=ack.input_rows,
-            name=ack.name,
-        )
-        segments.append(segment)
-        if not ack.name:
-            payload.append(one.payload)
-            offset += ack.length
-    return segments, payload

@@ -13,13 +13,15 @@ from dataclasses import replace
 from statelog.changelog import chain
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
-from statelog.checkpoint.batch import Batch, BatchTime, TakenAck, place_segments
+from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
+from statelog.checkpoint.composition import compose, generations_of
 from statelog.checkpoint.entry import Checkpoint, Claim
 from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.orphans import CHANGES_FOLDER, find_orphans
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
-from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies, restored_starts
+from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
+from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
 from statelog.errors import (
     ConfigurationError,
@@ -33,8 +35,6 @@ from statelog.errors import (
 )
 from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
 from statelog.options import Options
-from statelog.state.evolution import recorded_schema
-from statelog.state.schema import StateSchema
 from statelog.state.times import NO_TIME_MS
 from statelog.storage import Store
 
@@ -99,12 +99,7 @@ class OperatorCoordinator:
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
-        self._heads = [b""] * run.parallelism
-        self._starts: list[Start] = []
-        self._timer_marks = [NO_TIME_MS] * run.parallelism
-        self._origins = [
-            chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in range(run.parallelism)
-        ]
+        self._starts = StartingPoints([], [], [], [])
         self._stopped: StatelogError | None = None
 
     @property
@@ -129,22 +124,13 @@ class OperatorCoordinator:
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
         self._history = History(entries if first_batch > 0 else ())
-        self._generations = self._after_deletions(first_batch)
+        self._generations = generations_of(self._run, self._history.at(first_batch - 1))
         self._remove_orphans(History(entries))
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
         self._options.observer.restore(
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
-
-    def _after_deletions(self, first_batch: int) -> dict[str, int]:
-        """Generations of the states once those are gone that this run deletes."""
-        before = self._history.at(first_batch - 1)
-        if before is None:
-            return {}
-        existing = {state.name for state in before.states}
-        gone = [name for name in self._run.deleted if name in existing]
-        return before.generations | {name: before.generations.get(name, 0) + 1 for name in gone}
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
@@ -197,19 +183,19 @@ class OperatorCoordinator:
             before = self._history.at(batch.number - 1)
             return Begun(
                 epoch=self._epoch,
-                genesis=self._origins[task.subtask],
-                head=self._heads[task.subtask],
+                genesis=self._starts.origins[task.subtask],
+                head=self._starts.heads[task.subtask],
                 inline_bytes=self._options.inline_budget_bytes // self._run.parallelism,
                 upload_prefix=f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{task.subtask}",
                 store=self._location,
                 batch_time_ms=batch.time.time_ms,
                 watermark_ms=batch.time.watermark_ms,
                 late_watermark_ms=batch.time.late_watermark_ms,
-                timers_after_ms=self._timer_marks[task.subtask],
+                timers_after_ms=self._starts.timers_after_ms[task.subtask],
                 generations=self._generations,
                 certain_generations={} if before is None else before.generations,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
-                start=None if self._run.has_keys else self._starts[task.subtask],
+                start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
             )
 
     def _enter(self, task: TaskId) -> Batch:
@@ -221,33 +207,14 @@ class OperatorCoordinator:
             raise self._stale(task, current)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
             raise self._incomplete(task, current)
-        if not self._run.has_keys:
-            self._starts = self._operator_starts(task.batch - 1, is_first=current is None)
-        elif current is None:
-            self._heads = [
-                self._history.digest(origin, subtask, self._run.parallelism, task.batch - 1)
-                for subtask, origin in enumerate(self._origins)
-            ]
+        batch = Batch(task.batch, self._time_of(task.batch))
+        if current is None:
+            self._starts = StartingPoints.of_first_batch(self._run, self._history, task.batch)
         else:
-            assert current.durable is not None
-            self._heads = [
-                chain.extend(head, current.number, [segment.checksum])
-                for head, segment in zip(self._heads, current.durable.segments, strict=True)
-            ]
-            self._timer_marks = [current.acks[subtask].ack.timers_to_ms for subtask in range(self._run.parallelism)]
-        if current is not None:
+            self._starts = self._starts.after(current)
             self._remove_initial_state()
-        self._batch = Batch(task.batch, self._time_of(task.batch))
-        return self._batch
-
-    def _operator_starts(self, batch: int, *, is_first: bool) -> list[Start]:
-        """What each subtask of an operator without keys starts from after a batch."""
-        before = self._history.at(batch)
-        if before is None:
-            return [Start()] * self._run.parallelism
-        if is_first:
-            return restored_starts(before, {state.name for state in self._run.states}, self._run.parallelism)
-        return [Start([segment], None) for segment in before.segments]
+        self._batch = batch
+        return batch
 
     def _time_of(self, batch: int) -> BatchTime:
         """Spark's times of a batch, or with the operator's own watermark."""
@@ -320,7 +287,7 @@ class OperatorCoordinator:
             task = request.task
             self._require_begun(task)
             missing = self._history.missing_segments(
-                self._origins[task.subtask],
+                self._starts.origins[task.subtask],
                 task.subtask,
                 self._run.parallelism,
                 task.batch - 1,
@@ -369,7 +336,7 @@ class OperatorCoordinator:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
         if not ack.is_unchanged:
             return None
-        start = self._starts[ack.task.subtask] if self._starts else Start()
+        start = Start() if self._run.has_keys else self._starts.snapshots[ack.task.subtask]
         if start.slices is not None or start.snapshots[0].checksum != ack.checksum:
             raise ProtocolError(
                 f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
@@ -392,24 +359,12 @@ class OperatorCoordinator:
             return
         require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        segments, payload = place_segments(taken)
-        run = self._run
-        entry = Checkpoint(
+        entry, payload = compose(
+            self._run,
+            batch,
+            self._history.at(batch.number - 1),
             epoch=self._epoch,
-            batch=batch.number,
-            revision=0 if batch.durable is None else batch.durable.revision + 1,
-            query_id=run.query_id,
-            run_id=run.run_id,
-            uid=run.uid,
-            parallelism=run.parallelism,
-            segments=segments,
-            key_schema=run.key_schema,
-            states=self._known_states(batch.number),
-            batch_time_ms=batch.time.time_ms,
-            watermark_ms=batch.time.watermark_ms,
             token=self._new_token(),
-            max_event_ms=self._max_event_ms(batch, taken),
-            element_counts=self._element_counts(batch.number, taken),
             generations=self._generations,
         )
         try:
@@ -424,29 +379,6 @@ class OperatorCoordinator:
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s))
-
-    def _max_event_ms(self, batch: Batch, taken: list[TakenAck]) -> list[int | None]:
-        if self._run.watermark is None:
-            return []
-        before = self._history.at(batch.number - 1)
-        seen = [] if before is None else [before.max_event_ms]
-        return self._run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
-
-    def _element_counts(self, batch: int, taken: list[TakenAck]) -> list[list[int]]:
-        if self._run.has_keys:
-            return []
-        names = [state.name for state in self._known_states(batch)]
-        return [[one.ack.element_counts.get(name, 0) for name in names] for one in taken]
-
-    def _known_states(self, batch: int) -> list[StateSchema]:
-        """The declared states, and those that an earlier version of the processor left in the location."""
-        before = self._history.at(batch - 1)
-        states = {state.name: state for state in before.states} if before else {}
-        for name in self._run.deleted:
-            states.pop(name, None)
-        for state in self._run.states:
-            states[state.name] = recorded_schema(states.get(state.name, state), state)
-        return [states[name] for name in sorted(states)]
 
     def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float) -> CheckpointMetrics:
         uploads = sum(1 for one in taken if one.ack.name)

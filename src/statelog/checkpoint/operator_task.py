@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from statelog.changelog import chain
+from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
@@ -109,11 +109,7 @@ class OperatorTask:
     def _stored(self, begun: Begun, start: Start) -> dict[str, list[Elements]]:
         """The state before the batch, by name."""
         if start.is_redistributed:
-            # Whatever other parallelism this host has snapshots of, the query has left it.
-            own = self.local.directory.parent
-            for other in own.parent.glob("*"):
-                if other != own:
-                    shutil.rmtree(other, ignore_errors=True)
+            remove_other_parallelisms(self.local.directory)
         snapshots = [Snapshot(self._read(begun, segment), segment.name) for segment in start.snapshots]
         if start.slices is None:
             return {name: [Elements.all_of(section)] for name, section in snapshots[0].sections.items()}

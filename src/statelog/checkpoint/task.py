@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
@@ -202,11 +202,7 @@ class BatchTask:
         )
 
     def _fetch(self, known: list[bytes]) -> MissingSegments:
-        # Whatever other parallelism this host has runs of, the query has left it.
-        own = self.local.directory.parent
-        for other in own.parent.glob("*"):
-            if other != own:
-                shutil.rmtree(other, ignore_errors=True)
+        remove_other_parallelisms(self.local.directory)
         reply = self.call(Fetch(self.task, known), b"")
         if not isinstance(reply, Fetched):
             raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")

@@ -11,8 +11,17 @@ from statelog.state.times import Watermark
 __all__ = ["own_event_time", "result_event_time"]
 
 
-def own_event_time(schema: StructType, watermark: Watermark) -> EventTime:
+def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool) -> EventTime:
     """The event time that an operator's own watermark follows.
+
+    Parameters
+    ----------
+    schema : StructType
+        The input.
+    watermark : Watermark
+        The watermark.
+    drops_late : bool
+        Whether late rows are left out.
 
     Raises
     ------
@@ -31,9 +40,9 @@ def own_event_time(schema: StructType, watermark: Watermark) -> EventTime:
 
     column = position(watermark.column, (TimestampType, TimestampNTZType), "a timestamp column")
     if watermark.input_column is None:
-        return EventTime(column, inputs=watermark.inputs)
+        return EventTime(column, drops_late, watermark.inputs)
     inputs = position(watermark.input_column, (IntegralType,), "an integer column")
-    return EventTime(column, inputs=watermark.inputs, input_column=inputs)
+    return EventTime(column, drops_late, watermark.inputs, inputs)
 
 
 def result_event_time(output: StructType, column: str, *, has_watermark: bool) -> EventTime | None:

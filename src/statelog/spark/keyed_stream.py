@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError
 from statelog.options import Options
+from statelog.spark.forms import FrameForm, RowForm
 from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
-from statelog.spark.types import key_schema
 from statelog.state.keys import KeyCodec
 from statelog.state.times import Watermark
 from statelog.windows.assigners import WindowAssigner
@@ -28,7 +30,8 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     df : DataFrame
         A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
     *cols : str or Column, or a list of them
-        The grouping columns; at least one. Columns of the DataFrame, not expressions.
+        The grouping columns; at least one. An expression, or a field of a struct, becomes a column in front of the
+        others.
 
     Returns
     -------
@@ -48,32 +51,47 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     """
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
-    doubled = [name for name in df.columns if df.columns.count(name) > 1]
-    if doubled:
-        raise ConfigurationError(f"key_by: two columns are named {doubled[0]!r}.", hint="Rename one of them first.")
     given = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
-    columns = [_column_name(df, column) for column in given]
-    KeyCodec(key_schema(df.schema, columns))
-    return KeyedStream(KeyedFrame(df, columns))
-
-
-def _column_name(df: DataFrame, column: object) -> str:
-    """The name of a column of the DataFrame; case does not matter, as in Spark."""
-    if not isinstance(column, (str, Column)):
-        raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
-    name = column if isinstance(column, str) else df.select(column).columns[0]
-    if isinstance(column, Column) and str(column) != f"Column<'{name}'>":
+    frame = _keyed(df, given)
+    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
+    if doubled:
         raise ConfigurationError(
-            f"key_by: {column} is an expression.", hint="Make a column of it first: df.withColumn(name, expression)."
+            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
         )
-    if name in df.columns:
-        return name
-    found = [own for own in df.columns if own.lower() == name.lower()]
-    if len(found) != 1:
-        raise ConfigurationError(f"key_by: there is no column {name!r}; the columns are {', '.join(df.columns)}.")
-    return found[0]
+    KeyCodec(frame.key_schema)
+    return KeyedStream(frame)
+
+
+def _keyed(df: DataFrame, given: Sequence[object]) -> KeyedFrame:
+    columns: list[str] = []
+    computed: list[Column] = []
+    for column in given:
+        if not isinstance(column, (str, Column)):
+            raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
+        try:
+            own = _own_column(df, column)
+            if own is None:
+                own = df.select(column).columns[0]
+                computed.append((F.col(column) if isinstance(column, str) else column).alias(own))
+                df.select(computed[-1], "*")
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"key_by: rows cannot be grouped by {column}: {str(error).splitlines()[0]}",
+                hint=f"The columns are {', '.join(df.columns)}.",
+            ) from error
+        columns.append(own)
+    return KeyedFrame(df.select(*computed, "*") if computed else df, columns)
+
+
+def _own_column(df: DataFrame, column: str | Column) -> str | None:
+    """The column of the DataFrame that is meant, None if it is computed; case does not matter, as in Spark."""
+    if isinstance(column, str) and column in df.columns:
+        return column
+    name = df.select(column).columns[0]
+    is_plain = str(column).lower() in (name.lower(), f"column<'{name.lower()}'>")
+    return next((own for own in df.columns if is_plain and own.lower() == name.lower()), None)
 
 
 class KeyedStream:
@@ -141,12 +159,16 @@ class KeyedStream:
         ProcessorError
             If the processor cannot be pickled, or its ``init`` fails.
         """
-        initial = _checked_initial(initialState)
         arguments = OperatorArguments(
-            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            _checked_initial(initialState),
+            eventTimeColumnName,
         )
         setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
-        return build_operator(self._frame, arguments, setting, uses_frames=False)
+        return build_operator(self._frame, arguments, setting, RowForm())
 
     def transformWithStateInPandas(
         self,
@@ -168,12 +190,16 @@ class KeyedStream:
         The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
         key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
         """
-        initial = _checked_initial(initialState)
         arguments = OperatorArguments(
-            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            _checked_initial(initialState),
+            eventTimeColumnName,
         )
         setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
-        return build_operator(self._frame, arguments, setting, uses_frames=True)
+        return build_operator(self._frame, arguments, setting, FrameForm.of(self._frame.df.sparkSession))
 
     def window(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -31,6 +30,7 @@ from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
 from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.event_columns import own_event_time, result_event_time
+from statelog.spark.forms import ProcessorForm
 from statelog.spark.key_hash import key_hash
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
@@ -38,7 +38,6 @@ from statelog.spark.worker import (
     HASH_COLUMN,
     INITIAL_COLUMN,
     TIME_COLUMN,
-    FrameLimits,
     SubtaskSpec,
     bind_state,
 )
@@ -53,9 +52,6 @@ __all__ = ["KeyedFrame", "OperatorArguments", "OperatorSetting", "build_operator
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 """The metadata by which Spark knows a column with a watermark."""
 
-_OUTPUT_MODES = ("append", "update", "complete")
-_instances = itertools.count()
-
 
 @dataclass(frozen=True)
 class KeyedFrame:
@@ -68,6 +64,17 @@ class KeyedFrame:
     def key_columns(self) -> list[int]:
         """Positions of the grouping columns."""
         return [self.df.columns.index(name) for name in self.columns]
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Names and storage types of the grouping columns.
+
+        Raises
+        ------
+        ConfigurationError
+            If a column's type cannot be a key.
+        """
+        return key_schema(self.df.schema[name] for name in self.columns)
 
     def rows(self, prefix: str) -> DataFrame:
         """The rows with the key hash.
@@ -107,7 +114,7 @@ class OperatorSetting:
 
 
 def build_operator(
-    stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, *, uses_frames: bool
+    stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, form: ProcessorForm
 ) -> DataFrame:
     """Plan a keyed operator."""
     df = stream.df
@@ -119,14 +126,14 @@ def build_operator(
     output = parse_output(arguments.output_type)
     processor = pickled_processor(arguments.processor, uid)
     time_mode = TimeMode.parse(arguments.time_mode)
-    event_time = _event_time(df, time_mode, setting.watermark)
+    event_time = _event_time(df, time_mode, setting.watermark, form)
     has_watermark = setting.watermark is not None or _watermark_column(df) is not None
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     domains = {TimeDomain.EVENT} if setting.watermark else set()
     if time_mode.domain is not None:
         domains.add(time_mode.domain)
     declared = declare_states(processor, uid, frozenset(domains))
-    keys = key_schema(df.schema, stream.columns)
+    keys = stream.key_schema
     initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
     states = sorted(declared.states.values(), key=lambda state: state.name)
     descriptors = [bind_state(state).descriptor for state in states]
@@ -151,24 +158,19 @@ def build_operator(
         host, endpoint = require_endpoint(session)
         endpoint.register(plan)
         port, secret = endpoint.port, endpoint.secret
-        stream = KeyedFrame(with_clock(df, plan, endpoint), stream.columns)
-    conf = session.conf
-    limits = FrameLimits(
-        int(str(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", "10000"))),
-        _bytes(conf.get("spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1))),
-    )
+        stream = replace(stream, df=with_clock(df, plan, endpoint))
     spec = SubtaskSpec(
         uid=uid,
         instance=plan.instance,
         parallelism=parallelism,
         is_streaming=df.isStreaming,
         key_schema=keys,
-        session_zone=str(conf.get("spark.sql.session.timeZone")),
+        session_zone=str(session.conf.get("spark.sql.session.timeZone")),
         columns=df.columns,
         key_columns=stream.key_columns,
         initial_columns=[] if initial is None else initial.df.columns,
         initial_key_columns=[] if initial is None else initial.key_columns,
-        frames=limits if uses_frames else None,
+        form=form,
         time_mode=time_mode,
         event_time=event_time,
         output_event_time=output_event_time,
@@ -217,14 +219,15 @@ def _by_subtask(rows: DataFrame, parallelism: int) -> DataFrame:
 # ---- Times ----
 
 
-def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None) -> EventTime | None:
+def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None, form: ProcessorForm) -> EventTime | None:
     """Where the rows have the event time that the operator goes by."""
+    is_event_time = mode is TimeMode.EVENT_TIME
     if watermark is not None:
-        return own_event_time(df.schema, watermark)
+        return own_event_time(df.schema, watermark, drops_late=form.drops_late and is_event_time)
     marked = _watermark_column(df)
-    if marked is None or mode is not TimeMode.EVENT_TIME or not df.isStreaming:
+    if marked is None or not is_event_time or not df.isStreaming:
         return None
-    return EventTime(marked)
+    return EventTime(marked, form.drops_late)
 
 
 def _watermark_column(df: DataFrame) -> int | None:
@@ -275,21 +278,13 @@ def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
         mine.name: F.col(_quoted(mine.name)).cast(theirs.dataType) for mine, theirs in zip(own, wanted, strict=True)
     }
     try:
-        return KeyedFrame(initial.df.withColumns(casts), initial.columns)
+        return replace(initial, df=initial.df.withColumns(casts))
     except AnalysisException as error:
         raise mismatch from error
 
 
 def _listed(fields: list[StructField]) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-
-
-def _bytes(text: str | None) -> int:
-    """A size of Spark's configuration, such as 64MB, in bytes."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(text).strip().lower())
-    if found is None:
-        return (1 << 31) - 1
-    return int(found[1]) << (10 * "bkmgtp".find((found[2] or "b")[0]))
 
 
 def _quoted(name: str) -> str:

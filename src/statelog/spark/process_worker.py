@@ -16,13 +16,11 @@ from pyspark.sql.types import StructType
 from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.operator_task import OperatorTask
 from statelog.clock import SystemClock
-from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.output import RowOutput
-from statelog.spark.types import row_codec, row_maker
+from statelog.spark.types import row_maker, state_codecs
 from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
-from statelog.spark.worker_process import local_directory, task_id, worker_process
-from statelog.state.keys import KeyCodec
+from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
 from statelog.state.operator_processor import OperatorContext
 from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
@@ -156,12 +154,7 @@ def bind_operator_state(declaration: OperatorStateDeclaration) -> OperatorStateB
     ConfigurationError
         If a field's type is not supported.
     """
-    subject = f"state '{declaration.name}'"
-    codec = row_codec(declaration.value_schema, subject)
-    entry = declaration.entry_schema
-    entry_codec = None if entry is None else row_codec(entry, f"map key of {subject}")
-    if entry_codec is not None:
-        KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)
+    codec, entry_codec = state_codecs(declaration.name, declaration.value_schema, declaration.entry_schema)
     entry_schema = None if entry_codec is None else entry_codec.schema
     descriptor = OperatorStateDescriptor(declaration.name, declaration.mode, codec.schema, entry_schema)
     return OperatorStateBinding(descriptor, codec, entry_codec)
@@ -181,18 +174,13 @@ def read_input(spec: OperatorSpec, batches: Iterable[pa.RecordBatch], partition:
         return OperatorInput(_NO_ROWS, None if spec.broadcast_columns is None else _NO_ROWS, partition, None)
     rows = held[0] if len(held) == 1 else pa.concat_batches(held)
     subtasks = rows.column(rows.schema.get_field_index(SUBTASK_COLUMN)).to_numpy()
+    subtask = require_one_subtask(spec, subtasks, partition)
     time_ms = int(rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py())
-    if (subtasks != subtasks[0]).any():
-        raise ConfigurationError(
-            f"operator '{spec.uid}': partition {partition} holds rows of several subtasks.",
-            kind=ErrorKind.PARTITIONS_RENUMBERED,
-            hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report it.",
-        )
     if spec.broadcast_columns is None:
-        return OperatorInput(rows.select(names), None, int(subtasks[0]), time_ms)
+        return OperatorInput(rows.select(names), None, subtask, time_ms)
     is_copy = rows.column(rows.schema.get_field_index(BROADCAST_COLUMN))
     own = rows.filter(pc.invert(is_copy)).select(names)
-    return OperatorInput(own, _copies(rows.filter(is_copy), len(spec.broadcast_columns)), int(subtasks[0]), time_ms)
+    return OperatorInput(own, _copies(rows.filter(is_copy), len(spec.broadcast_columns)), subtask, time_ms)
 
 
 def _copies(rows: pa.RecordBatch, columns: int) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -39,7 +39,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.state.keys import KeyCodec
 from statelog.state.values import FieldCodec, RowCodec
 
-__all__ = ["arrow_type", "key_decoder", "key_schema", "row_codec", "row_maker", "storage_converter"]
+__all__ = ["arrow_type", "key_decoder", "key_schema", "row_codec", "row_maker", "state_codecs", "storage_converter"]
 
 _Convert = Callable[[Any], Any]
 
@@ -134,7 +134,24 @@ def row_codec(schema: StructType, subject: str) -> RowCodec:
     return RowCodec(fields, subject)
 
 
-def key_schema(schema: StructType, columns: list[str]) -> pa.Schema:
+def state_codecs(name: str, value: StructType, entry: StructType | None) -> tuple[RowCodec, RowCodec | None]:
+    """Codecs of a state's values and, if it is a map, of its keys.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field's type is not supported.
+    """
+    subject = f"state '{name}'"
+    codec = row_codec(value, subject)
+    if entry is None:
+        return codec, None
+    entry_codec = row_codec(entry, f"map key of {subject}")
+    KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)  # refuses types that cannot be keys
+    return codec, entry_codec
+
+
+def key_schema(columns: Iterable[StructField]) -> pa.Schema:
     """Storage types of grouping columns.
 
     Raises
@@ -143,10 +160,10 @@ def key_schema(schema: StructType, columns: list[str]) -> pa.Schema:
         If a column's type cannot be a key.
     """
     fields: list[pa.Field] = []
-    for name in columns:
-        kind = schema[name].dataType
+    for column in columns:
         try:
-            fields.append(pa.field(name, arrow_type(_nullable(kind), f"grouping column '{name}'")))
+            kind = arrow_type(_nullable(column.dataType), f"grouping column '{column.name}'")
+            fields.append(pa.field(column.name, kind))
         except ConfigurationError as error:
             raise ConfigurationError(error.message, kind=ErrorKind.UNSUPPORTED_KEY_TYPE, hint=error.hint) from error
     return pa.schema(fields)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,13 +16,11 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.clock import SystemClock
-from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
-from statelog.spark.input import FrameInput, RowInput
-from statelog.spark.output import FrameOutput, RowOutput
+from statelog.spark.forms import ProcessorForm
 from statelog.spark.times import SparkTimes, TimeMode
-from statelog.spark.types import key_decoder, row_codec, row_maker
-from statelog.spark.worker_process import local_directory, task_id, worker_process
+from statelog.spark.types import key_decoder, row_maker, state_codecs
+from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
 from statelog.state.event_time import EventTime
 from statelog.state.key_groups import subtasks_of
 from statelog.state.keys import KeyCodec
@@ -33,13 +30,11 @@ from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.times import Moment, Ttl
 from statelog.storage import open_store
-from statelog.windows.operator import END_OF_TIME_MS, WindowOperator
 
 __all__ = [
     "HASH_COLUMN",
     "INITIAL_COLUMN",
     "TIME_COLUMN",
-    "FrameLimits",
     "StateDeclaration",
     "SubtaskSpec",
     "bind_state",
@@ -67,14 +62,6 @@ class StateDeclaration:
 
 
 @dataclass(frozen=True)
-class FrameLimits:
-    """How large the frames of pandas mode are: Spark's maxRecordsPerBatch and maxBytesPerBatch."""
-
-    max_rows: int
-    max_bytes: int
-
-
-@dataclass(frozen=True)
 class SubtaskSpec:
     """What every task of an operator is told.
 
@@ -98,8 +85,8 @@ class SubtaskSpec:
         Names of the columns of the initial state; empty if there is none.
     initial_key_columns : list of int
         Which of those are the grouping columns.
-    frames : FrameLimits or None
-        How large frames are; None if the processor takes rows.
+    form : ProcessorForm
+        What the processor is given rows as, and returns.
     time_mode : TimeMode
         What the processor's times and timers are.
     event_time : EventTime or None
@@ -128,7 +115,7 @@ class SubtaskSpec:
     key_columns: list[int]
     initial_columns: list[str]
     initial_key_columns: list[int]
-    frames: FrameLimits | None
+    form: ProcessorForm
     time_mode: TimeMode
     event_time: EventTime | None
     output_event_time: EventTime | None
@@ -169,17 +156,17 @@ def _run_batch(
         now_ms = rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
         if spec.initial_columns:
             is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
-            initial = _keyed_rows(rows.filter(is_initial), [f"i{index}" for index in range(len(spec.initial_columns))])
+            initial = _keyed_rows(rows.filter(is_initial), "i", spec.initial_columns)
             rows = rows.filter(pc.invert(is_initial))
-        read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))])
-    watermark_ms = END_OF_TIME_MS if isinstance(operator.processor, WindowOperator) else -1
-    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, watermark_ms))
+        read = _keyed_rows(rows, "c", spec.columns)
+    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, spec.form.batch_watermark_ms))
     return KeyedSubtask(operator, RunsTable(), context, clock).process(read, initial)
 
 
-def _keyed_rows(rows: pa.RecordBatch, names: list[str]) -> KeyedRows:
+def _keyed_rows(rows: pa.RecordBatch, prefix: str, columns: list[str]) -> KeyedRows:
+    """The rows of one input."""
     hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
-    return KeyedRows(rows.select(names), hashes)
+    return KeyedRows(rows.select([f"{prefix}{index}" for index in range(len(columns))]), hashes)
 
 
 def _run_streaming(
@@ -210,45 +197,30 @@ def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition:
         return BatchInput(_NO_ROWS, _NOTHING.hashes, partition, None)
     rows = held[0] if len(held) == 1 else pa.concat_batches(held)
     times = rows.column(rows.schema.get_field_index(TIME_COLUMN)).to_numpy()
-    read = _keyed_rows(rows, [f"c{index}" for index in range(len(spec.columns))])
-    subtasks = subtasks_of(read.hashes, spec.parallelism)
-    if (subtasks != subtasks[0]).any():
-        raise ConfigurationError(
-            f"operator '{spec.uid}': partition {partition} holds rows of several subtasks.",
-            kind=ErrorKind.PARTITIONS_RENUMBERED,
-            hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report it.",
-        )
-    return BatchInput(read.rows, read.hashes, int(subtasks[0]), int(times[0]))
+    read = _keyed_rows(rows, "c", spec.columns)
+    subtask = require_one_subtask(spec, subtasks_of(read.hashes, spec.parallelism), partition)
+    return BatchInput(read.rows, read.hashes, subtask, int(times[0]))
 
 
 def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
     """Make the operator of a task."""
-    processor = pickle.loads(spec.processor)
+    form = spec.form
     key_codec = KeyCodec(spec.key_schema)
-    limits = spec.frames
-    to_input = RowInput if limits is None else partial(FrameInput, max_rows=limits.max_rows, max_bytes=limits.max_bytes)
-    operator = KeyedOperator(
+    return KeyedOperator(
         uid=spec.uid,
-        processor=processor,
+        processor=pickle.loads(spec.processor),
         key_codec=key_codec,
         decode_key=key_decoder(key_codec, spec.session_zone),
         states=[bind_state(declaration) for declaration in spec.states],
-        input=KeyedInput(spec.key_columns, to_input(spec.columns)),
-        output=RowOutput(spec.output_schema) if limits is None else FrameOutput(spec.output_schema, spec.session_zone),
+        input=KeyedInput(spec.key_columns, form.input(spec.columns)),
+        output=form.output(spec.output_schema, spec.session_zone),
         times=SparkTimes(spec.time_mode),
         timer_domain=spec.time_mode.domain,
         event_time=spec.event_time,
         output_event_time=spec.output_event_time,
-        initial=KeyedInput(spec.initial_key_columns, to_input(spec.initial_columns)) if spec.initial_columns else None,
-    )
-    if not isinstance(processor, WindowOperator):
-        return operator
-    return replace(
-        operator,
-        input=KeyedInput(spec.key_columns, processor.form.input(spec.columns)),
-        output=processor.form.output(spec.output_schema),
-        # A late row may belong to a window that is still open.
-        event_time=None if spec.event_time is None else replace(spec.event_time, drops_late=False),
+        initial=KeyedInput(spec.initial_key_columns, form.input(spec.initial_columns))
+        if spec.initial_columns
+        else None,
     )
 
 
@@ -260,13 +232,8 @@ def bind_state(declaration: StateDeclaration) -> StateBinding:
     ConfigurationError
         If a field's type is not supported.
     """
-    subject = f"state '{declaration.name}'"
-    codec = row_codec(declaration.value_schema, subject)
+    codec, entry_codec = state_codecs(declaration.name, declaration.value_schema, declaration.entry_schema)
     make = row_maker(declaration.value_schema.names)
-    entry = declaration.entry_schema
-    entry_codec = None if entry is None else row_codec(entry, f"map key of {subject}")
-    if entry_codec is not None:
-        KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)
     descriptor = StateDescriptor(
         declaration.name,
         declaration.kind,

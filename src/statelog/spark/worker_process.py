@@ -7,10 +7,13 @@ import os
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from pyspark import TaskContext
 
+from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
 from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.task import MemoryTables
@@ -18,7 +21,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient
 
-__all__ = ["TaskSpec", "WorkerProcess", "local_directory", "task_id", "worker_process"]
+__all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]
 
 
 class TaskSpec(Protocol):
@@ -101,4 +104,22 @@ def local_directory(spec: TaskSpec, task: TaskId) -> Path:
     if base is None:
         base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     operator = f"{task.query_id}-{spec.uid.encode().hex()}"
-    return Path(base) / "statelog" / operator / str(spec.parallelism) / str(task.subtask)
+    return subtask_directory(Path(base), operator, spec.parallelism, task.subtask)
+
+
+def require_one_subtask(spec: TaskSpec, subtasks: npt.NDArray[np.integer[Any]], partition: int) -> int:
+    """The subtask that the rows of a partition belong to.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are those of several subtasks.
+    """
+    first = int(subtasks[0])
+    if (subtasks != first).any():
+        raise ConfigurationError(
+            f"operator '{spec.uid}': partition {partition} holds rows of several subtasks.",
+            kind=ErrorKind.PARTITIONS_RENUMBERED,
+            hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report it.",
+        )
+    return first

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.state.run import Operation, Section, change_schema, encode_run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.run_writer import Section, encode_run
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import KeyBatch
 from statelog.state.values import RowCodec

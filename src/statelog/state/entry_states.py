@@ -11,7 +11,7 @@ from statelog.state.changes import ChangeBuffer
 from statelog.state.cursor import EntryWindow, KeyCursor
 from statelog.state.keyed_state import MISSING, KeyedState, Row
 from statelog.state.keys import KeyCodec
-from statelog.state.run import Operation
+from statelog.state.run_format import Operation
 from statelog.state.schema import StateDescriptor
 from statelog.state.times import Ttl
 from statelog.state.values import RowCodec

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.state.evolution import project
-from statelog.state.run import VALUE_COLUMN, Operation, Run
+from statelog.state.run import Run
+from statelog.state.run_format import VALUE_COLUMN, Operation
 from statelog.state.schema import StateDescriptor
 from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 

@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 
 from statelog.state.evolution import merged_schema
 from statelog.state.key_groups import HashRange
-from statelog.state.run import EXPIRY_COLUMN, LOCAL_BLOCK_ROWS, Operation, Run, RunSection, RunWriter
+from statelog.state.run import Run, RunSection
+from statelog.state.run_format import EXPIRY_COLUMN, Operation
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.schema import StateDescriptor, is_deleted
 from statelog.state.times import Moment
 

@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from statelog.state.changes import ChangeBuffer
 from statelog.state.merge import merge_runs
-from statelog.state.run import LOCAL_BLOCK_ROWS, Run, RunWriter
+from statelog.state.run import Run
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.table import StateTable
 
 __all__ = ["BatchChanges"]

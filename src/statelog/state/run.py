@@ -1,15 +1,11 @@
 """Runs: sorted, immutable files of state changes that can be searched as they are.
 
-A changeset is a run; a merge of runs is a run. The byte layout is specified in ``docs/format.md``.
+A changeset is a run; a merge of runs is a run.
 """
 
 from __future__ import annotations
 
 import bisect
-import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from typing import Final
 
@@ -23,178 +19,24 @@ import xxhash
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.state.evolution import can_read, project
 from statelog.state.key_groups import Hashes
-from statelog.state.schema import StateDescriptor, StateKind, StateSchema
+from statelog.state.run_format import (
+    EXPIRY_COLUMN,
+    MAGIC,
+    MAGIC_WITHOUT_EXPIRY,
+    TAIL,
+    TAIL_MAGIC,
+    VALUE_COLUMN,
+    Footer,
+    StoredBlock,
+    change_schema,
+)
+from statelog.state.schema import StateDescriptor
 
-__all__ = [
-    "EXPIRY_COLUMN",
-    "LOCAL_BLOCK_ROWS",
-    "STORED_BLOCK_ROWS",
-    "Operation",
-    "Run",
-    "RunBlock",
-    "RunSection",
-    "RunWriter",
-    "Section",
-    "change_schema",
-    "encode_run",
-]
+__all__ = ["Positions", "Run", "RunBlock", "RunSection"]
 
 Positions = npt.NDArray[np.int64]
 
-STORED_BLOCK_ROWS: Final = 16_384
-"""Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
-LOCAL_BLOCK_ROWS: Final = 1 << 20
-"""Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
-
-_MAGIC: Final = b"SLRUN\x00\x00\x02"
-_MAGIC_WITHOUT_EXPIRY: Final = b"SLRUN\x00\x00\x01"
-_TAIL: Final = struct.Struct("<IQ4s")
-_TAIL_MAGIC: Final = b"SLR1"
-_ALIGNMENT: Final = 64
-_END_OF_STREAM_BYTES: Final = 8
-_COLUMNS: Final = [
-    pa.field("hash", pa.uint64(), nullable=False),
-    pa.field("key", pa.binary(), nullable=False),
-    pa.field("entry", pa.binary(), nullable=False),
-    pa.field("op", pa.uint8(), nullable=False),
-    pa.field("expiry", pa.int64()),
-]
-EXPIRY_COLUMN: Final = 4
-"""Index of the column that says from when on a put no longer counts, in milliseconds; null is never."""
-VALUE_COLUMN: Final = len(_COLUMNS)
-"""Index of the first value column of a batch of changes."""
-
-
-class Operation(IntEnum):
-    """What a row does to the entry that it names."""
-
-    PUT = 0
-    DELETE = 1
-    CLEAR = 2
-    """Removes all entries of the key that older runs hold; sorts before the key's other rows."""
-
-
-class _StoredBlock(msgspec.Struct, frozen=True, array_like=True):
-    state: int
-    offset: int
-    length: int
-    rows: int
-    first_hash: int
-    last_hash: int
-    checksum: int
-
-
-class _Footer(msgspec.Struct, frozen=True):
-    states: list[StateSchema]
-    blocks: list[_StoredBlock]
-
-
-_footer_encoder: Final = msgspec.msgpack.Encoder()
-_footer_decoder: Final = msgspec.msgpack.Decoder(_Footer)
-
-
-@dataclass(frozen=True)
-class Section:
-    """Changes of one state, to be written.
-
-    Parameters
-    ----------
-    state : StateDescriptor
-        The state.
-    batches : list of pyarrow.RecordBatch
-        Changes of `change_schema(state)`; the concatenation is sorted by hash, key and entry.
-    """
-
-    state: StateDescriptor
-    batches: list[pa.RecordBatch]
-
-
-def change_schema(state: StateDescriptor) -> pa.Schema:
-    """Columns of a state's changes: hash, key, entry, operation, expiry and the value's fields.
-
-    Timers have one more: the rows of a block in the order of their times, which the writer fills in.
-    """
-    values = [pa.field(f"v{i}", field.type) for i, field in enumerate(state.value_schema)]
-    order = [pa.field("by_time", pa.uint32())] if state.kind is StateKind.TIMER else []
-    return pa.schema(_COLUMNS + values + order)
-
-
-class RunWriter:
-    """Writes a run block by block, so that a run larger than the memory can be written.
-
-    The order of calls is :meth:`add` for every batch, all of one state after another, then :meth:`finish`.
-
-    Parameters
-    ----------
-    sink : pyarrow.NativeFile
-        Where the bytes go; it must be at its start.
-    compress : bool
-        Whether the blocks' buffers are compressed with lz4; uncompressed blocks can be mapped.
-    block_rows : int
-        Rows per block; a block grows beyond it when rows of one hash would be parted.
-    """
-
-    def __init__(self, sink: pa.NativeFile, *, compress: bool, block_rows: int) -> None:
-        self._sink = sink
-        self._compress = compress
-        self._block_rows = block_rows
-        self._states: list[StateSchema] = []
-        self._blocks: list[_StoredBlock] = []
-        sink.write(_MAGIC)
-
-    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
-        """Write changes of a state.
-
-        Parameters
-        ----------
-        state : StateDescriptor
-            The state; calls for one state follow each other.
-        batch : pyarrow.RecordBatch
-            Changes of `change_schema(state)`, sorted by hash, key and entry, with hashes above those of the
-            calls before for this state.
-        """
-        if batch.num_rows == 0:
-            return
-        stored = state.to_stored()
-        if not self._states or self._states[-1] != stored:
-            self._states.append(stored)
-        hashes = batch.column(0).to_numpy()
-        for start, end in _block_bounds(hashes, self._block_rows):
-            _pad(self._sink)
-            rows = batch.slice(start, end - start)
-            if state.kind is StateKind.TIMER:
-                rows = _ordered_by_time(rows)
-            message = _encode_batch(rows, self._compress)
-            block = _StoredBlock(
-                state=len(self._states) - 1,
-                offset=self._sink.tell(),
-                length=len(message),
-                rows=end - start,
-                first_hash=int(hashes[start]),
-                last_hash=int(hashes[end - 1]),
-                checksum=xxhash.xxh3_64_intdigest(message),
-            )
-            self._sink.write(message)
-            self._blocks.append(block)
-
-    def finish(self) -> int:
-        """Write the footer and return the number of rows written."""
-        footer = _footer_encoder.encode(_Footer(self._states, self._blocks))
-        self._sink.write(footer)
-        self._sink.write(_TAIL.pack(len(footer), xxhash.xxh3_64_intdigest(footer), _TAIL_MAGIC))
-        return sum(block.rows for block in self._blocks)
-
-
-def encode_run(sections: Iterable[Section], *, compress: bool, block_rows: int) -> bytes:
-    """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
-    sink = pa.BufferOutputStream()
-    writer = RunWriter(sink, compress=compress, block_rows=block_rows)
-    for section in sections:
-        if section.batches:
-            writer.add(section.state, pa.concat_batches(section.batches))
-    writer.finish()
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+_footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
 
 
 class Run:
@@ -219,7 +61,7 @@ class Run:
         self.name = name
         self.size_bytes = buffer.size
         footer = self._read_footer(buffer, offset)
-        has_expiry = buffer.slice(0, len(_MAGIC)).to_pybytes() == _MAGIC
+        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
@@ -233,16 +75,16 @@ class Run:
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, buffer: pa.Buffer, offset: int) -> _Footer:
+    def _read_footer(self, buffer: pa.Buffer, offset: int) -> Footer:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
-        if buffer.size < len(_MAGIC) + _TAIL.size:
+        if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if buffer.slice(0, len(_MAGIC)).to_pybytes() not in (_MAGIC, _MAGIC_WITHOUT_EXPIRY):
+        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
-        tail_at = buffer.size - _TAIL.size
-        length, checksum, magic = _TAIL.unpack(buffer.slice(tail_at).to_pybytes())
-        if magic != _TAIL_MAGIC or length > tail_at - len(_MAGIC):
-            raise _damaged(f"{where}: its last {_TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
+        tail_at = buffer.size - TAIL.size
+        length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
+        if magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
+            raise _damaged(f"{where}: its last {TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
         data = buffer.slice(tail_at - length, length).to_pybytes()
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
@@ -294,7 +136,7 @@ class RunBlock:
     """Rows of one state whose hashes lie between two bounds; read and checked on first use."""
 
     def __init__(
-        self, buffer: pa.Buffer, stored: _StoredBlock, schema: pa.Schema, name: str, base: int, *, has_expiry: bool
+        self, buffer: pa.Buffer, stored: StoredBlock, schema: pa.Schema, name: str, base: int, *, has_expiry: bool
     ) -> None:
         self.rows = stored.rows
         self.first_hash = stored.first_hash
@@ -435,41 +277,6 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
-
-
-def _block_bounds(hashes: Hashes, block_rows: int) -> list[tuple[int, int]]:
-    """Split rows into blocks without parting rows of one hash."""
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    while start < len(hashes):
-        end = min(start + block_rows, len(hashes))
-        if end < len(hashes):
-            end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
-        bounds.append((start, end))
-        start = end
-    return bounds
-
-
-def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Timers with their last column filled in."""
-    order = np.argsort(rows.column(VALUE_COLUMN).to_numpy(), kind="stable").astype(np.uint32)
-    return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
-
-
-def _encode_batch(batch: pa.RecordBatch, compress: bool) -> pa.Buffer:
-    if not compress:
-        return batch.serialize()
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    stream = sink.getvalue()
-    start = batch.schema.serialize().size
-    return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
-
-
-def _pad(sink: pa.BufferOutputStream) -> None:
-    sink.write(b"\0" * (-sink.tell() % _ALIGNMENT))
 
 
 def _damaged(message: str, kind: ErrorKind = ErrorKind.CHECKSUM) -> CorruptionError:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.state.run import EXPIRY_COLUMN, VALUE_COLUMN, Operation, Positions, Run, RunBlock
+from statelog.state.run import Positions, Run, RunBlock
+from statelog.state.run_format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.state.schema import StateDescriptor
 from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.changes import ChangeBuffer
 from statelog.state.cursor import EntryWindow, KeyCursor
-from statelog.state.run import Operation
+from statelog.state.run_format import Operation
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.state.values import FieldCodec, RowCodec
 

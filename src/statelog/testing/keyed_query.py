@@ -16,9 +16,10 @@ from statelog.spark.arguments import checked_uid, parse_output, pickled_processo
 from statelog.spark.ddl import parse_ddl
 from statelog.spark.declare import declare_states
 from statelog.spark.event_columns import own_event_time, result_event_time
+from statelog.spark.forms import FrameForm, ProcessorForm, RowForm
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
-from statelog.spark.worker import FrameLimits, StateDeclaration, SubtaskSpec, keyed_operator
+from statelog.spark.worker import StateDeclaration, SubtaskSpec, keyed_operator
 from statelog.state.event_time import EventTime
 from statelog.state.key_groups import Hashes
 from statelog.state.keys import KeyCodec
@@ -29,11 +30,9 @@ from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.rows import ColumnReader, ColumnWriter
+from statelog.windows.operator import WindowOperator
 
 __all__ = ["KeyedQuery"]
-
-_FRAMES = FrameLimits(max_rows=10_000, max_bytes=(1 << 31) - 1)
-"""Spark's defaults."""
 
 
 class KeyedQuery:
@@ -70,7 +69,7 @@ class KeyedQuery:
         _require_processor(processor)
         self._arguments = arguments
         self._key_columns = _key_places(columns, arguments.keys, "input")
-        self._key_types = key_schema(columns, list(arguments.keys))
+        self._key_types = key_schema(columns[name] for name in arguments.keys)
         self._key_codec = KeyCodec(self._key_types)
         self._writer = ColumnWriter(columns, "push()", zone)
         key_fields = StructType([columns[place] for place in self._key_columns])
@@ -78,7 +77,8 @@ class KeyedQuery:
         self._width = len(columns)
         self._reader = ColumnReader(output)
         self.time_mode = TimeMode.parse(arguments.timeMode)
-        event_time = self._event_time(columns)
+        form = _form(processor, uses_frames=arguments.pandas)
+        event_time = self._event_time(columns, form)
         uid = checked_uid(arguments.uid)
         pickled = pickled_processor(processor, uid)
         declared = declare_states(pickled, uid, self._domains(), parse_ddl)
@@ -95,7 +95,7 @@ class KeyedQuery:
             key_columns=self._key_columns,
             initial_columns=[] if initial is None else initial[0],
             initial_key_columns=[] if initial is None else initial[1],
-            frames=_FRAMES if arguments.pandas else None,
+            form=form,
             time_mode=self.time_mode,
             event_time=event_time,
             output_event_time=result_event_time(
@@ -124,7 +124,7 @@ class KeyedQuery:
             domains.add(self.time_mode.domain)
         return frozenset(domains)
 
-    def _event_time(self, columns: StructType) -> EventTime | None:
+    def _event_time(self, columns: StructType, form: ProcessorForm) -> EventTime | None:
         watermark, column = self._arguments.watermark, self._arguments.eventTime
         if watermark is not None and column is not None:
             raise ConfigurationError(
@@ -132,16 +132,17 @@ class KeyedQuery:
                 hint="watermark= names its own column; eventTime= stands for Spark's withWatermark.",
             )
         if watermark is not None:
-            return own_event_time(columns, watermark)
+            is_event_time = self.time_mode is TimeMode.EVENT_TIME
+            return own_event_time(columns, watermark, drops_late=form.drops_late and is_event_time)
         if column is None:
             return None
-        found = own_event_time(columns, Watermark(column))
-        return EventTime(found.column) if self.time_mode is TimeMode.EVENT_TIME else None
+        found = own_event_time(columns, Watermark(column), drops_late=form.drops_late)
+        return EventTime(found.column, form.drops_late) if self.time_mode is TimeMode.EVENT_TIME else None
 
     def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> tuple[list[str], list[int], KeyedRows]:
         columns = read_schema(schema, "initialState")
         places = _key_places(columns, self._arguments.keys, "initialState")
-        own = key_schema(columns, list(self._arguments.keys))
+        own = key_schema(columns[name] for name in self._arguments.keys)
         if own != self._key_types:
             raise ConfigurationError(
                 f"initialState is keyed by ({own.to_string()}), the input by ({self._key_types.to_string()}).",
@@ -185,6 +186,12 @@ class KeyedQuery:
             return row_hashes(columns)
         keys = map(self._key_codec.decode, self._key_codec.encode_columns(columns).to_pylist())
         return np.array([key_hash(key) for key in keys], np.uint64)
+
+
+def _form(processor: object, *, uses_frames: bool) -> ProcessorForm:
+    if isinstance(processor, WindowOperator):
+        return processor.form
+    return FrameForm() if uses_frames else RowForm()
 
 
 def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[int]:

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.state.run import EXPIRY_COLUMN, LOCAL_BLOCK_ROWS, Operation, Run, Section, change_schema, encode_run
+from statelog.state.run import Run
+from statelog.state.run_format import EXPIRY_COLUMN, Operation, change_schema
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, Section, encode_run
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.state.table import KeyBatch, StateTable
 from statelog.state.timers import timer_descriptor

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from statelog.spark.forms import ProcessorForm
 from statelog.windows.contents import Contents
-from statelog.windows.operator import Clock, RowForm, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.rows import RowGroup
 
 __all__ = ["COUNT_FIELD", "CountWindowOperator"]
@@ -29,11 +30,11 @@ class CountWindowOperator(WindowOperator):
         What is kept and returned of rows.
     schema : StructType
         The field :data:`COUNT_FIELD`, and those of the accumulator.
-    form : RowForm
+    form : ProcessorForm
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, size: int, contents: Contents, schema: Any, form: RowForm) -> None:
+    def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorForm) -> None:
         super().__init__(contents, Clock(is_event_time=False), form)
         self._size = size
         self._schema = schema

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from zoneinfo import ZoneInfo
 
 from pyspark.sql.types import ArrayType, DataType, StructType, TimestampNTZType, TimestampType
@@ -44,12 +44,17 @@ class WindowForm:
     kept: list[int]
     returns_late: bool
 
+    drops_late: ClassVar[bool] = False
+    """A late row may belong to a window that is still open."""
+    batch_watermark_ms: ClassVar[int] = (1 << 63) - 1
+    """All rows have come, so every window is complete."""
+
     def input(self, columns: list[str]) -> WindowInput:
         """The codec of input rows with these columns."""
         return WindowInput(RowInput(columns), self.event_time, self.cut)
 
-    def output(self, schema: StructType) -> WindowOutput:
-        """The codec of output rows of a schema."""
+    def output(self, schema: StructType, zone: str) -> WindowOutput:
+        """The codec of output rows of a schema; times without a zone are in the process's."""
         return WindowOutput(schema, self.kept, returns_late=self.returns_late)
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any
 
-from statelog.state.operator import InputCodec, OutputCodec
+from statelog.spark.forms import ProcessorForm
 from statelog.state.times import NO_TIME_MS
 from statelog.windows.contents import Contents
 from statelog.windows.processor import LateRow, WindowContext
 from statelog.windows.rows import RowGroup
 
-__all__ = ["END_OF_TIME_MS", "Clock", "RowForm", "WindowOperator"]
-
-END_OF_TIME_MS: Final = (1 << 63) - 1
-"""The watermark of a batch query: all rows have come."""
+__all__ = ["Clock", "WindowOperator"]
 
 Row = tuple[Any, ...]
 
@@ -50,18 +47,6 @@ class Clock:
         return before_ms
 
 
-class RowForm(Protocol):
-    """How an operator is given rows, and returns them."""
-
-    def input(self, columns: list[str]) -> InputCodec:
-        """The codec of input rows with these columns."""
-        ...
-
-    def output(self, schema: Any) -> OutputCodec:
-        """The codec of output rows of a schema."""
-        ...
-
-
 class WindowOperator(ABC):
     """A stateful processor that keeps windows; it gets a key's rows as groups, see :class:`WindowInput`.
 
@@ -71,11 +56,11 @@ class WindowOperator(ABC):
         What is kept of the rows of a window, and returned.
     clock : Clock
         What makes windows complete.
-    form : RowForm
+    form : ProcessorForm
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, contents: Contents, clock: Clock, form: RowForm) -> None:
+    def __init__(self, contents: Contents, clock: Clock, form: ProcessorForm) -> None:
         self.form = form
         self._contents = contents
         self._clock = clock

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
 
+from statelog.spark.forms import ProcessorForm
 from statelog.windows.contents import Contents
-from statelog.windows.operator import Clock, RowForm, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.processor import TimeWindow
 from statelog.windows.rows import RowGroup
 
@@ -44,11 +45,11 @@ class SessionWindowOperator(WindowOperator):
         The field :data:`END_FIELD`, and those of the accumulator.
     clock : Clock
         What makes windows complete.
-    form : RowForm
+    form : ProcessorForm
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: RowForm) -> None:
+    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: ProcessorForm) -> None:
         super().__init__(contents, clock, form)
         self._gap_ms = gap_ms
         self._schema = schema

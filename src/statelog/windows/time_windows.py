@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Final
 
+from statelog.spark.forms import ProcessorForm
 from statelog.windows.assigners import Panes
 from statelog.windows.contents import Contents
-from statelog.windows.operator import Clock, RowForm, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.processor import TimeWindow, WindowContext
 from statelog.windows.rows import RowGroup
 
@@ -34,11 +35,11 @@ class TimeWindowOperator(WindowOperator):
         What is kept and returned of rows.
     clock : Clock
         What makes windows complete.
-    form : RowForm
+    form : ProcessorForm
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: RowForm) -> None:
+    def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: ProcessorForm) -> None:
         super().__init__(contents, clock, form)
         self._grid = panes
         self._lateness_ms = clock.allowed_lateness_ms

@@ -139,8 +139,7 @@ class WindowedStream:
             If a column does not exist, or has a type that an aggregate cannot take.
         """
         plan = self._definition.aggregated(aggregates)
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
-        return self._build(plan, setting, eventTimeColumnName)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
 
     def aggregate(
         self,
@@ -176,8 +175,7 @@ class WindowedStream:
             If the function lacks a method, or a schema is not supported.
         """
         plan = self._definition.folded(aggregateFunction, accumulatorSchema, resultType)
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
-        return self._build(plan, setting, eventTimeColumnName)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
 
     def reduce(
         self,
@@ -215,8 +213,7 @@ class WindowedStream:
             If the schema is not supported, or names columns that do not exist.
         """
         plan = self._definition.reduced(reduceFunction, valueSchema, valueOf)
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
-        return self._build(plan, setting, eventTimeColumnName)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
 
     def process(
         self,
@@ -251,10 +248,17 @@ class WindowedStream:
             If a type is not supported.
         """
         plan = self._definition.processed(windowProcessor, outputStructType)
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
-        return self._build(plan, setting, eventTimeColumnName)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
 
-    def _build(self, plan: WindowPlan, setting: OperatorSetting, event_time_column: str) -> DataFrame:
+    def _build(
+        self,
+        plan: WindowPlan,
+        event_time_column: str,
+        uid: str | None,
+        parallelism: int | None,
+        location: str | None,
+        options: Options | None,
+    ) -> DataFrame:
         arguments = OperatorArguments(
             processor=plan.operator,  # type: ignore[arg-type]  # it has the methods, and gets groups of rows
             output_type=plan.output,
@@ -263,7 +267,8 @@ class WindowedStream:
             initial=None,
             event_time_column=event_time_column,
         )
-        return build_operator(self._frame, arguments, setting, uses_frames=False)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return build_operator(self._frame, arguments, setting, plan.operator.form)
 
 
 def on_time(df: DataFrame, lateColumn: str) -> DataFrame:

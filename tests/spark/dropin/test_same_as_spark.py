@@ -503,12 +503,17 @@ GROUPINGS: dict[str, Callable[[DataFrame], tuple[Any, ...]]] = {
     "list": lambda df: (["key", "seq"],),
     "twice": lambda df: ("key", "key"),
     "columns": lambda df: (df.key, F.col("Seq")),
+    "field of a struct": lambda df: ("pair.word", "seq"),
+    "field of a struct in another case": lambda df: (F.col("PAIR.Word"),),
 }
 
 
 @pytest.mark.parametrize("name", GROUPINGS)
 def test_grouping_columns_are_named_as_in_spark(session: SparkSession, name: str) -> None:
-    df = session.createDataFrame([("a", 1, 2), ("b", 1, 3), ("a", 1, 4)], "key string, seq long, other long")
+    df = session.createDataFrame(
+        [("a", 1, ("x", 2)), ("b", 1, ("x", 3)), ("a", 1, ("y", 3))],
+        "key string, seq long, pair struct<word: string, number: long>",
+    )
     keys = GROUPINGS[name](df)
     expected, found = (
         sorted(map(tuple, engine.apply(df, keys, processors.LooksAtRows(), SEEN, "append", "None").collect()))

@@ -1,0 +1,150 @@
+"""What a new checkpoint consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import Batch, TakenAck
+from statelog.checkpoint.entry import Checkpoint
+from statelog.state.evolution import recorded_schema
+from statelog.state.schema import StateSchema
+
+__all__ = ["compose", "generations_of"]
+
+
+def compose(
+    run: OperatorRun,
+    batch: Batch,
+    before: Checkpoint | None,
+    *,
+    epoch: int,
+    token: bytes,
+    generations: Mapping[str, int],
+) -> tuple[Checkpoint, list[bytes]]:
+    """Put together the entry of a batch whose subtasks have all acked.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    batch : Batch
+        The batch; if it is durable already, the entry is its next revision.
+    before : Checkpoint or None
+        The checkpoint before it.
+    epoch : int
+        The run's epoch.
+    token : bytes
+        16 unique bytes.
+    generations : mapping of str to int
+        Generations of the states, see :func:`generations_of`.
+
+    Returns
+    -------
+    entry : Checkpoint
+        The entry.
+    payload : list of bytes
+        The changesets that it carries, one after the other.
+    """
+    taken = [batch.acks[subtask] for subtask in range(run.parallelism)]
+    segments, payload = _place_segments(taken)
+    states = _known_states(run, before)
+    entry = Checkpoint(
+        epoch=epoch,
+        batch=batch.number,
+        revision=0 if batch.durable is None else batch.durable.revision + 1,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        uid=run.uid,
+        parallelism=run.parallelism,
+        segments=segments,
+        key_schema=run.key_schema,
+        states=states,
+        batch_time_ms=batch.time.time_ms,
+        watermark_ms=batch.time.watermark_ms,
+        token=token,
+        max_event_ms=_max_event_ms(run, before, taken),
+        element_counts=[] if run.has_keys else _element_counts(states, taken),
+        generations=dict(generations),
+    )
+    return entry, payload
+
+
+def generations_of(run: OperatorRun, before: Checkpoint | None) -> dict[str, int]:
+    """Generations of the states once those are gone that the run deletes.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    before : Checkpoint or None
+        The checkpoint before its first batch.
+    """
+    if before is None:
+        return {}
+    existing = {state.name for state in before.states}
+    gone = [name for name in run.deleted if name in existing]
+    return before.generations | {name: before.generations.get(name, 0) + 1 for name in gone}
+
+
+def _known_states(run: OperatorRun, before: Checkpoint | None) -> list[StateSchema]:
+    """The declared states, and those that an earlier version of the processor left in the location."""
+    states = {state.name: state for state in before.states} if before else {}
+    for name in run.deleted:
+        states.pop(name, None)
+    for state in run.states:
+        states[state.name] = recorded_schema(states.get(state.name, state), state)
+    return [states[name] for name in sorted(states)]
+
+
+def _max_event_ms(run: OperatorRun, before: Checkpoint | None, taken: list[TakenAck]) -> list[int | None]:
+    if run.watermark is None:
+        return []
+    seen = [] if before is None else [before.max_event_ms]
+    return run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
+
+
+def _element_counts(states: list[StateSchema], taken: list[TakenAck]) -> list[list[int]]:
+    return [[one.ack.element_counts.get(state.name, 0) for state in states] for one in taken]
+
+
+def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes]]:
+    """Place the changesets that are not stored yet one after the other in an entry's payload.
+
+    Returns
+    -------
+    segments : list of SegmentRef
+        One per subtask.
+    payload : list of bytes
+        What the entry carries.
+    """
+    segments: list[SegmentRef] = []
+    payload: list[bytes] = []
+    offset = 0
+    for subtask, one in enumerate(taken):
+        ack = one.ack
+        if one.stored is not None:
+            segments.append(one.stored)
+            continue
+        if one.kept is not None:
+            whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
+            segments.append(replace(one.kept, **whose))
+            continue
+        segment = SegmentRef(
+            subtask=subtask,
+            attempt=ack.task.attempt,
+            checksum=ack.checksum,
+            offset=0 if ack.name else offset,
+            length=ack.length,
+            rows=ack.rows,
+            input_rows=ack.input_rows,
+            name=ack.name,
+        )
+        segments.append(segment)
+        if not ack.name:
+            payload.append(one.payload)
+            offset += ack.length
+    return segments, payload

@@ -1,0 +1,67 @@
+"""What the subtasks of a batch start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from statelog.changelog import chain
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import Batch
+from statelog.checkpoint.history import History
+from statelog.checkpoint.redistribution import Start, restored_starts
+from statelog.state.times import NO_TIME_MS
+
+__all__ = ["StartingPoints"]
+
+
+@dataclass(frozen=True)
+class StartingPoints:
+    """The state before a batch, each list with one element per subtask.
+
+    Parameters
+    ----------
+    origins : list of bytes
+        Digest of the chain without any changeset.
+    heads : list of bytes
+        Digest of the chain of all changesets before the batch.
+    timers_after_ms : list of int
+        Up to when timers have fired in this run.
+    snapshots : list of Start
+        The operator state; empty if the operator has keys.
+    """
+
+    origins: list[bytes]
+    heads: list[bytes]
+    timers_after_ms: list[int]
+    snapshots: list[Start]
+
+    @classmethod
+    def of_first_batch(cls, run: OperatorRun, history: History, batch: int) -> Self:
+        """Those of the first batch of a run: what is stored, dealt out to as many subtasks as the run has."""
+        subtasks = range(run.parallelism)
+        origins = [chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in subtasks]
+        fired = [NO_TIME_MS] * run.parallelism
+        if run.has_keys:
+            heads = [
+                history.digest(origin, subtask, run.parallelism, batch - 1) for subtask, origin in enumerate(origins)
+            ]
+            return cls(origins, heads, fired, [])
+        before = history.at(batch - 1)
+        if before is None:
+            return cls(origins, origins, fired, [Start()] * run.parallelism)
+        declared = {state.name for state in run.states}
+        return cls(origins, origins, fired, restored_starts(before, declared, run.parallelism))
+
+    def after(self, batch: Batch) -> StartingPoints:
+        """Those of the next batch; the batch must be durable."""
+        assert batch.durable is not None
+        segments = batch.durable.segments
+        if self.snapshots:
+            return replace(self, snapshots=[Start([segment], None) for segment in segments])
+        heads = [
+            chain.extend(head, batch.number, [segment.checksum])
+            for head, segment in zip(self.heads, segments, strict=True)
+        ]
+        fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(segments))]
+        return replace(self, heads=heads, timers_after_ms=fired)

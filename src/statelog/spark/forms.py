@@ -1,0 +1,100 @@
+"""Forms of processors: what they are given rows as, and what they return."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol, Self
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from statelog.spark.input import FrameInput, RowInput
+from statelog.spark.output import FrameOutput, RowOutput
+from statelog.state.operator import InputCodec, OutputCodec
+
+__all__ = ["FrameForm", "ProcessorForm", "RowForm"]
+
+_BATCH_WATERMARK_MS: Final = -1
+"""What Spark's batch queries give as watermark."""
+_NO_LIMIT_BYTES: Final = (1 << 31) - 1
+
+
+class ProcessorForm(Protocol):
+    """How a kind of processors is given rows, and returns them; picklable."""
+
+    @property
+    def drops_late(self) -> bool:
+        """Whether late rows are left out before the processor sees them."""
+        ...
+
+    @property
+    def batch_watermark_ms(self) -> int:
+        """The watermark of a batch query, milliseconds."""
+        ...
+
+    def input(self, columns: list[str]) -> InputCodec:
+        """The codec of input rows with these columns."""
+        ...
+
+    def output(self, schema: StructType, zone: str) -> OutputCodec:
+        """The codec of output rows of a schema; times without a zone are in the session's."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """Spark's ``Row`` objects, as ``transformWithState`` gives and takes them."""
+
+    drops_late: ClassVar[bool] = True
+    batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
+
+    def input(self, columns: list[str]) -> RowInput:
+        """Rows."""
+        return RowInput(columns)
+
+    def output(self, schema: StructType, zone: str) -> RowOutput:
+        """Rows; times without a zone are in the process's, as in Spark."""
+        return RowOutput(schema)
+
+
+@dataclass(frozen=True)
+class FrameForm:
+    """Pandas frames, as ``transformWithStateInPandas`` gives and takes them.
+
+    Parameters
+    ----------
+    max_rows : int
+        Rows per frame; 0 or less is no limit.
+    max_bytes : int
+        Bytes per frame, about.
+    """
+
+    max_rows: int = 10_000
+    max_bytes: int = _NO_LIMIT_BYTES
+
+    drops_late: ClassVar[bool] = True
+    batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
+
+    @classmethod
+    def of(cls, session: SparkSession) -> Self:
+        """Frames of the size that the session has set."""
+        rows = session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", str(cls.max_rows))
+        size = session.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", str(_NO_LIMIT_BYTES))
+        return cls(int(str(rows)), _bytes(str(size)))
+
+    def input(self, columns: list[str]) -> FrameInput:
+        """Frames."""
+        return FrameInput(columns, self.max_rows, self.max_bytes)
+
+    def output(self, schema: StructType, zone: str) -> FrameOutput:
+        """Frames."""
+        return FrameOutput(schema, zone)
+
+
+def _bytes(text: str) -> int:
+    """A size of Spark's configuration, such as 64MB, in bytes."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if found is None:
+        return _NO_LIMIT_BYTES
+    return int(found[1]) << (10 * "bkmgtp".find((found[2] or "b")[0]))

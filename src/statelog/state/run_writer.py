@@ -1,0 +1,156 @@
+"""Writing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from statelog.state.key_groups import Hashes
+from statelog.state.run_format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
+from statelog.state.schema import StateDescriptor, StateKind, StateSchema
+
+__all__ = ["LOCAL_BLOCK_ROWS", "STORED_BLOCK_ROWS", "RunWriter", "Section", "encode_run"]
+
+STORED_BLOCK_ROWS: Final = 16_384
+"""Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
+LOCAL_BLOCK_ROWS: Final = 1 << 20
+"""Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
+
+_END_OF_STREAM_BYTES: Final = 8
+
+_footer_encoder: Final = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Changes of one state, to be written.
+
+    Parameters
+    ----------
+    state : StateDescriptor
+        The state.
+    batches : list of pyarrow.RecordBatch
+        Changes of `change_schema(state)`; the concatenation is sorted by hash, key and entry.
+    """
+
+    state: StateDescriptor
+    batches: list[pa.RecordBatch]
+
+
+class RunWriter:
+    """Writes a run block by block, so that a run larger than the memory can be written.
+
+    The order of calls is :meth:`add` for every batch, all of one state after another, then :meth:`finish`.
+
+    Parameters
+    ----------
+    sink : pyarrow.NativeFile
+        Where the bytes go; it must be at its start.
+    compress : bool
+        Whether the blocks' buffers are compressed with lz4; uncompressed blocks can be mapped.
+    block_rows : int
+        Rows per block; a block grows beyond it when rows of one hash would be parted.
+    """
+
+    def __init__(self, sink: pa.NativeFile, *, compress: bool, block_rows: int) -> None:
+        self._sink = sink
+        self._compress = compress
+        self._block_rows = block_rows
+        self._states: list[StateSchema] = []
+        self._blocks: list[StoredBlock] = []
+        sink.write(MAGIC)
+
+    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
+        """Write changes of a state.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            The state; calls for one state follow each other.
+        batch : pyarrow.RecordBatch
+            Changes of `change_schema(state)`, sorted by hash, key and entry, with hashes above those of the
+            calls before for this state.
+        """
+        if batch.num_rows == 0:
+            return
+        stored = state.to_stored()
+        if not self._states or self._states[-1] != stored:
+            self._states.append(stored)
+        hashes = batch.column(0).to_numpy()
+        for start, end in _block_bounds(hashes, self._block_rows):
+            _pad(self._sink)
+            rows = batch.slice(start, end - start)
+            if state.kind is StateKind.TIMER:
+                rows = _ordered_by_time(rows)
+            message = _encode_batch(rows, self._compress)
+            block = StoredBlock(
+                state=len(self._states) - 1,
+                offset=self._sink.tell(),
+                length=len(message),
+                rows=end - start,
+                first_hash=int(hashes[start]),
+                last_hash=int(hashes[end - 1]),
+                checksum=xxhash.xxh3_64_intdigest(message),
+            )
+            self._sink.write(message)
+            self._blocks.append(block)
+
+    def finish(self) -> int:
+        """Write the footer and return the number of rows written."""
+        footer = _footer_encoder.encode(Footer(self._states, self._blocks))
+        self._sink.write(footer)
+        self._sink.write(TAIL.pack(len(footer), xxhash.xxh3_64_intdigest(footer), TAIL_MAGIC))
+        return sum(block.rows for block in self._blocks)
+
+
+def encode_run(sections: Iterable[Section], *, compress: bool, block_rows: int) -> bytes:
+    """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
+    sink = pa.BufferOutputStream()
+    writer = RunWriter(sink, compress=compress, block_rows=block_rows)
+    for section in sections:
+        if section.batches:
+            writer.add(section.state, pa.concat_batches(section.batches))
+    writer.finish()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _block_bounds(hashes: Hashes, block_rows: int) -> list[tuple[int, int]]:
+    """Split rows into blocks without parting rows of one hash."""
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    while start < len(hashes):
+        end = min(start + block_rows, len(hashes))
+        if end < len(hashes):
+            end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
+        bounds.append((start, end))
+        start = end
+    return bounds
+
+
+def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Timers with their last column filled in."""
+    order = np.argsort(rows.column(VALUE_COLUMN).to_numpy(), kind="stable").astype(np.uint32)
+    return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
+
+
+def _encode_batch(batch: pa.RecordBatch, compress: bool) -> pa.Buffer:
+    if not compress:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue()
+    start = batch.schema.serialize().size
+    return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
+
+
+def _pad(sink: pa.BufferOutputStream) -> None:
+    sink.write(b"\0" * (-sink.tell() % ALIGNMENT))
