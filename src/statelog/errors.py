@@ -60,6 +60,9 @@ class ErrorKind(StrEnum):
     STALE_RUN = "stale-run"
     STALE_BATCH = "stale-batch"
     STORE_FAILED = "store-failed"
+    STORE_UNAVAILABLE = "store-unavailable"
+    STORE_BUSY = "store-busy"
+    STORE_UNSAFE = "store-unsafe"
     OBJECT_MISSING = "object-missing"
     CHECKSUM = "checksum"
     FORMAT = "format"
@@ -119,6 +122,11 @@ class StorageError(StatelogError):
     """A store operation failed; trying again is safe."""
 
     default_kind = ErrorKind.STORE_FAILED
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed: no answer came, or the store asked for fewer requests."""
+        return self.kind in (ErrorKind.STORE_UNAVAILABLE, ErrorKind.STORE_BUSY)
 
 
 class CorruptionError(StatelogError):

@@ -1,0 +1,102 @@
+"""Measurements of the storage path: recorded where things happen, sent with the ack, put together on the driver.
+
+The meaning of the metrics is that of Flink's ``ChangelogStorage`` group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+__all__ = ["Measurements", "Metric", "Recorded", "Recorder"]
+
+_KEPT: Final = 1000
+
+
+class Metric(StrEnum):
+    """What is measured. Those with a unit in their name are distributions, the others are counted."""
+
+    UPLOAD_REQUESTS = "upload_requests"
+    """Objects that were to be written."""
+    UPLOAD_FAILURES = "upload_failures"
+    """Objects that could not be written after all attempts."""
+    UPLOAD_RETRIES = "upload_retries"
+    """Attempts that were started because the one before had failed."""
+    UPLOAD_HEDGES = "upload_hedges"
+    """Attempts that were started because the one before took long."""
+    SLOW_DOWNS = "slow_downs"
+    """Answers by which the store asked for fewer requests."""
+    READ_RETRIES = "read_retries"
+    """Requests other than writes that were repeated."""
+    ATTEMPTS_PER_UPLOAD = "attempts_per_upload"
+    """Number of the attempt that succeeded, from 1."""
+    TOTAL_ATTEMPTS_PER_UPLOAD = "total_attempts_per_upload"
+    """Attempts started, the late ones included."""
+    UPLOAD_LATENCY_S = "upload_latency_s"
+    """Time from the first attempt to success."""
+    UPLOAD_SIZE_BYTES = "upload_size_bytes"
+    """Size of an object written."""
+    UPLOAD_QUEUE_BYTES = "upload_queue_bytes"
+    """Bytes waiting or being written when an upload was added."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What was measured in some time.
+
+    Parameters
+    ----------
+    counts : dict of str to int
+        Counters, by metric.
+    samples : dict of str to list of float
+        The latest samples of each distribution, at most 1,000.
+    """
+
+    counts: dict[str, int] = {}
+    samples: dict[str, list[float]] = {}
+
+
+class Recorder(Protocol):
+    """Takes measurements, from any thread."""
+
+    def count(self, metric: Metric, number: int = 1) -> None:
+        """Add to a counter."""
+        ...
+
+    def observe(self, metric: Metric, value: float) -> None:
+        """Add a sample to a distribution."""
+        ...
+
+
+class Measurements:
+    """A recorder that keeps what it is told until it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._samples: dict[str, deque[float]] = {}
+
+    def count(self, metric: Metric, number: int = 1) -> None:
+        with self._lock:
+            self._counts[str(metric)] += number
+
+    def observe(self, metric: Metric, value: float) -> None:
+        with self._lock:
+            self._samples.setdefault(str(metric), deque(maxlen=_KEPT)).append(value)
+
+    def add(self, recorded: Recorded) -> None:
+        """Add what another recorder has taken."""
+        with self._lock:
+            self._counts.update(recorded.counts)
+            for metric, values in recorded.samples.items():
+                self._samples.setdefault(metric, deque(maxlen=_KEPT)).extend(values)
+
+    def take(self) -> Recorded:
+        """Return what was recorded since the last call."""
+        with self._lock:
+            taken = Recorded(dict(self._counts), {metric: list(held) for metric, held in self._samples.items()})
+            self._counts, self._samples = Counter(), {}
+            return taken
