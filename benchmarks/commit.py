@@ -21,7 +21,7 @@ _TENTH: Final = 0.1
 def run(
     *,
     store: str,
-    log_form: str,
+    file_merging: str,
     checkpoints: int,
     subtasks: tuple[int, ...],
     changeset_bytes: int,
@@ -43,7 +43,7 @@ def run(
             f"{count} subtasks": partial(
                 _run_side,
                 place,
-                log_form=log_form,
+                file_merging=file_merging,
                 checkpoints=checkpoints,
                 subtasks=count,
                 changeset_bytes=changeset_bytes,
@@ -55,11 +55,11 @@ def run(
         for name, (measured,) in alternate(sides, 1).items():
             figures[name] = _figures(measured, per_location)
     return Result(
-        figures={"store": store, "log_form": log_form, "runs": figures},
+        figures={"store": store, "file_merging": file_merging, "runs": figures},
         targets=[],
         header=["run", "commit ms", "first 10%", "last 10%", "checkpoints/s", "files", "MB", "driver memory"],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(log_form, calls, checkpoints, per_location, figures),
+        remarks=_remarks(file_merging, calls, checkpoints, per_location, figures),
     )
 
 
@@ -108,7 +108,7 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def _remarks(log_form: str, calls: str, checkpoints: int, per_location: int, figures: dict[str, Any]) -> list[str]:
+def _remarks(file_merging: str, calls: str, checkpoints: int, per_location: int, figures: dict[str, Any]) -> list[str]:
     path = "over the real RPC" if calls == "rpc" else "called directly"
     place = (
         "all in one location"
@@ -118,7 +118,7 @@ def _remarks(log_form: str, calls: str, checkpoints: int, per_location: int, fig
     )
     reads = ", ".join(f"{name} {each['log_read_s']:.2f} s" for name, each in figures.items())
     return [
-        f"{checkpoints:,} checkpoints per run, log form {log_form}, coordinator {path}, {place}.",
+        f"{checkpoints:,} checkpoints per run, files merged {file_merging} checkpoints, coordinator {path}, {place}.",
         "commit: from the last subtask's ack to its answer, medians and percentiles in ms. Every log was read back"
         f" afterwards and its changesets checked; reading its entries took: {reads}.",
     ]
@@ -130,7 +130,10 @@ BENCHMARK: Final = Benchmark(
     options=[
         click.Option(["--store"], type=click.Choice(["local"]), default="local", help="Kind of store."),
         click.Option(
-            ["--log-form"], type=click.Choice(["append", "object"]), default="append", help="Form of the log."
+            ["--file-merging"],
+            type=click.Choice(["across", "within"]),
+            default="across",
+            help="Append the checkpoints to a file, or write an object for each.",
         ),
         click.Option(["--checkpoints"], type=click.IntRange(min=1), default=10_000, help="Per run."),
         click.Option(

@@ -65,7 +65,7 @@ class _Counts:
 
 
 def run(
-    log_form: str,
+    file_merging: str,
     checkpoints: int,
     subtasks: int,
     changeset_bytes: int,
@@ -77,8 +77,8 @@ def run(
 
     Parameters
     ----------
-    log_form : {"append", "object"}
-        Form of the log.
+    file_merging : {"across", "within"}
+        What shares a file.
     checkpoints, subtasks, changeset_bytes : int
         Size of the run.
     calls : {"rpc", "direct"}
@@ -103,8 +103,8 @@ def run(
             shutil.rmtree(location)
         location = Path(directory) / f"location-{done}"
         number = min(per_location, checkpoints - done)
-        _run_location(load, number, log_form, calls, str(location), counts)
-        _check_log(load, number, log_form, str(location), counts)
+        _run_location(load, number, file_merging, calls, str(location), counts)
+        _check_log(load, number, file_merging, str(location), counts)
         done += number
     sizes = [path.stat().st_size for path in location.rglob("*") if path.is_file()]
     return {
@@ -122,9 +122,9 @@ def run(
     }
 
 
-def _run_location(load: _Load, checkpoints: int, log_form: str, calls: str, location: str, counts: _Counts) -> None:
+def _run_location(load: _Load, checkpoints: int, file_merging: str, calls: str, location: str, counts: _Counts) -> None:
     recorder = CommitRecorder()
-    coordinator = _coordinator(load.subtasks, log_form, location, recorder)
+    coordinator = _coordinator(load.subtasks, file_merging, location, recorder)
     coordinator.open(0)
     call = _direct(coordinator) if calls == "direct" else _over_rpc(coordinator)
     warm_up = max(1, checkpoints // 100)
@@ -162,18 +162,19 @@ def _checkpoint(load: _Load, batch: int, call: Call) -> float:
     return elapsed_s
 
 
-def _coordinator(subtasks: int, log_form: str, location: str, recorder: CommitRecorder) -> OperatorCoordinator:
+def _coordinator(subtasks: int, file_merging: str, location: str, recorder: CommitRecorder) -> OperatorCoordinator:
     schema = pa.schema([("n", pa.int64())])
     state = StateDescriptor("n", StateKind.VALUE, schema).to_stored()
     key_schema = encode_schema(pa.schema([("key", pa.int64())]))
     store = open_store(location)
+    options = Options(file_merging=file_merging, observer=recorder)
     return OperatorCoordinator(
         OperatorRun("query", "run", "main", "bench", subtasks, key_schema, [state]),
         store=store,
         location=location,
         root=_ROOT,
-        log=open_log(store, f"{_ROOT}/log", log_form),
-        options=Options(observer=recorder),
+        log=open_log(store, _ROOT, options, SystemClock()),
+        options=options,
         clock=SystemClock(),
         new_token=lambda: secrets.token_bytes(16),
         batch_time=lambda batch: BatchTime(batch * _INTERVAL_MS, 0),
@@ -198,11 +199,11 @@ def _over_rpc(coordinator: OperatorCoordinator) -> Call:
     return RpcClient("127.0.0.1", server.port, secret).call
 
 
-def _check_log(load: _Load, checkpoints: int, log_form: str, location: str, counts: _Counts) -> None:
+def _check_log(load: _Load, checkpoints: int, file_merging: str, location: str, counts: _Counts) -> None:
     """Read the log as a restart would, and compare it with what was sent."""
     store = open_store(location)
     started_s = time.perf_counter()
-    entries = open_log(store, f"{_ROOT}/log", log_form).read()
+    entries = open_log(store, _ROOT, Options(file_merging=file_merging), SystemClock()).read()
     counts.log_read_s = time.perf_counter() - started_s
     found = [entry for entry in entries if isinstance(entry, Checkpoint)]
     if [entry.batch for entry in found] != list(range(checkpoints)):

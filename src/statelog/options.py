@@ -20,14 +20,25 @@ class Options:
     table : {"runs", "memory"}
         What the tasks read their state from: the sorted changesets themselves, or dictionaries in the memory
         of each Python worker.
-    log_form : {"auto", "append", "object"}
-        Whether log entries are appended to one file per run or written as one object each. ``auto`` keeps
-        the form of an existing log, and appends where the storage can.
+    file_merging : {"auto", "across", "within", "off"}
+        What shares a file: the changesets of successive checkpoints, those of one checkpoint, or nothing: then every
+        subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can append, else ``within``.
+        It may be changed at every start.
+    max_file_bytes : int
+        A file of several checkpoints that would become larger is followed by another.
+    max_space_amplification : float
+        How many times as large as what is needed of them the files of operator state may be, before what is needed is
+        moved out of the most wasteful ones; at least 1.
+    retained_checkpoints : int
+        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted.
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
     merge_fan_in : int
         How many runs of about the same size are kept before they are merged; at least 2.
+    log_min_age_s : float
+        How long the log keeps the claim of an older run that it does not need, so that a driver that was suspended
+        meanwhile finds it. A driver that was suspended for longer than half of this looks at the whole log.
     orphan_min_age_s : float
         Unreferenced objects of earlier runs are removed at start when they are older.
     local_directory : str or None
@@ -48,9 +59,13 @@ class Options:
     """
 
     table: str = "runs"
-    log_form: str = "auto"
+    file_merging: str = "auto"
+    max_file_bytes: int = 32 << 20
+    max_space_amplification: float = 2.0
+    retained_checkpoints: int = 10
     inline_budget_bytes: int = 8 << 20
     merge_fan_in: int = 6
+    log_min_age_s: float = 60.0
     orphan_min_age_s: float = 3600.0
     local_directory: str | None = None
     heartbeat_s: float | None = None
@@ -58,12 +73,22 @@ class Options:
 
     def __post_init__(self) -> None:
         _require(self.table in ("runs", "memory"), "table", self.table, "'runs' or 'memory'")
-        forms = ("auto", "append", "object")
-        _require(self.log_form in forms, "log_form", self.log_form, "'auto', 'append' or 'object'")
+        modes = ("auto", "across", "within", "off")
+        _require(self.file_merging in modes, "file_merging", self.file_merging, "'auto', 'across', 'within' or 'off'")
+        _require(self.max_file_bytes >= 1, "max_file_bytes", self.max_file_bytes, "1 or more")
+        _require(
+            self.max_space_amplification >= 1, "max_space_amplification", self.max_space_amplification, "1 or more"
+        )
+        _require(self.retained_checkpoints >= 2, "retained_checkpoints", self.retained_checkpoints, "2 or more")
+        _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
         _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
         _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
         _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")
+
+    def inline_bytes(self, parallelism: int) -> int:
+        """Up to which size a subtask's changeset travels with its ack."""
+        return 0 if self.file_merging == "off" else self.inline_budget_bytes // parallelism
 
     @property
     def heartbeat_ms(self) -> int | None:

@@ -40,9 +40,9 @@ def expected() -> Model:
     return model
 
 
-def write(directory: Path, log_form: str) -> None:
+def write(directory: Path, file_merging: str) -> None:
     """Write a location with two epochs, a change of parallelism, and inline and uploaded changesets."""
-    engine = Engine(directory, fixture_hash, log_form=log_form)
+    engine = Engine(directory, fixture_hash, file_merging=file_merging)
     engine.start(2, 0)
     for batch, rows in enumerate(SCRIPT):
         if batch == 3:
@@ -59,7 +59,7 @@ def write(directory: Path, log_form: str) -> None:
 @pytest.mark.parametrize("parallelism", [1, 3, 4])
 def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
     shutil.copytree(fixture, tmp_path / "location")
-    engine = Engine(tmp_path, fixture_hash, table=table, log_form="auto")
+    engine = Engine(tmp_path, fixture_hash, table=table, file_merging="auto")
     engine.start(parallelism, len(SCRIPT))
     model = expected()
     found = [
@@ -72,11 +72,11 @@ def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: 
 
 
 def test_every_form_has_a_fixture() -> None:
-    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-append", "v1-object", "v2-append", "v2-object"}
+    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-within", "v2-across", "v2-within"}
 
 
 if __name__ == "__main__":
-    for form in ("append", "object"):
+    for form in sys.argv[2:]:
         scratch = FIXTURES / "scratch"
         write(scratch, form)
         (scratch / "location").rename(FIXTURES / f"{sys.argv[1]}-{form}")

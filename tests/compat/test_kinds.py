@@ -75,7 +75,7 @@ def make_harness() -> Harness:
         keys=["k"],
         output="k string, at long, most long, mean double",
         timeMode="ProcessingTime",
-        options=Options(log_form="object"),
+        options=Options(file_merging="within"),
     )
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.append_log import AppendLog
 from statelog.checkpoint.entry import encode_frame
 from statelog.checkpoint.log import Log
-from statelog.checkpoint.object_log import ObjectLog
+from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.checkpoint.open_log import open_log
+from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
+from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import PREFIX, Action, LogContract, make_checkpoint, make_claim, steps
@@ -25,19 +26,19 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(target, lambda fd: None)
 
 
-class TestAppendLog(LogContract):
+class TestLogThatAppends(LogContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
     def make_log(self, store: Store) -> Log:
-        return AppendLog(store, PREFIX)
+        return NumberedLog(store, PREFIX, ManualClock(), appends=True)
 
     @pytest.mark.parametrize("zeros", [0, 1, 31, 32, 5000])
     def test_torn_tails_of_every_length(self, tmp_path: Path, zeros: int) -> None:
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
-        path = tmp_path / PREFIX / "epoch-00000001.log"
+        path = tmp_path / PREFIX / "00000000000000000001.log"
         ends = [path.stat().st_size]
         entries = [*self.make_log(LocalStore(tmp_path)).read()]
         for batch in range(2):
@@ -49,16 +50,16 @@ class TestAppendLog(LogContract):
             complete = sum(end <= length for end in ends)
             assert self.make_log(LocalStore(tmp_path)).read() == entries[:complete]
         path.write_bytes(whole[: ends[0] - 1])
-        with pytest.raises(CorruptionError, match="does not begin with the claim"):
+        with pytest.raises(CorruptionError, match="do not begin with a complete log entry"):
             self.make_log(LocalStore(tmp_path)).read()
 
     def test_a_zero_gap_is_not_a_torn_tail(self, tmp_path: Path) -> None:
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
         log.append(*make_checkpoint("a", 1, 0))
-        with (tmp_path / PREFIX / "epoch-00000001.log").open("ab") as file:
+        with (tmp_path / PREFIX / "00000000000000000001.log").open("ab") as file:
             file.write(bytes(70_000) + b"x")
-        with pytest.raises(CorruptionError, match=r"epoch-00000001\.log: no log entry at offset"):
+        with pytest.raises(CorruptionError, match=r"00000000000000000001\.log: no log entry at offset"):
             self.make_log(LocalStore(tmp_path)).read()
 
     def test_a_torn_tail_is_replaced_by_a_shorter_entry(self, tmp_path: Path) -> None:
@@ -79,17 +80,17 @@ class TestAppendLog(LogContract):
             log = self.make_log(LocalStore(tmp_path))
             log.claim(make_claim("a"))
             log.append(*make_checkpoint("a", epoch, epoch))
-        path = tmp_path / PREFIX / "epoch-00000001.log"
+        path = tmp_path / PREFIX / "00000000000000000001.log"
         whole = path.read_bytes()
         for length in range(len(whole)):
             path.write_bytes(whole[:length])
-            with pytest.raises(CorruptionError, match=r"epoch-00000001\.log"):
+            with pytest.raises(CorruptionError, match=r"00000000000000000001\.log"):
                 self.make_log(LocalStore(tmp_path)).read()
         path.write_bytes(whole + b"written by a fenced run")
         assert len(self.make_log(LocalStore(tmp_path)).read()) == 4
 
     def test_a_writer_notices_that_its_file_is_gone(self, tmp_path: Path) -> None:
-        name = f"{PREFIX}/epoch-00000001.log"
+        name = f"{PREFIX}/00000000000000000001.log"
         for step in steps():
             store = LocalStore(tmp_path / str(step))
             remove = Action(partial(LocalStore(tmp_path / str(step)).delete, [name]))
@@ -107,7 +108,7 @@ class TestAppendLog(LogContract):
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
         log.append(*make_checkpoint("a", 1, 0))
-        (tmp_path / PREFIX / "epoch-00000001.log").unlink()
+        (tmp_path / PREFIX / "00000000000000000001.log").unlink()
         other = self.make_log(LocalStore(tmp_path))
         other.claim(make_claim("b"))
         with pytest.raises(FencedError):
@@ -119,7 +120,7 @@ class TestAppendLog(LogContract):
             store = LocalStore(tmp_path / str(step))
             log = self.make_log(store)
             log.claim(make_claim("a"))
-            name = f"{PREFIX}/epoch-00000001.log"
+            name = f"{PREFIX}/00000000000000000001.log"
             end = store.size_bytes(name)
             written = log.append(*make_checkpoint("a", 1, 0))
             cut = Action(partial(store.append, name, [], at=end))
@@ -136,67 +137,97 @@ class TestAppendLog(LogContract):
         older.claim(make_claim("a"))
         written = older.append(*make_checkpoint("a", 1, 0))
         newer = self.make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("sync")))
-        with pytest.raises(StorageError, match=r"sync operator/log/epoch-00000001\.log"):
+        with pytest.raises(StorageError, match=r"sync operator/log/00000000000000000001\.log"):
             newer.claim(make_claim("b"))
         claim = b"".join(encode_frame(make_claim("b")(2), []))
-        assert (tmp_path / PREFIX / "epoch-00000002.log").read_bytes() == claim
+        assert (tmp_path / PREFIX / "00000000000000000002.log").read_bytes() == claim
         assert newer.claim(make_claim("b")) == [make_claim("a")(1), written, make_claim("b")(2)]
 
 
-class TestObjectLog(LogContract):
+class TestLogOfObjects(LogContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
     def make_log(self, store: Store) -> Log:
-        return ObjectLog(store, PREFIX)
+        return NumberedLog(store, PREFIX, ManualClock(), appends=False)
 
     def test_an_incomplete_object_is_damage(self, tmp_path: Path) -> None:
         log = self.make_log(LocalStore(tmp_path))
         log.claim(make_claim("a"))
         log.append(*make_checkpoint("a", 1, 0))
-        path = tmp_path / PREFIX / f"{2:020}.entry"
+        path = tmp_path / PREFIX / f"{2:020}.log"
         whole = path.read_bytes()
         for damaged in (*(whole[:length] for length in range(len(whole))), whole + b"x", bytes(len(whole))):
             path.write_bytes(damaged)
-            with pytest.raises(CorruptionError, match=f"{2:020}.entry"):
-                self.make_log(LocalStore(tmp_path)).read()
+            with pytest.raises(CorruptionError, match=f"{2:020}.log"):
+                self.make_log(WithoutAppend(LocalStore(tmp_path), FaultPlan())).read()
 
     def test_entries_of_an_older_epoch_after_a_claim_are_void(self, tmp_path: Path) -> None:
         older, newer = (self.make_log(LocalStore(tmp_path)) for _ in range(2))
         older.claim(make_claim("a"))
         newer.claim(make_claim("b"))
         folder = tmp_path / PREFIX
-        (folder / f"{2:020}.entry").rename(folder / "moved")
+        (folder / f"{2:020}.log").rename(folder / "moved")
         older.append(*make_checkpoint("a", 1, 0))
-        (folder / f"{2:020}.entry").rename(folder / f"{3:020}.entry")
-        (folder / "moved").rename(folder / f"{2:020}.entry")
+        (folder / f"{2:020}.log").rename(folder / f"{3:020}.log")
+        (folder / "moved").rename(folder / f"{2:020}.log")
         assert self.make_log(LocalStore(tmp_path)).read() == [make_claim("a")(1), make_claim("b")(2)]
 
 
-def test_open_log_keeps_to_the_form_that_is_there(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    assert isinstance(open_log(store, "new"), AppendLog)
-    assert isinstance(open_log(store, "new", "object"), ObjectLog)
-    AppendLog(store, "a").claim(make_claim("a"))
-    ObjectLog(store, "o").claim(make_claim("a"))
-    assert isinstance(open_log(store, "a"), AppendLog)
-    assert isinstance(open_log(store, "o"), ObjectLog)
-    for prefix, form in (("a", "object"), ("o", "append"), ("a", "other")):
-        with pytest.raises(ConfigurationError, match=form):
-            open_log(store, prefix, form)
-    ObjectLog(store, "a").claim(make_claim("a"))
-    with pytest.raises(ConfigurationError, match="two logs"):
-        open_log(store, "a")
+class TestLogThatStartsFilesOften(LogContract):
+    """Every second entry or so goes to another file."""
+
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: LocalStore(tmp_path)
+
+    def make_log(self, store: Store) -> Log:
+        return NumberedLog(store, PREFIX, ManualClock(), appends=True, max_file_bytes=700)
 
 
-def test_open_log_on_a_store_that_cannot_append(tmp_path: Path) -> None:
-    class WithoutAppend(FaultStore):
-        @property
-        def can_append(self) -> bool:
-            return False
+class TestLogOfChangingWriters(LogContract):
+    """What one writer appends another one writes as files, in turn."""
 
-    store = WithoutAppend(LocalStore(tmp_path), FaultPlan())
-    assert isinstance(open_log(store, "log"), ObjectLog)
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: LocalStore(tmp_path)
+
+    def make_log(self, store: Store) -> Log:
+        self._made = getattr(self, "_made", 0) + 1
+        return NumberedLog(store, PREFIX, ManualClock(), appends=self._made % 2 == 0)
+
+
+class WithoutAppend(FaultStore):
+    """A directory that behaves like an object store."""
+
+    @property
+    def can_append(self) -> bool:
+        return False
+
+
+class TestLogOnAStoreThatCannotAppend(LogContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: WithoutAppend(LocalStore(tmp_path), FaultPlan())
+
+    def make_log(self, store: Store) -> Log:
+        return NumberedLog(store, PREFIX, ManualClock(), appends=False)
+
+
+def test_files_are_merged_as_the_store_can(tmp_path: Path) -> None:
+    able, unable = LocalStore(tmp_path), WithoutAppend(LocalStore(tmp_path / "other"), FaultPlan())
+    for store, merging, files in (
+        (able, "auto", 1),
+        (able, "within", 4),
+        (able, "off", 4),
+        (able, "across", 1),
+        (unable, "auto", 4),
+    ):
+        log = open_log(store, f"{merging} {files}", Options(file_merging=merging), ManualClock())
+        log.claim(make_claim("a"))
+        for batch in range(3):
+            log.append(*make_checkpoint("a", 1, batch))
+        assert (log.files_made, len(store.list(f"{merging} {files}/"))) == (files, files)
     with pytest.raises(ConfigurationError, match="cannot append"):
-        open_log(store, "log", "append")
+        open_log(unable, "main", Options(file_merging="across"), ManualClock())

@@ -120,7 +120,7 @@ class Engine(LocalQuery):
         Holds the location and the hosts' local directories.
     hash_of : callable
         Key hash, 64 bits.
-    table, log_form, merge_fan_in, inline_budget_bytes
+    table, file_merging, merge_fan_in, inline_budget_bytes
         Options.
     """
 
@@ -130,7 +130,7 @@ class Engine(LocalQuery):
         hash_of: Callable[[Key], int],
         *,
         table: str = "runs",
-        log_form: str = "append",
+        file_merging: str = "across",
         merge_fan_in: int = 2,
         inline_budget_bytes: int = 8 << 20,
         query_id: str = "query",
@@ -138,7 +138,7 @@ class Engine(LocalQuery):
     ) -> None:
         options = Options(
             table=table,
-            log_form=log_form,
+            file_merging=file_merging,
             merge_fan_in=merge_fan_in,
             inline_budget_bytes=inline_budget_bytes,
             orphan_min_age_s=0,

@@ -19,6 +19,8 @@ from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.entry import Entry
+from statelog.checkpoint.history import History
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.operator_task import OperatorTask
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
@@ -166,7 +168,7 @@ class OperatorEngine:
     ----------
     directory : Path
         Holds the location and the hosts' local directories.
-    log_form, inline_budget_bytes
+    file_merging, inline_budget_bytes, max_file_bytes, retained_checkpoints
         Options.
     states : list of OperatorStateBinding
         The states that the run declares.
@@ -175,8 +177,10 @@ class OperatorEngine:
     """
 
     directory: Path
-    log_form: str = "append"
+    file_merging: str = "across"
     inline_budget_bytes: int = 8 << 20
+    max_file_bytes: int = 32 << 20
+    retained_checkpoints: int = 10
     states: list[OperatorStateBinding] = field(default_factory=bindings)
     processor: Callable[[], OperatorProcessor] = Commands
     open_store: Callable[[str], Store] = LocalStore
@@ -202,8 +206,11 @@ class OperatorEngine:
         self.parallelism = parallelism
         self.observer.arm(None)
         self.options = Options(
-            log_form=self.log_form,
+            file_merging=self.file_merging,
             inline_budget_bytes=self.inline_budget_bytes,
+            max_file_bytes=self.max_file_bytes,
+            retained_checkpoints=self.retained_checkpoints,
+            log_min_age_s=0,
             orphan_min_age_s=0,
             observer=self.observer,
         )
@@ -214,13 +221,35 @@ class OperatorEngine:
             store=store,
             location=self.location,
             root=self.uid,
-            log=open_log(store, f"{self.uid}/log", self.log_form),
+            log=open_log(store, self.uid, self.options, self.clock),
             options=self.options,
             clock=self.clock,
             new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
             batch_time=lambda batch: BatchTime(1000 + batch, 0),
+            deletes_in_background=False,
         )
         self.coordinator.open(first_batch)
+
+    @property
+    def epoch(self) -> int:
+        """The current run's."""
+        return self.read_log()[-1].epoch
+
+    def read_log(self) -> list[Entry]:
+        """The log's entries, as another process reads them."""
+        return open_log(LocalStore(self.location), self.uid, self.options, self.clock).read()
+
+    def leaked(self) -> list[str]:
+        """Objects that neither a retained checkpoint nor the log needs."""
+        store = LocalStore(self.location)
+        kept = list(History(self.read_log()).checkpoints)[-self.retained_checkpoints :]
+        named = {segment.name for checkpoint in kept for segment in checkpoint.segments}
+        start = kept[-1].log_start if kept else 1
+        return [
+            info.name
+            for info in store.list()
+            if info.name not in named and not (info.name.endswith(".log") and int(Path(info.name).stem) >= start)
+        ]
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):

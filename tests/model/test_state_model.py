@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import xxhash
@@ -82,11 +83,13 @@ def colliding_hash(key: Key) -> int:
     return (good_hash(key) % 4) * (1 << 62) + 17
 
 
+file_merging = st.sampled_from(["across", "within", "off"])
+
+
 class StateMachine(RuleBasedStateMachine):
     """The harness beside the model."""
 
     table: ClassVar[str] = "runs"
-    log_form: ClassVar[str] = "append"
 
     @initialize(
         rules=rule_sets,
@@ -94,8 +97,19 @@ class StateMachine(RuleBasedStateMachine):
         parallelism=st.integers(1, 4),
         inline=st.sampled_from([0, 8 << 20]),
         initial=st.one_of(st.none(), rows_of_batch),
+        merging=file_merging,
+        file_bytes=st.sampled_from([4000, 32 << 20]),
     )
-    def begin(self, rules: Rules, collide: bool, parallelism: int, inline: int, initial: list[Row] | None) -> None:
+    def begin(
+        self,
+        rules: Rules,
+        collide: bool,
+        parallelism: int,
+        inline: int,
+        initial: list[Row] | None,
+        merging: str,
+        file_bytes: int,
+    ) -> None:
         self.rules = rules
         self.model = Model(rules)
         self.initial = initial or []
@@ -115,7 +129,8 @@ class StateMachine(RuleBasedStateMachine):
             parallelism=parallelism,
             options=Options(
                 table=self.table,
-                log_form=self.log_form,
+                file_merging=merging,
+                max_file_bytes=file_bytes,
                 merge_fan_in=2,
                 inline_budget_bytes=inline,
                 orphan_min_age_s=0,
@@ -183,8 +198,10 @@ class StateMachine(RuleBasedStateMachine):
         self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
         self._push(rows, step_ms)
 
-    @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
-    def restart(self, parallelism: int, keep_local: bool) -> None:
+    @rule(parallelism=st.integers(1, 5), keep_local=st.booleans(), merging=file_merging)
+    def restart(self, parallelism: int, keep_local: bool, merging: str) -> None:
+        query = self.harness._query
+        query.options = replace(query.options, file_merging=merging)
         self.harness.restart(parallelism, keepLocal=keep_local)
 
     @invariant()
@@ -252,7 +269,7 @@ def json_like(answers: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=36,
+    max_examples=48,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -263,13 +280,7 @@ class MemoryTableMachine(StateMachine):
     table = "memory"
 
 
-class ObjectLogMachine(StateMachine):
-    log_form = "object"
-
-
 TestRunsTable = StateMachine.TestCase
 TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
 TestMemoryTable.settings = settings(_settings, max_examples=16)
-TestObjectLog = ObjectLogMachine.TestCase
-TestObjectLog.settings = settings(_settings, max_examples=16)

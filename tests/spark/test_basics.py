@@ -25,10 +25,10 @@ pytestmark = pytest.mark.spark
 VARIANTS = {
     "defaults": Options(),
     "memory table": Options(table="memory"),
-    "object log": Options(log_form="object"),
+    "object log": Options(file_merging="within"),
     "uploads": Options(inline_budget_bytes=0),
     "much merging": Options(merge_fan_in=2),
-    "all at once": Options(table="memory", log_form="object", inline_budget_bytes=0, merge_fan_in=2),
+    "all at once": Options(table="memory", file_merging="within", inline_budget_bytes=0, merge_fan_in=2),
 }
 
 

@@ -71,22 +71,22 @@ def test_workers_that_spark_replaces_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "step", "log_form"),
+    ("victim", "step", "file_merging"),
     [
-        ("driver", Step.LAST_ACK, "append"),
-        ("driver", Step.DURABLE, "append"),
-        ("driver", Step.DURABLE, "object"),
-        ("jvm", Step.LAST_ACK, "object"),
-        ("jvm", Step.DURABLE, "append"),
+        ("driver", Step.LAST_ACK, "across"),
+        ("driver", Step.DURABLE, "across"),
+        ("driver", Step.DURABLE, "within"),
+        ("jvm", Step.LAST_ACK, "within"),
+        ("jvm", Step.DURABLE, "across"),
     ],
 )
 def test_a_driver_killed_around_the_log_entry_loses_nothing(
-    spark: SparkSession, tmp_path: Path, victim: str, step: Step, log_form: str
+    spark: SparkSession, tmp_path: Path, victim: str, step: Step, file_merging: str
 ) -> None:
     job = Job(tmp_path).add(make_orders(5, seed=7))
     pid_file = str(tmp_path / "jvm-0.pid") if victim == "jvm" else ""
     kill = {"at": step, "batch": 2, "marker": make_marker(tmp_path / "kill"), "pid_file": pid_file}
-    arguments = {"parallelism": 2, "kills": [kill], "options": {"log_form": log_form}}
+    arguments = {"parallelism": 2, "kills": [kill], "options": {"file_merging": file_merging}}
 
     driver = start_driver("ledger", tmp_path, arguments)
     assert driver.wait() == (-signal.SIGKILL if victim == "driver" else 1), driver.end

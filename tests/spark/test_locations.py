@@ -29,9 +29,9 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 # ---- Two drivers ----
 
 
-@pytest.mark.parametrize(("checkpoint", "log_form"), [("same", "append"), ("copied", "object")])
+@pytest.mark.parametrize(("checkpoint", "file_merging"), [("same", "across"), ("copied", "within")])
 def test_the_older_of_two_drivers_stops_and_its_late_commit_has_no_effect(
-    spark: SparkSession, tmp_path: Path, checkpoint: str, log_form: str
+    spark: SparkSession, tmp_path: Path, checkpoint: str, file_merging: str
 ) -> None:
     job = Job(tmp_path, location=str(tmp_path / "state")).add(make_orders(5, seed=41))
     stalled, go_on = tmp_path / "stalled", tmp_path / "go-on"
@@ -39,7 +39,7 @@ def test_the_older_of_two_drivers_stops_and_its_late_commit_has_no_effect(
     older = start_driver(
         "ledger",
         tmp_path,
-        {"parallelism": 2, "stall": stall, "location": job.location, "options": {"log_form": log_form}},
+        {"parallelism": 2, "stall": stall, "location": job.location, "options": {"file_merging": file_merging}},
     )
     newer = job
     try:
@@ -248,14 +248,14 @@ def test_a_damaged_upload_is_an_error_that_names_it(spark: SparkSession, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("log_form", "missing"), [("append", [1]), ("object", [2]), ("append", [0]), ("object", [0, 1])]
+    ("file_merging", "missing"), [("across", [1]), ("within", [2]), ("across", [0]), ("within", [0, 1])]
 )
 def test_missing_log_files_are_an_error_that_says_so(
-    spark: SparkSession, tmp_path: Path, log_form: str, missing: list[int]
+    spark: SparkSession, tmp_path: Path, file_merging: str, missing: list[int]
 ) -> None:
     """Between others, or the oldest, which hold the first checkpoint."""
     job = Job(tmp_path)
-    options = Options(log_form=log_form)
+    options = Options(file_merging=file_merging)
     run_in_three_epochs(spark, job, options)
     paths = [log_files(job)[index] for index in missing]
     copies = {path: path.read_bytes() for path in paths}

@@ -110,7 +110,9 @@ def owners(job: Job, batch: int) -> dict[int, int]:
 LAYOUTS = {1: {0: 0, 1: 0, 2: 0, 3: 0}, 2: {0: 0, 1: 0, 2: 1, 3: 1}, 4: {0: 0, 1: 1, 2: 2, 3: 3}}
 
 
-@pytest.mark.parametrize("options", [Options(), Options(log_form="object", inline_budget_bytes=0)], ids=["", "objects"])
+@pytest.mark.parametrize(
+    "options", [Options(), Options(file_merging="within", inline_budget_bytes=0)], ids=["", "objects"]
+)
 def test_partitions_are_merged_and_split_as_the_document_says(
     spark: SparkSession, tmp_path: Path, partitions: Path, options: Options
 ) -> None:

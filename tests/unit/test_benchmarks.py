@@ -455,12 +455,12 @@ class TestOperations:
 
 
 @pytest.mark.parametrize(
-    ("log_form", "calls", "files"), [("append", "rpc", 1), ("append", "direct", 1), ("object", "rpc", 5)]
+    ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "rpc", 5)]
 )
-def test_commit_measures_real_checkpoints(log_form: str, calls: str, files: int, tmp_path: Path) -> None:
+def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: int, tmp_path: Path) -> None:
     result = commit.run(
         store="local",
-        log_form=log_form,
+        file_merging=file_merging,
         checkpoints=20,
         subtasks=(3,),
         changeset_bytes=1_000,

@@ -49,7 +49,7 @@ def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, 
 
 
 def checkpoints(engine: Engine) -> list[Checkpoint]:
-    log = open_log(LocalStore(engine.location), f"{engine.uid}/log", "auto")
+    log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
     return [entry for entry in log.read() if isinstance(entry, Checkpoint)]
 
 

@@ -307,9 +307,9 @@ def test_failing_processor_ends_the_query_and_the_next_batch_starts_from_before(
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("log_form", ["append", "object"])
-def test_failing_store_changes_nothing(seed: int, log_form: str) -> None:
-    options = Options(log_form=log_form, inline_budget_bytes=0)
+@pytest.mark.parametrize("file_merging", ["across", "within"])
+def test_failing_store_changes_nothing(seed: int, file_merging: str) -> None:
+    options = Options(file_merging=file_merging, inline_budget_bytes=0)
     with sums(storeFaults=0.03, seed=seed, options=options) as harness:
         for total in range(1, 13):
             assert harness.push([("a", 1)]) == [("a", total)]

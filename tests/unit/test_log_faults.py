@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.append_log import AppendLog
 from statelog.checkpoint.entry import Checkpoint, Claim, Entry
 from statelog.checkpoint.log import Log
-from statelog.checkpoint.object_log import ObjectLog
+from statelog.checkpoint.numbered_log import NumberedLog
+from statelog.clock import ManualClock
 from statelog.errors import FencedError, StorageError
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
@@ -177,7 +177,19 @@ def without_first_claim(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if isinstance(entry, Checkpoint) or entry.epoch > 1]
 
 
-@pytest.mark.parametrize("make_log", [AppendLog, ObjectLog])
+def _appends(store: Store, prefix: str) -> Log:
+    return NumberedLog(store, prefix, ManualClock(), appends=True)
+
+
+def _starts_files_often(store: Store, prefix: str) -> Log:
+    return NumberedLog(store, prefix, ManualClock(), appends=True, max_file_bytes=700)
+
+
+def _writes_files(store: Store, prefix: str) -> Log:
+    return NumberedLog(store, prefix, ManualClock(), appends=False)
+
+
+@pytest.mark.parametrize("make_log", [_appends, _starts_files_often, _writes_files])
 @pytest.mark.parametrize("group", range(8))
 def test_any_order_of_operations(tmp_path: Path, make_log: MakeLog, group: int) -> None:
     for seed in range(group * 5, group * 5 + 5):

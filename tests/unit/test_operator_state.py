@@ -240,7 +240,7 @@ def test_every_flipped_byte_and_every_truncation_is_noticed() -> None:
 
 
 def checkpoints(engine: OperatorEngine) -> list[Checkpoint]:
-    log = open_log(LocalStore(engine.location), f"{engine.uid}/log", "auto")
+    log = open_log(LocalStore(engine.location), engine.uid, engine.options, engine.clock)
     return [entry for entry in log.read() if isinstance(entry, Checkpoint)]
 
 
@@ -255,10 +255,10 @@ def add(engine: OperatorEngine, batch: int, *parts: Sequence[str], name: str = "
         engine.run_subtask(batch, subtask, [["addAll", name, *elements]])
 
 
-@pytest.mark.parametrize("log_form", ["append", "object"])
+@pytest.mark.parametrize("file_merging", ["across", "within"])
 @pytest.mark.parametrize("inline", [0, 1 << 20])
-def test_a_snapshot_that_has_not_changed_is_not_written_again(tmp_path: Path, log_form: str, inline: int) -> None:
-    engine = OperatorEngine(tmp_path, log_form=log_form, inline_budget_bytes=inline)
+def test_a_snapshot_that_has_not_changed_is_not_written_again(tmp_path: Path, file_merging: str, inline: int) -> None:
+    engine = OperatorEngine(tmp_path, file_merging=file_merging, inline_budget_bytes=inline)
     engine.start(2, 0)
     add(engine, 0, ["a"], ["b"])
     before = checkpoints(engine)[-1].segments

@@ -46,6 +46,8 @@ class TakenAck:
         The changeset, unless the ack names an object.
     kept : SegmentRef or None
         The stored snapshot of an earlier checkpoint that the ack refers to.
+    moved : bytes
+        The bytes of `kept`, if they are to be moved to the new entry.
     stored : SegmentRef or None
         Where the result is, once an entry names it.
     """
@@ -53,6 +55,7 @@ class TakenAck:
     ack: Ack
     payload: bytes
     kept: SegmentRef | None = None
+    moved: bytes = b""
     stored: SegmentRef | None = None
 
 

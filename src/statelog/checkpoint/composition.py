@@ -24,6 +24,7 @@ def compose(
     epoch: int,
     token: bytes,
     generations: Mapping[str, int],
+    log_start: int,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
@@ -41,6 +42,8 @@ def compose(
         16 unique bytes.
     generations : mapping of str to int
         Generations of the states, see :func:`generations_of`.
+    log_start : int
+        The first file of the log with an entry that is needed.
 
     Returns
     -------
@@ -69,6 +72,7 @@ def compose(
         max_event_ms=_max_event_ms(run, before, taken),
         element_counts=[] if run.has_keys else _element_counts(states, taken),
         generations=dict(generations),
+        log_start=log_start,
     )
     return entry, payload
 
@@ -131,7 +135,12 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
             continue
         if one.kept is not None:
             whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
-            segments.append(replace(one.kept, **whose))
+            segment = replace(one.kept, **whose)
+            if one.moved:
+                segment = replace(segment, name="", offset=offset)
+                payload.append(one.moved)
+                offset += len(one.moved)
+            segments.append(segment)
             continue
         segment = SegmentRef(
             subtask=subtask,

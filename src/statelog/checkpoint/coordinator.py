@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from statelog.changelog import chain
+from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.composition import compose, generations_of
+from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.entry import Checkpoint, Claim
 from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
+from statelog.checkpoint.open_log import LOG_FOLDER
 from statelog.checkpoint.orphans import CHANGES_FOLDER, find_orphans
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
+from statelog.checkpoint.retention import Retention
 from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
 from statelog.errors import (
@@ -69,6 +73,8 @@ class OperatorCoordinator:
         Makes 16 unique bytes.
     batch_time : callable
         Tells Spark's time of a batch.
+    deletes_in_background : bool
+        Whether what is not needed any more is deleted by a thread, beside the work.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class OperatorCoordinator:
         clock: Clock,
         new_token: Callable[[], bytes],
         batch_time: Callable[[int], BatchTime],
+        deletes_in_background: bool = True,
     ) -> None:
         self._run = run
         self._store = store
@@ -95,6 +102,8 @@ class OperatorCoordinator:
         self._batch_time = batch_time
         self._lock = threading.Lock()
         self._history = History()
+        self._retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
+        self._deleter = Deleter(store, self._name, in_background=deletes_in_background)
         self._generations: dict[str, int] = {}
         self._initial: Sequence[str] = ()
         self._epoch = 0
@@ -123,9 +132,11 @@ class OperatorCoordinator:
         require_admission(self._run, History(self._log.read()), first_batch, self._name)
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
-        self._history = History(entries if first_batch > 0 else ())
+        self._history = History(entries)
+        for checkpoint in self._history.checkpoints:
+            self._retention.add(checkpoint)
         self._generations = generations_of(self._run, self._history.at(first_batch - 1))
-        self._remove_orphans(History(entries))
+        self._remove_orphans()
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
         self._options.observer.restore(
@@ -148,11 +159,11 @@ class OperatorCoordinator:
         now_ms = int(self._clock.now_s() * 1000)
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
 
-    def _remove_orphans(self, history: History) -> None:
+    def _remove_orphans(self) -> None:
         orphans = find_orphans(
             self._store,
             self._root,
-            history,
+            self._history,
             epoch=self._epoch,
             run_id=self._run.run_id,
             min_age_s=self._options.orphan_min_age_s,
@@ -185,8 +196,8 @@ class OperatorCoordinator:
                 epoch=self._epoch,
                 genesis=self._starts.origins[task.subtask],
                 head=self._starts.heads[task.subtask],
-                inline_bytes=self._options.inline_budget_bytes // self._run.parallelism,
-                upload_prefix=f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{task.subtask}",
+                inline_bytes=self._options.inline_bytes(self._run.parallelism),
+                upload_prefix=self._upload_prefix(task.subtask),
                 store=self._location,
                 batch_time_ms=batch.time.time_ms,
                 watermark_ms=batch.time.watermark_ms,
@@ -213,6 +224,7 @@ class OperatorCoordinator:
         else:
             self._starts = self._starts.after(current)
             self._remove_initial_state()
+            self._remove_lost_uploads(current)
         self._batch = batch
         return batch
 
@@ -359,6 +371,11 @@ class OperatorCoordinator:
             return
         require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
+        for one in taken:
+            if one.kept is not None and self._retention.is_wasteful(one.kept.name):
+                one.moved = read_segment(self._store, one.kept)
+        oldest = batch.number - self._options.retained_checkpoints + 1
+        log_start = self._history.log_start(oldest, batch.number)
         entry, payload = compose(
             self._run,
             batch,
@@ -366,7 +383,9 @@ class OperatorCoordinator:
             epoch=self._epoch,
             token=self._new_token(),
             generations=self._generations,
+            log_start=self._log.number if log_start is None else log_start,
         )
+        files_before = self._log.files_made
         try:
             batch.durable = self._log.append(entry, payload)
         except FencedError as error:
@@ -374,13 +393,28 @@ class OperatorCoordinator:
             raise
         for one, stored in zip(taken, batch.durable.segments, strict=True):
             one.stored = stored
-            one.payload = b""
-        self._history.add(batch.durable)
+            one.payload = one.moved = b""
+        self._retention.add(batch.durable)
+        for replaced in self._history.add(batch.durable):
+            self._retention.remove(replaced)
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
-        self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s))
+        log_files = self._log.files_made - files_before
+        self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s, log_files))
+        self._release(batch.durable, oldest)
 
-    def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float) -> CheckpointMetrics:
+    def _release(self, checkpoint: Checkpoint, oldest: int) -> None:
+        """Have deleted what only checkpoints before the oldest retained one needed; the new entry is durable."""
+        for given_up in self._history.retain(oldest):
+            self._retention.remove(given_up)
+        released = self._retention.release()
+        self._retention.choose_wasteful(self._log.file_name)
+        # A file of the log goes when no entry in it is needed, and no snapshot that a later entry names.
+        log_files = [name for name in self._log.removable(checkpoint.log_start) if not self._retention.needs(name)]
+        self._log.forget(log_files)
+        self._deleter.delete([*log_files, *released])
+
+    def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float, log_files: int) -> CheckpointMetrics:
         uploads = sum(1 for one in taken if one.ack.name)
         return CheckpointMetrics(
             query_id=entry.query_id,
@@ -393,7 +427,7 @@ class OperatorCoordinator:
             watermark_ms=entry.watermark_ms,
             changes=sum(one.ack.rows for one in taken),
             changed_bytes=sum(one.ack.length for one in taken),
-            objects=uploads + self._log.objects_per_entry,
+            objects=uploads + log_files,
             commit_s=commit_s,
             subtask_s=max(one.ack.subtask_s for one in taken),
         )
@@ -420,6 +454,18 @@ class OperatorCoordinator:
             self._delete_quietly(name)
         self._initial = ()
 
+    def _remove_lost_uploads(self, batch: Batch) -> None:
+        """Delete what attempts have written that ended without an ack that counts; the batch is certain."""
+        assert batch.durable is not None
+        counted = {segment.attempt for segment in batch.durable.segments}
+        named = {segment.name for segment in batch.durable.segments}
+        for subtask in sorted({subtask for attempt, subtask in batch.begun.items() if attempt not in counted}):
+            prefix = f"{self._upload_prefix(subtask)}/{batch.number}-"
+            self._deleter.delete_all(prefix, but=named)
+
+    def _upload_prefix(self, subtask: int) -> str:
+        return f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{subtask}"
+
     def _delete_quietly(self, name: str) -> None:
         try:
             self._store.delete([name])
@@ -440,4 +486,5 @@ class OperatorCoordinator:
                     if taken.ack.name:
                         self._delete_quietly(taken.ack.name)
             self._remove_initial_state()
+            self._deleter.close()
             self._log.close()

@@ -45,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """Where the files of older epochs end, as read after the claim; append form only."""
+    """Where older files end, by base name: what stands behind that does not count."""
 
     epoch: int
     ends: dict[str, int]
@@ -81,6 +81,10 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         Number of elements of each state in the subtasks' snapshots; empty if the operator has keys.
     generations : dict
         For each state that was ever deleted, how often. Rows of earlier generations do not count.
+    log_start : int
+        The first file of the log with an entry that is still needed; 0 if the whole log is.
+    number : int
+        The log file that holds the entry; the reader sets it.
     """
 
     epoch: int
@@ -99,6 +103,13 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     max_event_ms: list[int | None] = []
     element_counts: list[list[int]] = []
     generations: dict[str, int] = {}
+    log_start: int = 0
+    number: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state is all in the entry's own segments, so that no earlier entry is needed for it."""
+        return not self.key_schema
 
 
 Entry = Claim | Fence | Checkpoint
@@ -163,7 +174,7 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
     return FrameHeader(index_bytes, payload_bytes, index_checksum)
 
 
-def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int) -> Entry:
+def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, number: int = 0) -> Entry:
     """Decode an entry's index, with the segments' offsets made absolute.
 
     Parameters
@@ -176,6 +187,8 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int) -
         The object that holds the frame.
     offset : int
         Where the frame starts in it.
+    number : int
+        The object's number in the log.
     """
     if xxhash.xxh3_64_intdigest(index) != header.index_checksum:
         raise CorruptionError(
@@ -197,4 +210,4 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int) -
         segment if segment.name else msgspec.structs.replace(segment, name=name, offset=base + segment.offset)
         for segment in entry.segments
     ]
-    return msgspec.structs.replace(entry, segments=segments)
+    return msgspec.structs.replace(entry, segments=segments, number=number)

@@ -16,7 +16,8 @@ class History:
     """The checkpoints that can be restored, by batch.
 
     A later entry for a batch replaces the earlier one and everything after it: a newer run repeated the
-    batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew.
+    batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew. Entries that hold
+    the whole state need none before them.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -25,11 +26,13 @@ class History:
             if isinstance(entry, Checkpoint):
                 self.add(entry)
 
-    def add(self, checkpoint: Checkpoint) -> None:
-        """Add a later entry."""
+    def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Add a later entry; return those that it replaces."""
+        replaced: list[Checkpoint] = []
         while self._checkpoints and self._checkpoints[-1].batch >= checkpoint.batch:
-            self._checkpoints.pop()
+            replaced.append(self._checkpoints.pop())
         self._checkpoints.append(checkpoint)
+        return replaced
 
     @property
     def latest(self) -> Checkpoint | None:
@@ -39,14 +42,17 @@ class History:
     @property
     def first_missing(self) -> int | None:
         """The oldest batch whose checkpoint is lost although a later one exists; None if all are there."""
-        for expected, checkpoint in enumerate(self._checkpoints):
+        if not self._checkpoints:
+            return None
+        first = self._checkpoints[0]
+        for expected, checkpoint in enumerate(self._checkpoints, first.batch if first.is_whole else 0):
             if checkpoint.batch != expected:
                 return expected
         return None
 
     def has_batch(self, batch: int) -> bool:
         """Whether the checkpoint of a batch exists and so do all before it."""
-        return self.first_missing is None and 0 <= batch < len(self._checkpoints)
+        return self.first_missing is None and self.at(batch) is not None
 
     def at(self, batch: int) -> Checkpoint | None:
         """The checkpoint of a batch; None if there is none."""
@@ -56,6 +62,36 @@ class History:
     def up_to(self, batch: int) -> Iterator[Checkpoint]:
         """Checkpoints up to and including a batch, oldest first."""
         return (checkpoint for checkpoint in self._checkpoints if checkpoint.batch <= batch)
+
+    def retain(self, oldest: int) -> list[Checkpoint]:
+        """Give up checkpoints before a batch, unless later ones build on them; return them."""
+        count = 0
+        while count < len(self._checkpoints) and self._checkpoints[count].batch < oldest:
+            if not self._checkpoints[count].is_whole:
+                break
+            count += 1
+        given_up, self._checkpoints = self._checkpoints[:count], self._checkpoints[count:]
+        return given_up
+
+    def log_start(self, oldest: int, batch: int) -> int | None:
+        """The first log file with an entry that is needed once the checkpoint of a batch exists; None if it is its own.
+
+        Parameters
+        ----------
+        oldest : int
+            The oldest batch that can be gone back to.
+        batch : int
+            The batch; its entry is still to be written.
+        """
+        for one in self._checkpoints:
+            if one.batch < batch and (one.batch >= oldest or not one.is_whole):
+                return one.number
+        return None
+
+    @property
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        """All checkpoints that can be restored, oldest first."""
+        return iter(self._checkpoints)
 
     def object_names(self) -> set[str]:
         """Every object that holds a segment."""

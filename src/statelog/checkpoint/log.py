@@ -1,9 +1,9 @@
-"""The numbered log of one operator: its contract, shared by the append form and the object form."""
+"""The log of one operator: its contract."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from statelog.checkpoint.entry import Checkpoint, Claim, Entry
 
@@ -11,7 +11,7 @@ __all__ = ["Log"]
 
 
 class Log(ABC):
-    """What an operator's checkpoints consist of, extended by one writer at a time.
+    """What an operator's checkpoints consist of, in numbered files, extended by one writer at a time.
 
     The order of calls of a writer is :meth:`claim`, then :meth:`append` for every checkpoint, then
     :meth:`close`. A reader only calls :meth:`read`. What no entry of the log names does not exist.
@@ -20,12 +20,22 @@ class Log(ABC):
 
     @property
     @abstractmethod
-    def objects_per_entry(self) -> int:
-        """Objects written for an entry: 0 where entries are appended to one file."""
+    def number(self) -> int:
+        """Number of the writer's newest file."""
+
+    @property
+    @abstractmethod
+    def file_name(self) -> str:
+        """The object that is the writer's newest file."""
+
+    @property
+    @abstractmethod
+    def files_made(self) -> int:
+        """How many files the writer has made."""
 
     @abstractmethod
     def read(self) -> list[Entry]:
-        """All valid entries in order, of all epochs; empty if there is no log yet.
+        """All valid entries in order, of all epochs, from the newest one's `log_start` on; empty if there is no log.
 
         Entries that an older epoch wrote after a newer one claimed are left out. A torn tail (an
         incomplete last frame) of a file is left out: nothing was committed by it.
@@ -33,7 +43,7 @@ class Log(ABC):
         Raises
         ------
         CorruptionError
-            If a complete entry is damaged; names file and offset.
+            If a complete entry is damaged, or a file is missing; names file and offset.
         """
 
     @abstractmethod
@@ -68,6 +78,14 @@ class Log(ABC):
             If the store fails; nothing is durable yet for the caller, and appending the same entry again
             is safe.
         """
+
+    @abstractmethod
+    def removable(self, start: int) -> list[str]:
+        """The objects of files before a number that older writers need not find any more, oldest first."""
+
+    @abstractmethod
+    def forget(self, names: Iterable[str]) -> None:
+        """Files are removed: do not return them from :meth:`removable` again."""
 
     @abstractmethod
     def close(self) -> None:

@@ -231,7 +231,7 @@ class Endpoint:
             store=store,
             location=location,
             root=root,
-            log=open_log(store, f"{root}/log", plan.options.log_form),
+            log=open_log(store, root, plan.options, self._clock),
             options=plan.options,
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),

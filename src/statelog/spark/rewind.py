@@ -9,8 +9,10 @@ from pathlib import Path
 
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.open_log import LOG_FOLDER, open_log
+from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.options import Options
 from statelog.spark.endpoint import STATE_FOLDER
 from statelog.storage import open_store
 from statelog.storage.open import local_path
@@ -105,7 +107,8 @@ def _newest_common(location: str, *, is_first: bool) -> int:
     the first; later it means that the state is elsewhere or gone.
     """
     store = open_store(location)
-    logs = sorted({info.name.partition("/log/")[0] for info in store.list() if "/log/" in info.name})
+    folder = f"/{LOG_FOLDER}/"
+    logs = sorted({info.name.partition(folder)[0] for info in store.list() if folder in info.name})
     if not logs and is_first:
         return -1
     if not logs:
@@ -116,7 +119,7 @@ def _newest_common(location: str, *, is_first: bool) -> int:
         )
     newest: list[int] = []
     for operator in logs:
-        history = History(open_log(store, f"{operator}/log", "auto").read())
+        history = History(open_log(store, operator, Options(), SystemClock()).read())
         require_complete(history, f"operator '{operator}' at {location}/{operator}")
         latest = history.latest
         newest.append(-1 if latest is None else latest.batch)

@@ -215,7 +215,7 @@ class LocalQuery:
 
     def open_log(self, store: Store) -> Log:
         """The operator's log in a store."""
-        return open_log(store, f"{self.operator.uid}/log", self.options.log_form)
+        return open_log(store, self.operator.uid, self.options, self.clock)
 
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
         """Start a run, as a new driver process would; without `keep_local` on a host that has no files yet."""
@@ -237,6 +237,7 @@ class LocalQuery:
             clock=self.clock,
             new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
             batch_time=lambda batch: self.times[batch],
+            deletes_in_background=False,
         )
         coordinator.open(first_batch)
         if first_batch == 0:

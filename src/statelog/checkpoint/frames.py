@@ -1,16 +1,15 @@
-"""What both forms of the log share: numbered names, reading of frames, the error of a writer that lost."""
+"""Reading the frames of a log file."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from statelog.checkpoint.entry import FRAME_HEADER_BYTES, Entry, decode_header, decode_index
-from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
-from statelog.storage.store import ObjectInfo, Store
+from statelog.errors import StorageError
+from statelog.storage.store import Store
 
-__all__ = ["Frame", "FrameReader", "fenced_error", "is_missing", "numbered_objects"]
+__all__ = ["Frame", "FrameReader"]
 
 _READ_AHEAD_BYTES: Final = 64 * 1024
 
@@ -32,11 +31,14 @@ class FrameReader:
         Where the object is.
     name : str
         The object.
+    number : int
+        Its number in the log, for the entries; 0 if they need not know it.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, number: int = 0) -> None:
         self._store = store
         self._name = name
+        self._number = number
         self._start = 0
         self._buffer = b""
 
@@ -64,7 +66,7 @@ class FrameReader:
         if end > size_bytes:
             return None
         index = self._bytes(offset + FRAME_HEADER_BYTES, header.index_bytes)
-        return Frame(decode_index(header, index, name=self._name, offset=offset), end)
+        return Frame(decode_index(header, index, name=self._name, offset=offset, number=self._number), end)
 
     def _bytes(self, offset: int, length: int) -> bytes:
         if not self._start <= offset <= offset + length <= self._start + len(self._buffer):
@@ -80,49 +82,3 @@ class FrameReader:
             if any(self._store.read(self._name, offset=start, length=length)):
                 return False
         return True
-
-
-def numbered_objects(store: Store, prefix: str, name: re.Pattern[str]) -> dict[int, ObjectInfo]:
-    """List the objects of a log by number, in order.
-
-    Parameters
-    ----------
-    store : Store
-        Where the log is.
-    prefix : str
-        The log's folder.
-    name : re.Pattern
-        Matches an object's name below the folder; its first group is the number.
-
-    Raises
-    ------
-    CorruptionError
-        If a number between others is missing: objects are made in order and removed oldest first.
-    """
-    # A directory that is changed while it is listed may show the later of two new names alone.
-    for _ in range(2):
-        found = {
-            int(match[1]): info
-            for info in store.list(f"{prefix}/")
-            if (match := name.fullmatch(info.name[len(prefix) + 1 :]))
-        }
-        if not found or len(found) == max(found) - min(found) + 1:
-            return dict(sorted(found.items()))
-    missing = min(set(range(min(found), max(found))) - set(found))
-    raise CorruptionError(
-        f"{store!r}: the log {prefix} has objects {min(found)} to {max(found)}, but not {missing}.",
-        hint="Restore the missing object from a copy; without it the log would lose checkpoints.",
-    )
-
-
-def is_missing(error: StorageError) -> bool:
-    """Whether a store failed because the object does not exist."""
-    return error.kind == ErrorKind.OBJECT_MISSING
-
-
-def fenced_error(store: Store, prefix: str, epoch: int, reason: str) -> FencedError:
-    """Make the error of a writer that does not own the log (any more)."""
-    return FencedError(
-        f"{store!r}: epoch {epoch} does not own the log {prefix}: {reason}.",
-        hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
-    )

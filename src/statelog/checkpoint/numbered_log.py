@@ -1,0 +1,430 @@
+"""The numbered log: files ``00000000000000000001.log`` and so on, each made only if its number is free.
+
+The numbers decide every race. A run opens an epoch by making the next file, with its claim as the first frame; so the
+writer of an older epoch finds the number taken when it starts a file, and knows that it is fenced.
+
+Where the store can append, an entry may also be appended to the writer's newest file. Then the order of two steps
+decides: a writer appends, and *then* looks for the next number before it reports success; a claimer makes its file, and
+*then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
+that was reported stands before the fence, and one that stands behind it was never reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NoReturn, cast
+
+from statelog.checkpoint.entry import (
+    FRAME_HEADER_BYTES,
+    Checkpoint,
+    Claim,
+    Entry,
+    Fence,
+    decode_header,
+    decode_index,
+    encode_frame,
+)
+from statelog.checkpoint.frames import FrameReader
+from statelog.checkpoint.log import Log
+from statelog.clock import Clock
+from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
+from statelog.storage.store import ObjectInfo, Store
+
+__all__ = ["LOG_FILE", "NumberedLog"]
+
+LOG_FILE: Final = re.compile(r"(\d{20})\.log")
+_READ_ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """An entry whose append was begun and not yet seen to succeed."""
+
+    entry: Checkpoint
+    frame_bytes: int
+
+
+@dataclass
+class _Contents:
+    """What was read of a log, newest file first.
+
+    Parameters
+    ----------
+    files : list of list of Entry
+        Claims and checkpoints of each file.
+    open_ends : dict of str to int
+        Where files end that somebody may still append to, and that no fence covers; by base name.
+    """
+
+    files: list[list[Entry]] = field(default_factory=list)
+    open_ends: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries in order, without what an epoch wrote after a newer one claimed."""
+        valid: list[Entry] = []
+        newest = 0
+        for entry in (entry for file in reversed(self.files) for entry in file):
+            if entry.epoch >= newest:
+                newest = entry.epoch
+                valid.append(entry)
+        return valid
+
+
+class NumberedLog(Log):
+    """A log of numbered files.
+
+    Parameters
+    ----------
+    store : Store
+        Any store.
+    prefix : str
+        The log's folder.
+    clock : Clock
+        Tells how long the writer has not looked.
+    appends : bool
+        Whether entries are appended to the newest file; otherwise each is a file of its own. The store must be able to.
+    max_file_bytes : int
+        A file that would grow beyond this is followed by another.
+    min_age_s : float
+        How long the file of a claim stays although no entry in it is needed, so that older writers find it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        clock: Clock,
+        *,
+        appends: bool,
+        max_file_bytes: int = 32 << 20,
+        min_age_s: float = 60.0,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+        self._appends = appends
+        self._max_file_bytes = max_file_bytes
+        self._min_age_s = min_age_s
+        self._claim: Claim | None = None
+        self._number = 0
+        self._end = 0
+        self._appended: _Appended | None = None
+        self._is_in_doubt = False
+        self._is_used = False
+        self._lost = "it has not claimed it"
+        self._looked_s = (0.0, 0.0)
+        self._existing: set[int] = set()
+        self._claims_seen_s: dict[int, float] = {}
+        self._files_made = 0
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def files_made(self) -> int:
+        return self._files_made
+
+    @property
+    def file_name(self) -> str:
+        return self._name(self._number)
+
+    def read(self) -> list[Entry]:
+        return self._read().entries
+
+    def claim(self, make: Callable[[int], Claim]) -> list[Entry]:
+        self._lost, self._appended, self._is_in_doubt, self._is_used = "its claim failed", None, False, False
+        while True:
+            looked_s = self._now_s()
+            newest = max(self._files(), default=0)
+            epoch = self._epoch_of(newest)
+            if epoch is None:
+                continue
+            claim = make(epoch + 1)
+            frame = b"".join(encode_frame(claim, []))
+            if self._store.put_if_absent(self._name(newest + 1), frame):
+                break
+        self._claim, self._number, self._end = claim, newest + 1, len(frame)
+        self._files_made += 1
+        contents = self._read(below=self._number)
+        if contents.open_ends:
+            # What was read may still be in the page cache of a writer that was killed.
+            for name in contents.open_ends:
+                self._store.sync(f"{self._prefix}/{name}")
+            fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, contents.open_ends), [])]
+            self._store.append(self._name(self._number), fence, at=self._end)
+            self._end += sum(map(len, fence))
+        # A newer epoch that claims from here on finds the fence, so both agree on what came before.
+        self._require_ownership(self._end)
+        self._note_claims(contents)
+        self._looked_s, self._lost = looked_s, ""
+        return contents.entries
+
+    def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
+        if self._lost:
+            self._lose(self._lost)
+        looked_s = self._now_s()
+        parts = encode_frame(entry, payload)
+        frame_bytes = sum(map(len, parts))
+        try:
+            if not self._is_written(_Appended(entry, frame_bytes)):
+                # A file that was begun in doubt may turn up yet, and must not be taken for somebody else's.
+                if self._appends and not self._is_in_doubt and self._end + frame_bytes <= self._max_file_bytes:
+                    self._append(entry, parts, frame_bytes)
+                else:
+                    self._start_file(parts)
+            else:
+                self._require_ownership(self._end)
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            self._lose("its file is gone")
+        self._look_again(looked_s)
+        return self._placed(parts[0], self._end - frame_bytes)
+
+    def removable(self, start: int) -> list[str]:
+        now_s = self._clock.monotonic_s()
+        return [
+            self._name(number)
+            for number in sorted(self._existing)
+            if number < min(start, self._number)
+            and now_s - self._claims_seen_s.get(number, float("-inf")) >= self._min_age_s
+        ]
+
+    def forget(self, names: Iterable[str]) -> None:
+        self._existing.difference_update(int(name[-len(_base_name(0)) : -len(".log")]) for name in names)
+
+    def close(self) -> None:
+        # Later numbers are never removed here: an older writer must find them taken.
+        if self._number == 1 and not self._is_used and not self._lost and list(self._files()) == [1]:
+            self._store.delete([self._name(1)])
+        self._lost = "it was closed"
+        self._store.close()
+
+    # ---- Writing ----
+
+    def _append(self, entry: Checkpoint, parts: list[bytes], frame_bytes: int) -> None:
+        self._appended, self._is_used = _Appended(entry, frame_bytes), True
+        self._store.append(self._name(self._number), [*parts], at=self._end)
+        self._require_ownership(self._end + frame_bytes)
+        self._end, self._appended = self._end + frame_bytes, None
+
+    def _is_written(self, attempt: _Appended) -> bool:
+        """Find out what became of a failed append, before its place is written again.
+
+        A frame that arrived completely stays as it is: a newer epoch may have counted it already.
+        """
+        if self._appended is None:
+            return False
+        end = self._end + self._appended.frame_bytes
+        if self._store.size_bytes(self._name(self._number)) < end:
+            return False
+        self._store.sync(self._name(self._number))
+        is_same = self._appended == attempt
+        self._end, self._appended = end, None
+        return is_same
+
+    def _start_file(self, parts: list[bytes]) -> None:
+        """Write an entry as the next file, behind the end of the file before if that was appended to."""
+        was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
+        while True:
+            name = self._name(self._number + 1)
+            ends = {_base_name(self._number): self._end}
+            head = encode_frame(Fence(self._epoch, ends), []) if self._appends else []
+            data = b"".join([*head, *parts])
+            if self._store.put_if_absent(name, data):
+                break
+            found = self._store.read(name)
+            if found == data:
+                break  # it was this very entry, whose answer was lost
+            if not (was_in_doubt and self._is_own(name, len(found))):
+                self._lose(f"entry {self._number + 1} is another run's")
+            # An earlier entry of ours whose answer was lost; the new one comes after it.
+            self._number, self._end = self._number + 1, len(found)
+            self._existing.add(self._number)
+        self._number, self._end = self._number + 1, len(data)
+        self._existing.add(self._number)
+        self._files_made += 1
+        self._is_in_doubt = False
+        self._appended = None
+
+    def _is_own(self, name: str, size_bytes: int) -> bool:
+        claim, frame = self._claim, FrameReader(self._store, name).frame_at(0, size_bytes)
+        return (
+            claim is not None
+            and frame is not None
+            and frame.entry.epoch == claim.epoch
+            and not (isinstance(frame.entry, Claim))
+        )
+
+    def _require_ownership(self, end: int) -> None:
+        """Look for a newer claim, and at the own file, which would be deleted before a newer one."""
+        if self._size(self._number + 1) is not None:
+            self._lose(f"file {self._number + 1} is another run's")
+        if self._size(self._number) != end:
+            self._lose("its file was deleted or replaced")
+
+    def _look_again(self, looked_s: tuple[float, float]) -> None:
+        """After a long pause look at the whole log: the claim that fences this writer may be gone already."""
+        now_s = self._now_s()
+        # A suspended machine stops one clock, a corrected time moves the other.
+        pause_s = max(now - then for now, then in zip(now_s, self._looked_s, strict=True))
+        if pause_s > self._min_age_s / 2:
+            numbers = self._files()
+            if max(numbers, default=0) != self._number:
+                self._lose("another run's files are newer than its own")
+        self._looked_s = looked_s
+
+    def _placed(self, head: bytes, offset: int) -> Checkpoint:
+        """Decode the header and index just written, which gives the segments their absolute place."""
+        name = self._name(self._number)
+        header = decode_header(head[:FRAME_HEADER_BYTES], name=name, offset=offset)
+        index = head[FRAME_HEADER_BYTES:]
+        return cast(Checkpoint, decode_index(header, index, name=name, offset=offset, number=self._number))
+
+    # ---- Reading ----
+
+    def _read(self, below: int | None = None) -> _Contents:
+        for _ in range(_READ_ATTEMPTS):
+            files = self._files()
+            try:
+                return self._read_files({number: files[number] for number in files if below is None or number < below})
+            except StorageError as error:
+                # The oldest files are removed while others read; then a newer entry says that they are not needed.
+                if error.kind is not ErrorKind.OBJECT_MISSING:
+                    raise
+                missing = error
+        raise missing
+
+    def _read_files(self, files: dict[int, ObjectInfo]) -> _Contents:
+        """Read the files that are needed, newest first.
+
+        A fence counts if the newer fences do not cut it off. Of several that count for a file the oldest does, because
+        its writer may have acted on it.
+        """
+        contents = _Contents()
+        fenced_ends: dict[str, int] = {}
+        epoch, start = 0, 0
+        newest = max(files, default=0)
+        for number in range(newest, 0, -1):
+            if number < start or (not start and number < min(files)):
+                break
+            if number not in files:
+                raise CorruptionError(
+                    f"{self._store!r}: the log {self._prefix} has files up to {newest}, but not {number}.",
+                    hint="Restore the missing file from a copy; without it the log would lose checkpoints.",
+                )
+            name = _base_name(number)
+            # Only the last file of an epoch can have been written to after the next one was made.
+            found, end = self._read_file(number, files[number], fenced_ends.get(name), epoch)
+            if found[0].epoch != epoch and name not in fenced_ends and self._store.can_append:
+                contents.open_ends[name] = end
+            epoch = found[0].epoch
+            for entry in found:
+                if isinstance(entry, Fence):
+                    fenced_ends.update(entry.ends)
+            contents.files.append([entry for entry in found if not isinstance(entry, Fence)])
+            checkpoints = [entry for entry in contents.files[-1] if isinstance(entry, Checkpoint)]
+            if checkpoints and not start:
+                start = checkpoints[-1].log_start
+        return contents
+
+    def _read_file(
+        self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
+    ) -> tuple[list[Entry], int]:
+        """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none."""
+        name = self._name(number)
+        size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
+        reader = FrameReader(self._store, name, number)
+        entries: list[Entry] = []
+        end = 0
+        while frame := reader.frame_at(end, size if fenced_end is None else min(size, fenced_end)):
+            entries.append(frame.entry)
+            end = frame.end
+        if not entries:
+            raise CorruptionError(
+                f"{name}: its {size} bytes do not begin with a complete log entry.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        may_be_torn = self._store.can_append and entries[0].epoch != next_epoch
+        if fenced_end is not None and end != fenced_end:
+            raise CorruptionError(
+                f"{name}: the log has valid entries up to offset {end}, but had them up to {fenced_end}.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        if fenced_end is None and end != size and not may_be_torn:
+            raise CorruptionError(
+                f"{name}: its {size} bytes are no whole number of log entries.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        if self._store.can_append and self._store.size_bytes(name) < end:
+            # Its writer lives: it dropped a failed append and was about to write another in its place.
+            raise StorageError(f"{name} was changed while it was read.", hint="Try again.")
+        return entries, end
+
+    def _epoch_of(self, number: int) -> int | None:
+        """The epoch of a file; None if it was removed meanwhile, 0 for no file."""
+        if not number:
+            return 0
+        name = self._name(number)
+        try:
+            frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
+        except StorageError as error:
+            if error.kind is ErrorKind.OBJECT_MISSING:
+                return None
+            raise
+        if frame is None:
+            raise CorruptionError(
+                f"{name}: the file does not begin with a complete log entry.", hint="Restore the file from a copy."
+            )
+        return frame.entry.epoch
+
+    def _files(self) -> dict[int, ObjectInfo]:
+        found = {
+            int(match[1]): info
+            for info in self._store.list(f"{self._prefix}/")
+            if (match := LOG_FILE.fullmatch(info.name[len(self._prefix) + 1 :]))
+        }
+        return dict(sorted(found.items()))
+
+    # ---- Parts ----
+
+    @property
+    def _epoch(self) -> int:
+        return self._claim.epoch if self._claim else 0
+
+    def _note_claims(self, contents: _Contents) -> None:
+        """Remember since when this run has known the files that older writers may look for."""
+        now_s = self._clock.monotonic_s()
+        numbers = range(self._number - 1, 0, -1)
+        claims = [number for number, file in zip(numbers, contents.files, strict=False) if isinstance(file[0], Claim)]
+        self._claims_seen_s = dict.fromkeys([*claims, self._number], now_s)
+        self._existing = {number for number in self._files() if number <= self._number}
+
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.monotonic_s(), self._clock.now_s()
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}/{_base_name(number)}"
+
+    def _size(self, number: int) -> int | None:
+        try:
+            return self._store.size_bytes(self._name(number))
+        except StorageError as error:
+            if error.kind is ErrorKind.OBJECT_MISSING:
+                return None
+            raise
+
+    def _lose(self, reason: str) -> NoReturn:
+        self._lost = reason
+        raise FencedError(
+            f"{self._store!r}: epoch {self._epoch} does not own the log {self._prefix}: {reason}.",
+            hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
+        )
+
+
+def _base_name(number: int) -> str:
+    return f"{number:020}.log"

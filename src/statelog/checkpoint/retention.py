@@ -1,0 +1,120 @@
+"""Which files the checkpoints need that can be restored, and which wasteful ones are to be emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint
+
+__all__ = ["Retention"]
+
+
+@dataclass
+class _Segment:
+    length: int
+    references: int = 0
+
+
+@dataclass
+class _File:
+    """A file: its size as far as it is known, and what is needed of it, by offset."""
+
+    size_bytes: int = 0
+    segments: dict[int, _Segment] = field(default_factory=dict)
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(segment.length for segment in self.segments.values())
+
+
+class Retention:
+    """Counts the references of checkpoints to files, by name, whatever shares the files.
+
+    What the log holds of keyed state is not counted: the checkpoints build on each other, so its files stay as long as
+    the entries in them.
+
+    Parameters
+    ----------
+    max_space_amplification : float
+        The size of all files divided by what is needed of them, above which files are emptied.
+    log_folder : str
+        Where the log's files are.
+    """
+
+    def __init__(self, max_space_amplification: float, log_folder: str) -> None:
+        self._max_amplification = max_space_amplification
+        self._log_folder = f"{log_folder}/"
+        self._files: dict[str, _File] = {}
+        self._wasteful: frozenset[str] = frozenset()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Count what a checkpoint names."""
+        for segment in self._counted(checkpoint):
+            file = self._files.setdefault(segment.name, _File())
+            file.size_bytes = max(file.size_bytes, segment.offset + segment.length)
+            file.segments.setdefault(segment.offset, _Segment(segment.length)).references += 1
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Give up a checkpoint that was added."""
+        for segment in self._counted(checkpoint):
+            held = self._files[segment.name].segments
+            held[segment.offset].references -= 1
+            if not held[segment.offset].references:
+                del held[segment.offset]
+
+    def release(self) -> list[str]:
+        """The files outside of the log of which nothing is needed any more since the last call, sorted."""
+        released = sorted(name for name, file in self._files.items() if not file.segments)
+        for name in released:
+            del self._files[name]
+        return [name for name in released if not name.startswith(self._log_folder)]
+
+    def needs(self, name: str) -> bool:
+        """Whether something is needed of a file."""
+        return name in self._files
+
+    def choose_wasteful(self, open_file: str) -> None:
+        """Find the files to empty: the most wasteful ones, until the others are not too large together.
+
+        Parameters
+        ----------
+        open_file : str
+            The file that is still written to, which is never emptied.
+        """
+        self._wasteful = frozenset()
+        limit = self.needed_bytes * self._max_amplification
+        excess = self.size_bytes - limit
+        if excess <= 0:
+            return
+        closed = [
+            (file.size_bytes - file.needed_bytes, name) for name, file in self._files.items() if name != open_file
+        ]
+        chosen: list[str] = []
+        for wasted, name in sorted(closed, reverse=True):
+            size = self._files[name].size_bytes
+            if excess <= 0 or size <= (size - wasted) * self._max_amplification:
+                break
+            chosen.append(name)
+            excess -= wasted
+        self._wasteful = frozenset(chosen)
+
+    def is_wasteful(self, name: str) -> bool:
+        """Whether what is needed of a file is to be moved to another one."""
+        return name in self._wasteful
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files of which something is needed."""
+        return sum(file.size_bytes for file in self._files.values())
+
+    @property
+    def needed_bytes(self) -> int:
+        """What is needed of them."""
+        return sum(file.needed_bytes for file in self._files.values())
+
+    def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:
+        for segment in checkpoint.segments:
+            if checkpoint.is_whole or not segment.name.startswith(self._log_folder):
+                yield segment

@@ -1,0 +1,339 @@
+"""Files come and go: what is released when, what is moved, and what stays for drivers that come back late."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from statelog.changelog import chain
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint, encode_frame
+from statelog.checkpoint.history import History
+from statelog.checkpoint.numbered_log import NumberedLog
+from statelog.checkpoint.protocol import Ack, Begin, TaskId
+from statelog.checkpoint.retention import Retention
+from statelog.clock import ManualClock
+from statelog.errors import CorruptionError, FencedError, StorageError
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.model.operator_engine import OperatorEngine
+
+MERGING = ["across", "within", "off"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here crashes the machine, and syncing would take most of the time."""
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+        monkeypatch.setattr(target, lambda fd: None)
+
+
+# ---- Counting ----
+
+
+def checkpoint(batch: int, *places: tuple[str, int, int]) -> Checkpoint:
+    """A checkpoint of operator state with segments at (file, offset, length)."""
+    segments = [SegmentRef(i, i, b"", offset, length, 1, 1, name) for i, (name, offset, length) in enumerate(places)]
+    return Checkpoint(1, batch, 0, "query", "run", "uid", len(places), segments, b"", [], 0, 0, b"")
+
+
+def test_a_file_goes_with_the_last_segment_that_is_named() -> None:
+    retention = Retention(2.0, "op/log")
+    first = checkpoint(0, ("a", 0, 10), ("a", 10, 10))
+    second = checkpoint(1, ("a", 10, 10), ("b", 0, 10))
+    third = checkpoint(2, ("b", 0, 10), ("c", 0, 10))
+    for added in (first, second, third):
+        retention.add(added)
+    assert (retention.size_bytes, retention.needed_bytes) == (40, 40)
+    retention.remove(first)
+    assert retention.release() == []
+    assert (retention.size_bytes, retention.needed_bytes) == (40, 30)
+    retention.remove(second)
+    assert retention.release() == ["a"]
+    assert retention.release() == []
+    assert [retention.needs(name) for name in "abc"] == [False, True, True]
+    retention.remove(third)
+    assert retention.release() == ["b", "c"]
+
+
+def test_files_of_the_log_are_released_by_the_log() -> None:
+    retention = Retention(2.0, "op/log")
+    added = checkpoint(0, ("op/log/1.log", 0, 10), ("op/changes/x", 0, 10))
+    retention.add(added)
+    retention.remove(added)
+    assert retention.release() == ["op/changes/x"]
+    assert not retention.needs("op/log/1.log")
+
+
+def test_the_most_wasteful_closed_files_are_emptied() -> None:
+    retention = Retention(2.0, "op/log")
+    files = ["full", "half", "little", "open"]
+    everything = checkpoint(0, *((name, offset, 10) for name in files for offset in range(0, 100, 10)))
+    parts = {"full": 10, "half": 5, "little": 1, "open": 1}
+    needed = checkpoint(1, *((name, offset * 10, 10) for name, count in parts.items() for offset in range(count)))
+    for added in (everything, needed):
+        retention.add(added)
+    retention.choose_wasteful("open")
+    assert not any(map(retention.is_wasteful, files)), "nothing is wasted yet"
+    retention.remove(everything)
+    assert (retention.size_bytes, retention.needed_bytes) == (400, 170)
+    retention.choose_wasteful("open")
+    assert [name for name in files if retention.is_wasteful(name)] == ["little"]
+    for limit, chosen in ((3.0, []), (1.0, ["half", "little"])):
+        other = Retention(limit, "op/log")
+        for added in (everything, needed):
+            other.add(added)
+        other.remove(everything)
+        other.choose_wasteful("open")
+        assert [name for name in files if other.is_wasteful(name)] == chosen
+
+
+# ---- Drivers that come back late ----
+
+
+def open_log(root: Path, clock: ManualClock, merging: str, plan: FaultPlan | None = None) -> NumberedLog:
+    store = FaultStore(LocalStore(root), plan or FaultPlan())
+    return NumberedLog(store, PREFIX, clock, appends=merging == "across", max_file_bytes=600, min_age_s=60)
+
+
+def placed(run: str, epoch: int, batch: int, log_start: int) -> tuple[Checkpoint, list[bytes]]:
+    entry, payload = make_checkpoint(run, epoch, batch)
+    return Checkpoint(**{name: getattr(entry, name) for name in entry.__struct_fields__} | {"log_start": log_start}), (
+        payload
+    )
+
+
+@pytest.mark.parametrize("merging", ["across", "within"])
+@pytest.mark.parametrize("pause_s", [0.0, 1000.0])
+def test_a_driver_that_was_suspended_for_longer_than_the_minimum_age(
+    tmp_path: Path, merging: str, pause_s: float
+) -> None:
+    """All that fenced it may be deleted by then, so that its entry's number is free again."""
+    clock = ManualClock(1000)
+    older, newer = open_log(tmp_path, clock, merging), open_log(tmp_path, clock, merging)
+    older.claim(make_claim("a"))
+    older.append(*make_checkpoint("a", 1, 0))
+    clock.advance(pause_s / 2)
+    newer.claim(make_claim("b"))
+    for batch in range(6):
+        entry = newer.append(*placed("b", 2, batch, newer.number))
+        clock.advance(pause_s / 8)
+        names = newer.removable(entry.log_start)
+        LocalStore(tmp_path).delete(names)
+        newer.forget(names)
+    remaining = [Path(info.name).stem for info in LocalStore(tmp_path).list()]
+    assert (len(remaining) <= 2) == bool(pause_s), "claims stay for their time, and no longer"
+    before = open_log(tmp_path, clock, merging).read()
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            older.append(*make_checkpoint("a", 1, 1))
+    older.close()
+    assert open_log(tmp_path, clock, merging).read() == before
+    newer.append(*placed("b", 2, 6, newer.number))
+    found = open_log(tmp_path, clock, merging).claim(make_claim("c"))
+    assert checkpoints(found)[-1].batch == 6
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_wall_clock_or_a_monotonic_clock_that_moved_is_a_pause(tmp_path: Path, is_late: bool) -> None:
+    class TwoClocks(ManualClock):
+        shift_s = 0.0
+
+        def now_s(self) -> float:
+            return super().now_s() + self.shift_s
+
+    clock = TwoClocks(1000)
+    calls = FaultStore(LocalStore(tmp_path), FaultPlan())
+    log = NumberedLog(calls, PREFIX, clock, appends=False, min_age_s=60)
+    log.claim(make_claim("a"))
+    before = calls.calls
+    clock.shift_s = 31.0 if is_late else 29.0
+    log.append(*make_checkpoint("a", 1, 0))
+    assert calls.calls - before == 1 + is_late, "one look at the log, and only after a pause"
+
+
+def test_an_entry_that_lands_after_it_was_deleted_is_no_part_of_the_log(tmp_path: Path) -> None:
+    """A repeated request of a write that succeeded long ago."""
+    clock, store = ManualClock(1000), LocalStore(tmp_path)
+    log = open_log(tmp_path, clock, "within")
+    log.claim(make_claim("a"))
+    for batch in range(6):
+        entry = log.append(*placed("a", 1, batch, log.number))
+    names = log.removable(entry.log_start)
+    late = {name: store.read(name) for name in names}
+    assert len(late) == 4, "the claim is too young"
+    store.delete(names)
+    log.forget(names)
+    expected = open_log(tmp_path, clock, "within").read()
+    name, data = sorted(late.items())[1]
+    store.put_if_absent(name, data)
+    assert open_log(tmp_path, clock, "within").read() == expected
+    log.append(*placed("a", 1, 6, log.number))
+    newer = open_log(tmp_path, clock, "across")
+    assert checkpoints(newer.claim(make_claim("b")))[-1].batch == 6
+    entry = newer.append(*placed("b", 2, 7, newer.number))
+    assert name in newer.removable(entry.log_start)
+
+
+def test_a_needed_file_that_is_gone_is_damage(tmp_path: Path) -> None:
+    clock, store = ManualClock(1000), LocalStore(tmp_path)
+    log = open_log(tmp_path, clock, "within")
+    log.claim(make_claim("a"))
+    for batch in range(4):
+        log.append(*placed("a", 1, batch, 3))
+    store.delete([f"{PREFIX}/{1:020}.log", f"{PREFIX}/{2:020}.log"])
+    assert [entry.batch for entry in checkpoints(open_log(tmp_path, clock, "within").read())] == [1, 2, 3]
+    store.delete([f"{PREFIX}/{3:020}.log"])
+    with pytest.raises(CorruptionError, match="but not 3"):
+        open_log(tmp_path, clock, "within").read()
+
+
+def test_a_file_that_is_begun_names_the_end_of_the_one_before(tmp_path: Path) -> None:
+    log = open_log(tmp_path, ManualClock(1000), "across")
+    log.claim(make_claim("a"))
+    written = [log.append(*make_checkpoint("a", 1, batch)) for batch in range(6)]
+    files = sorted((tmp_path / PREFIX).iterdir())
+    assert len(files) > 1
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole + b"from a write that failed")
+    assert checkpoints(open_log(tmp_path, ManualClock(), "across").read()) == written
+    files[0].write_bytes(whole[:-1])
+    with pytest.raises(CorruptionError, match=files[0].name):
+        open_log(tmp_path, ManualClock(), "across").read()
+
+
+# ---- Leaks ----
+
+
+class Load:
+    """Checkpoints of operator state without tasks: some snapshots change, some are large, some attempts get lost."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.engine = OperatorEngine(root, max_file_bytes=20_000)
+        self.attempt = 0
+        self.batch = 0
+        self.snapshots: list[bytes | None] = []
+
+    def start(self, merging: str, parallelism: int) -> None:
+        self.engine.file_merging = merging
+        self.engine.start(parallelism, self.batch)
+        self.snapshots = [None] * parallelism
+
+    def run_batch(self) -> None:
+        for subtask in range(self.engine.parallelism):
+            if self.rng.random() < 0.02:
+                self._attempt(subtask, acks=False)
+            self._attempt(subtask, acks=True)
+        self.batch += 1
+
+    def _attempt(self, subtask: int, *, acks: bool) -> None:
+        coordinator, rng = self.engine.coordinator, self.rng
+        self.attempt += 1
+        task = TaskId("query", f"run-{self.engine.runs}", "op", "instance", self.batch, subtask, self.attempt)
+        begun = coordinator.begin(Begin(task, subtask, 0, None))
+        held = self.snapshots[subtask]
+        if held is not None and rng.random() < 0.3:
+            if acks:
+                message = Ack(task, chain.checksum(held), 0, 0, 0, "", 0.0, is_unchanged=True)
+                coordinator.ack(message, b"")
+            return
+        data = rng.randbytes(rng.choice((50, 500, 3000)))
+        name = f"{begun.upload_prefix}/{self.batch}-{self.attempt}.snapshot" if len(data) > begun.inline_bytes else ""
+        if name:
+            LocalStore(self.engine.location).put(name, data)
+        if acks:
+            self.snapshots[subtask] = data
+            counts = {state.descriptor.name: 1 for state in self.engine.states}
+            message = Ack(task, chain.checksum(data), len(data), 1, 0, name, 0.0, element_counts=counts)
+            coordinator.ack(message, b"" if name else data)
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_five_thousand_checkpoints_leave_a_bounded_number_of_files(tmp_path: Path, merging: str) -> None:
+    load, most = Load(tmp_path, seed=7), 0
+    store = LocalStore(load.engine.location)
+    for run in range(10):
+        load.start(merging, parallelism=1 + run % 3)
+        for _ in range(500):
+            load.run_batch()
+            if load.batch % 50 == 0:
+                most = max(most, len(store.list()))
+        if run % 2:
+            load.engine.coordinator.close()
+    load.engine.coordinator.close()
+    assert load.batch == 5000
+    assert load.engine.leaked() == []
+    # Ten checkpoints are retained: with a file each, and one per subtask of each if nothing is merged.
+    limits = {"across": 10, "within": 10 + 2, "off": 10 * (1 + 3) + 2}
+    assert most <= limits[merging]
+    held = store.list()
+    entries = History(load.engine.read_log()).checkpoints
+    needed = {(segment.name, segment.offset): segment.length for entry in entries for segment in entry.segments}
+    assert sum(info.size_bytes for info in held) < 2.5 * sum(needed.values()) + 20_000
+
+
+def test_the_mode_is_switched_in_every_order(tmp_path: Path) -> None:
+    """Four runs with other modes and parallelisms: what is older is read, what is newer follows the new mode."""
+    orders = [(a, b, c, d) for a in MERGING for b in MERGING for c in MERGING for d in MERGING if len({a, b, c, d}) > 2]
+    for number, order in enumerate(orders):
+        engine = OperatorEngine(tmp_path / str(number), retained_checkpoints=3)
+        store = LocalStore(engine.location)
+        elements: list[str] = []
+        batch = 0
+        for run, merging in enumerate(order):
+            engine.file_merging = merging
+            engine.start(1 + (run + number) % 3, batch)
+            for _ in range(5):
+                elements.append(f"{batch}")
+                before = {info.name for info in store.list()}
+                for subtask in range(engine.parallelism):
+                    engine.run_subtask(batch, subtask, [["add", "items", f"{batch}"]] if subtask == 0 else [])
+                made = {info.name for info in store.list()} - before
+                uploads = [name for name in made if "/changes/" in name]
+                is_first = batch % 5 == 0
+                assert (0 < len(uploads) <= engine.parallelism) == (merging == "off")
+                assert len(made) - len(uploads) == (merging != "across"), (order, batch)
+                assert is_first or engine.leaked() == []
+                batch += 1
+            if number % 2:
+                engine.coordinator.close()
+        engine.start(2, batch, keep_local=False)
+        found = [engine.run_subtask(batch, subtask, [["read"]])[1][0]["items"] for subtask in range(2)]
+        assert sorted(found[0] + found[1], key=int) == elements, order
+        assert engine.leaked() == []
+
+
+def test_what_could_not_be_deleted_is_deleted_later(tmp_path: Path) -> None:
+    load = Load(tmp_path, seed=1)
+    failing = True
+
+    class Undeletable(FaultStore):
+        def delete(self, names: list[str]) -> None:
+            if failing:
+                raise StorageError("delete failed: no.")
+            super().delete(names)
+
+    load.engine.open_store = lambda location: Undeletable(LocalStore(location), FaultPlan())
+    load.start("off", 2)
+    for _ in range(30):
+        load.run_batch()
+    assert len(load.engine.leaked()) > 20
+    failing = False
+    load.run_batch()
+    load.run_batch()
+    assert load.engine.leaked() == []
+
+
+def test_frames_of_one_file_are_read_back(tmp_path: Path) -> None:
+    """A file may begin with a fence and go on with any number of entries."""
+    log = open_log(tmp_path, ManualClock(1000), "across")
+    log.claim(make_claim("a"))
+    sizes = [sum(map(len, encode_frame(*make_checkpoint("a", 1, batch)))) for batch in range(5)]
+    for batch in range(5):
+        entry = log.append(*make_checkpoint("a", 1, batch))
+        assert entry.number == log.number
+    assert max(path.stat().st_size for path in (tmp_path / PREFIX).iterdir()) <= 600 + max(sizes)
