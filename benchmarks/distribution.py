@@ -51,10 +51,11 @@ class Distribution:
         name : {"p99", "p99.9"}
             Which one.
         """
-        count = len(self.samples)
-        if count < MIN_SAMPLES[name]:
-            return None
-        return self.samples[math.ceil(round(_FRACTIONS[name] * count, 6)) - 1]
+        return self.quantile(_FRACTIONS[name]) if len(self.samples) >= MIN_SAMPLES[name] else None
+
+    def quantile(self, fraction: float) -> float:
+        """The quantile of a fraction above 0, by nearest rank; whether there are enough samples is up to the caller."""
+        return self.samples[math.ceil(round(fraction * len(self.samples), 6)) - 1]
 
     def to_json(self) -> dict[str, Any]:
         """The number of samples, the median, the percentiles that are allowed, and the maximum."""

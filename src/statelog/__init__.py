@@ -11,6 +11,7 @@ from statelog.errors import (
     StateMissingError,
     StorageError,
 )
+from statelog.metrics import Metric, Recorded
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
@@ -43,6 +44,7 @@ __all__ = [
     "Last",
     "Max",
     "Mean",
+    "Metric",
     "Min",
     "Observer",
     "OperatorContext",
@@ -52,6 +54,7 @@ __all__ = [
     "Options",
     "ProcessorError",
     "ProtocolError",
+    "Recorded",
     "RestoreMetrics",
     "Rewound",
     "SessionWindows",

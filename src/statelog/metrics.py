@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
-
-import msgspec
 
 __all__ = ["Measurements", "Metric", "Recorded", "Recorder"]
 
@@ -44,7 +43,8 @@ class Metric(StrEnum):
     """Bytes waiting or being written when an upload was added."""
 
 
-class Recorded(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Recorded:
     """What was measured in some time.
 
     Parameters
@@ -55,8 +55,8 @@ class Recorded(msgspec.Struct, frozen=True):
         The latest samples of each distribution, at most 1,000.
     """
 
-    counts: dict[str, int] = {}
-    samples: dict[str, list[float]] = {}
+    counts: dict[str, int] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Recorder(Protocol):

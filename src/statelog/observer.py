@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from statelog.metrics import Recorded
 
 __all__ = ["CheckpointMetrics", "Observer", "RestoreMetrics", "Step"]
 
@@ -52,6 +54,9 @@ class CheckpointMetrics:
     subtask_s : float
         The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
         run, and an upload, up to the moment when it sends the ack.
+    measured : Recorded
+        Requests to an object store since the checkpoint before, of the driver and of the tasks; see
+        :class:`statelog.Metric`.
     """
 
     query_id: str
@@ -67,6 +72,7 @@ class CheckpointMetrics:
     objects: int
     commit_s: float
     subtask_s: float
+    measured: Recorded = field(default_factory=Recorded)
 
 
 @dataclass(frozen=True)

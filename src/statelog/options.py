@@ -34,6 +34,19 @@ class Options:
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
+    upload_part_bytes : int
+        A subtask whose changes become larger in memory writes them in parts of this size while the batch runs.
+    max_in_flight_bytes : int
+        A subtask with so many bytes waiting to be written waits before it goes on.
+    upload_threads : int
+        Objects that a subtask writes at a time.
+    upload_attempts : int
+        How often a request to an object store is attempted. With 1 nothing is repeated or hedged.
+    upload_timeout_s : float
+        A write that takes longer gets a second attempt beside it, the sooner of which counts; also one that takes
+        longer than 97 % of the writes before. At most 5 % of the requests are such attempts.
+    upload_retry_delay_s : float
+        Before a request that failed is repeated, a random time up to this passes, then up to twice this, and so on.
     merge_fan_in : int
         How many runs of about the same size are kept before they are merged; at least 2.
     log_min_age_s : float
@@ -64,6 +77,12 @@ class Options:
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
     inline_budget_bytes: int = 8 << 20
+    upload_part_bytes: int = 5 << 20
+    max_in_flight_bytes: int = 100 << 20
+    upload_threads: int = 5
+    upload_attempts: int = 3
+    upload_timeout_s: float = 1.0
+    upload_retry_delay_s: float = 0.5
     merge_fan_in: int = 6
     log_min_age_s: float = 60.0
     orphan_min_age_s: float = 3600.0
@@ -82,6 +101,10 @@ class Options:
         _require(self.retained_checkpoints >= 2, "retained_checkpoints", self.retained_checkpoints, "2 or more")
         _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
+        for name in ("upload_part_bytes", "max_in_flight_bytes", "upload_threads", "upload_attempts"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        _require(self.upload_timeout_s > 0, "upload_timeout_s", self.upload_timeout_s, "more than 0")
+        _require(self.upload_retry_delay_s >= 0, "upload_retry_delay_s", self.upload_retry_delay_s, "0 or more")
         _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
         _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
         _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")

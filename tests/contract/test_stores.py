@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from statelog.clock import ManualClock, SystemClock
+from statelog.errors import ErrorKind
+from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.races import Ended, Race, ThreadedRaces
+from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.testing.store_contract import StoreContract
 
 
@@ -19,3 +26,72 @@ class TestFaultStoreWithoutFaults(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return FaultStore(LocalStore(tmp_path), FaultPlan())
+
+
+class TestRetryingStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return RetryingStore(LocalStore(tmp_path), RetryPolicy(), clock=SystemClock(), recorder=Measurements())
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.STORE_UNAVAILABLE, ErrorKind.STORE_BUSY])
+class TestRetryingStoreWithFaults(StoreContract):
+    """Failures for a moment, before and after the effect, do not show."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, kind: ErrorKind) -> Store:
+        inner = FaultStore(LocalStore(tmp_path), FaultPlan.seeded(20, rate=0.2, kind=kind))
+        policy = RetryPolicy(attempts=12, timeout_s=None, delay_s=0.0001, max_delay_s=0.001)
+        return RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())
+
+
+class TestHedgedStore(StoreContract):
+    """The first write of every test is hedged, both attempts take effect, and the second one's answer comes first."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        clock = ManualClock()
+        return RetryingStore(
+            _WholeObjects(LocalStore(tmp_path), FaultPlan()),
+            RetryPolicy(attempts=2, timeout_s=1.0),
+            clock=clock,
+            recorder=Measurements(),
+            new_races=lambda: _LateAnswers(clock),
+        )
+
+
+class _WholeObjects(FaultStore):
+    """A store that cannot append, as object stores cannot; others are not hedged."""
+
+    @property
+    def can_append(self) -> bool:
+        return False
+
+
+class _LateAnswers(ThreadedRaces):
+    """Races in which an attempt takes effect at once, and its answer comes after that of a hedge if there is one."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def side_by_side(self) -> Race[Any]:
+        return _LateAnswer(self._clock)
+
+
+class _LateAnswer:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._answers: list[Ended[Any]] = []
+        self._has_waited = False
+
+    def start(self, attempt: Callable[[], Any]) -> bool:
+        self._answers.append(Ended(len(self._answers) + 1, attempt(), None))
+        return True
+
+    def wait(self, timeout_s: float | None) -> Ended[Any] | None:
+        if timeout_s is not None and not self._has_waited:
+            self._clock.advance(timeout_s)
+            self._has_waited = True
+            return None
+        return self._answers.pop()

@@ -95,10 +95,11 @@ class StateMachine(RuleBasedStateMachine):
         rules=rule_sets,
         collide=st.booleans(),
         parallelism=st.integers(1, 4),
-        inline=st.sampled_from([0, 8 << 20]),
+        inline=st.sampled_from([0, 400, 8 << 20]),
         initial=st.one_of(st.none(), rows_of_batch),
         merging=file_merging,
         file_bytes=st.sampled_from([4000, 32 << 20]),
+        part_bytes=st.sampled_from([1, 1000, 5 << 20]),
     )
     def begin(
         self,
@@ -109,6 +110,7 @@ class StateMachine(RuleBasedStateMachine):
         initial: list[Row] | None,
         merging: str,
         file_bytes: int,
+        part_bytes: int,
     ) -> None:
         self.rules = rules
         self.model = Model(rules)
@@ -131,6 +133,7 @@ class StateMachine(RuleBasedStateMachine):
                 table=self.table,
                 file_merging=merging,
                 max_file_bytes=file_bytes,
+                upload_part_bytes=part_bytes,
                 merge_fan_in=2,
                 inline_budget_bytes=inline,
                 orphan_min_age_s=0,

@@ -139,7 +139,7 @@ def test_missing_upload_is_named(tmp_path: Path) -> None:
     [upload] = (tmp_path / "location").rglob("*.run")
     upload.unlink()
     engine.start(1, 1, keep_local=False)
-    with pytest.raises(CorruptionError, match="0-run-1-1.run") as caught:
+    with pytest.raises(CorruptionError, match="0-run-1-1-0.run") as caught:
         engine.run_commands(1, 0, [])
     assert caught.value.kind is ErrorKind.OBJECT_MISSING
 

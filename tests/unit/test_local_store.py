@@ -180,9 +180,9 @@ def test_open_store(tmp_path: Path, form: str) -> None:
     assert open_store(form.format(tmp_path / "a b%20")).read("x") == b"1"
 
 
-@pytest.mark.parametrize("location", ["s3a://bucket/x", "hdfs:/x", "dbfs:/x", "memory:"])
+@pytest.mark.parametrize("location", ["hdfs:/x", "dbfs:/x", "memory:", "s3n://bucket/x", "https://host/x"])
 def test_other_schemes_are_not_supported(location: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"not supported yet.*all executors share") as raised:
+    with pytest.raises(ConfigurationError, match=r"not supported\. Supported are: a directory.*s3://.*gs://") as raised:
         open_store(location)
     assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from statelog.changelog import chain
 from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.state.phases import BatchChanges
-from statelog.state.run_writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS
-from statelog.storage import Store
+from statelog.changelog.uploads import Uploads
+from statelog.state.phases import BatchChanges, Part
 
-__all__ = ["Changeset", "write_changeset"]
+__all__ = ["Changeset", "ChangesetWriter", "StoredPart"]
 
 
 @dataclass(frozen=True)
-class Changeset:
-    """A changeset that is ready to be acked.
+class StoredPart:
+    """A part of a changeset, or all of it.
 
     Parameters
     ----------
@@ -27,60 +25,102 @@ class Changeset:
     rows : int
         Number of changes.
     name : str
-        The object that holds it; empty if `payload` does.
-    payload : bytes
-        The stored form, to be sent with the ack.
+        The object that holds it; empty if it travels with the ack.
     """
 
     checksum: bytes
     length: int
     rows: int
     name: str
+
+
+@dataclass(frozen=True)
+class Changeset:
+    """A changeset that is ready to be acked.
+
+    Parameters
+    ----------
+    parts : list of StoredPart
+        Its parts in order, at least one; all but the last are objects.
+    payload : bytes
+        The last part, unless it is an object too.
+    """
+
+    parts: list[StoredPart]
     payload: bytes
 
 
-def write_changeset(
-    changes: BatchChanges,
-    *,
-    local: LocalRuns,
-    head: bytes,
-    batch: int,
-    inline_bytes: int,
-    upload_name: str,
-    open_store: Callable[[], Store],
-    token: str,
-) -> Changeset:
-    """Write a batch's changes.
+class ChangesetWriter:
+    """Takes the changes of one attempt: large ones in parts, while the batch runs.
 
     Parameters
     ----------
     changes : BatchChanges
         The changes.
-    local : LocalRuns
-        Gets the run, so that the next batch finds it.
-    head : bytes
-        Chain digest of the state before the batch.
-    batch : int
-        Spark's batch id.
+    uploads : Uploads
+        Writes objects.
+    prefix : str
+        Beginning of the objects' names, which no other attempt uses.
+    part_bytes : int
+        Size in memory from which a part is written before the batch is over.
     inline_bytes : int
-        Changesets up to this size travel with the ack.
-    upload_name : str
-        Name of the object that a larger one is written to; used once.
-    open_store : callable
-        Opens the store for that.
-    token : str
-        Unique among the directory's writers.
-
-    Raises
-    ------
-    StorageError
-        If the upload fails.
+        The last part travels with the ack if it is not larger.
     """
-    stored = changes.encode(compress=True, block_rows=STORED_BLOCK_ROWS)
-    checksum = chain.checksum(stored)
-    edge = Edge(batch, batch, head, chain.extend(head, batch, [checksum]))
-    local.write(edge, changes.encode(compress=False, block_rows=LOCAL_BLOCK_ROWS), token)
-    if len(stored) <= inline_bytes:
-        return Changeset(checksum, len(stored), changes.rows, "", stored)
-    open_store().put(upload_name, stored)
-    return Changeset(checksum, len(stored), changes.rows, upload_name, b"")
+
+    def __init__(
+        self, changes: BatchChanges, uploads: Uploads, *, prefix: str, part_bytes: int, inline_bytes: int
+    ) -> None:
+        self._changes = changes
+        self._uploads = uploads
+        self._prefix = prefix
+        self._part_bytes = max(part_bytes, inline_bytes)
+        self._inline_bytes = inline_bytes
+        self._parts: list[StoredPart] = []
+
+    def offer(self) -> None:
+        """Some changes more are there; write a part if there are enough.
+
+        Raises
+        ------
+        StorageError
+            If an upload has failed.
+        """
+        if self._changes.unstored_bytes >= self._part_bytes:
+            self._upload(self._changes.take_part())
+
+    def finish(self, local: LocalRuns, head: bytes, batch: int, token: str) -> Changeset:
+        """Write what is left, and the local run, so that the next batch finds it.
+
+        Parameters
+        ----------
+        local : LocalRuns
+            Gets the run.
+        head : bytes
+            Chain digest of the state before the batch.
+        batch : int
+            Spark's batch id.
+        token : str
+            Unique among the directory's writers.
+
+        Raises
+        ------
+        StorageError
+            If an upload has failed.
+        """
+        last = self._changes.take_part()
+        payload = b""
+        if len(last.data) <= self._inline_bytes:
+            payload = last.data
+            self._parts.append(StoredPart(chain.checksum(payload), len(payload), last.rows, ""))
+        else:
+            self._upload(last)
+        checksums = [part.checksum for part in self._parts]
+        edge = Edge(batch, batch, head, chain.extend(head, batch, checksums))
+        local.write(edge, self._changes.encode_local(), token)
+        self._uploads.finish()
+        return Changeset(self._parts, payload)
+
+    def _upload(self, part: Part) -> None:
+        name = f"{self._prefix}-{len(self._parts)}.run"
+        self._parts.append(StoredPart(chain.checksum(part.data), len(part.data), part.rows, name))
+        self._uploads.add(name, part.data)

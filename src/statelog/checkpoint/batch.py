@@ -48,7 +48,7 @@ class TakenAck:
         The stored snapshot of an earlier checkpoint that the ack refers to.
     moved : bytes
         The bytes of `kept`, if they are to be moved to the new entry.
-    stored : SegmentRef or None
+    stored : list of SegmentRef
         Where the result is, once an entry names it.
     """
 
@@ -56,7 +56,7 @@ class TakenAck:
     payload: bytes
     kept: SegmentRef | None = None
     moved: bytes = b""
-    stored: SegmentRef | None = None
+    stored: list[SegmentRef] = field(default_factory=list)
 
 
 @dataclass
@@ -116,8 +116,8 @@ class Batch:
         if held is None:
             self.acks[ack.task.subtask] = new
             return None
-        if held.ack.checksum == ack.checksum or ack.task.attempt < held.ack.task.attempt:
-            return new if ack.name != held.ack.name else None
+        if held.ack.checksums == ack.checksums or ack.task.attempt < held.ack.task.attempt:
+            return new if ack.names != held.ack.names else None
         if held.ack.input_rows > 0 and ack.input_rows == 0:
             raise ConfigurationError(
                 f"{name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {self.number}, and none"

@@ -121,7 +121,7 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
     Returns
     -------
     segments : list of SegmentRef
-        One per subtask.
+        One or more per subtask.
     payload : list of bytes
         What the entry carries.
     """
@@ -130,8 +130,8 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
     offset = 0
     for subtask, one in enumerate(taken):
         ack = one.ack
-        if one.stored is not None:
-            segments.append(one.stored)
+        if one.stored:
+            segments.extend(one.stored)
             continue
         if one.kept is not None:
             whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
@@ -142,6 +142,10 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
                 offset += len(one.moved)
             segments.append(segment)
             continue
+        segments.extend(
+            SegmentRef(subtask, ack.task.attempt, part.checksum, 0, part.length, part.rows, 0, part.name)
+            for part in ack.parts
+        )
         segment = SegmentRef(
             subtask=subtask,
             attempt=ack.task.attempt,

@@ -35,8 +35,8 @@ from statelog.errors import (
     ProtocolError,
     StatelogError,
     StateMissingError,
-    StorageError,
 )
+from statelog.metrics import Measurements
 from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.state.times import NO_TIME_MS
@@ -73,6 +73,8 @@ class OperatorCoordinator:
         Makes 16 unique bytes.
     batch_time : callable
         Tells Spark's time of a batch.
+    measurements : Measurements, optional
+        What is measured of the store.
     deletes_in_background : bool
         Whether what is not needed any more is deleted by a thread, beside the work.
     """
@@ -89,6 +91,7 @@ class OperatorCoordinator:
         clock: Clock,
         new_token: Callable[[], bytes],
         batch_time: Callable[[int], BatchTime],
+        measurements: Measurements | None = None,
         deletes_in_background: bool = True,
     ) -> None:
         self._run = run
@@ -101,6 +104,7 @@ class OperatorCoordinator:
         self._new_token = new_token
         self._batch_time = batch_time
         self._lock = threading.Lock()
+        self._measurements = measurements or Measurements()
         self._history = History()
         self._retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
         self._deleter = Deleter(store, self._name, in_background=deletes_in_background)
@@ -338,11 +342,12 @@ class OperatorCoordinator:
             batch = self._require_begun(ack.task)
             if ack.length > LARGE_SNAPSHOT_BYTES and not self._run.has_keys:
                 self._warn_of_size(ack)
+            self._measurements.add(ack.measured)
             replaced = batch.take(ack, payload, self._name, self._kept(ack))
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
-            if replaced is not None and replaced.ack.name:
-                self._delete_quietly(replaced.ack.name)
+            if replaced is not None:
+                self._delete_quietly(replaced.ack.names)
 
     def _kept(self, ack: Ack) -> SegmentRef | None:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
@@ -367,7 +372,7 @@ class OperatorCoordinator:
 
     def _commit(self, batch: Batch, received_s: float) -> None:
         taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
-        if batch.durable is not None and all(one.stored is not None for one in taken):
+        if batch.durable is not None and all(one.stored for one in taken):
             return
         require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
@@ -391,8 +396,8 @@ class OperatorCoordinator:
         except FencedError as error:
             self._stopped = error
             raise
-        for one, stored in zip(taken, batch.durable.segments, strict=True):
-            one.stored = stored
+        for subtask, one in enumerate(taken):
+            one.stored = batch.durable.segments_of(subtask, subtask)
             one.payload = one.moved = b""
         self._retention.add(batch.durable)
         for replaced in self._history.add(batch.durable):
@@ -415,7 +420,7 @@ class OperatorCoordinator:
         self._deleter.delete([*log_files, *released])
 
     def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float, log_files: int) -> CheckpointMetrics:
-        uploads = sum(1 for one in taken if one.ack.name)
+        uploads = sum(len(one.ack.names) for one in taken)
         return CheckpointMetrics(
             query_id=entry.query_id,
             uid=entry.uid,
@@ -425,11 +430,12 @@ class OperatorCoordinator:
             input_rows=sum(one.ack.input_rows for one in taken),
             late_rows=sum(one.ack.late_rows for one in taken),
             watermark_ms=entry.watermark_ms,
-            changes=sum(one.ack.rows for one in taken),
-            changed_bytes=sum(one.ack.length for one in taken),
+            changes=sum(one.ack.total_rows for one in taken),
+            changed_bytes=sum(one.ack.total_bytes for one in taken),
             objects=uploads + log_files,
             commit_s=commit_s,
             subtask_s=max(one.ack.subtask_s for one in taken),
+            measured=self._measurements.take(),
         )
 
     def _require_running(self) -> None:
@@ -450,8 +456,7 @@ class OperatorCoordinator:
 
     def _remove_initial_state(self) -> None:
         """The first batch is over, or will be repeated by a run that stores the rows again."""
-        for name in filter(None, self._initial):
-            self._delete_quietly(name)
+        self._delete_quietly([name for name in self._initial if name])
         self._initial = ()
 
     def _remove_lost_uploads(self, batch: Batch) -> None:
@@ -466,11 +471,9 @@ class OperatorCoordinator:
     def _upload_prefix(self, subtask: int) -> str:
         return f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{subtask}"
 
-    def _delete_quietly(self, name: str) -> None:
-        try:
-            self._store.delete([name])
-        except StorageError as error:
-            _log.warning("%s: an unreferenced upload stays until the next start: %s", self._name, error)
+    def _delete_quietly(self, names: list[str]) -> None:
+        if names:
+            self._deleter.delete(names)
 
     def close(self) -> None:
         """Stop serving tasks and release the log. Uploads that no entry references are removed."""
@@ -483,8 +486,7 @@ class OperatorCoordinator:
                 )
             if self._batch is not None and self._batch.durable is None:
                 for taken in self._batch.acks.values():
-                    if taken.ack.name:
-                        self._delete_quietly(taken.ack.name)
+                    self._delete_quietly(taken.ack.names)
             self._remove_initial_state()
             self._deleter.close()
             self._log.close()

@@ -6,6 +6,8 @@ The byte layout is specified in ``docs/format.md``.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -65,7 +67,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     parallelism : int
         Number of subtasks.
     segments : list of SegmentRef
-        One per subtask, by number.
+        By subtask; of one that has several a later one counts more.
     key_schema : bytes
         Arrow IPC schema message of the key columns.
     states : list of StateSchema
@@ -106,11 +108,18 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     log_start: int = 0
     number: int = 0
 
+    def segments_of(self, first: int, last: int) -> list[SegmentRef]:
+        """The segments of some subtasks, the last one included."""
+        start = bisect_left(self.segments, first, key=_subtask)
+        return self.segments[start : bisect_right(self.segments, last, lo=start, key=_subtask)]
+
     @property
     def is_whole(self) -> bool:
         """Whether the state is all in the entry's own segments, so that no earlier entry is needed for it."""
         return not self.key_schema
 
+
+_subtask: Final = attrgetter("subtask")
 
 Entry = Claim | Fence | Checkpoint
 

@@ -143,7 +143,7 @@ def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[
     last_group = -(-(subtask + 1) * KEY_GROUPS // parallelism) - 1
     first = first_group * checkpoint.parallelism // KEY_GROUPS
     last = last_group * checkpoint.parallelism // KEY_GROUPS
-    return checkpoint.segments[first : last + 1]
+    return checkpoint.segments_of(first, last)
 
 
 def _extended(digest: bytes, checkpoint: Checkpoint, subtask: int, parallelism: int) -> bytes:

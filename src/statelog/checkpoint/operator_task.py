@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, Task
 from statelog.checkpoint.redistribution import Start
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
+from statelog.metrics import Measurements
 from statelog.observer import Step
 from statelog.options import Options
 from statelog.state.operator_processor import OperatorContext
@@ -53,6 +54,8 @@ class OperatorTask:
         Time.
     token : str
         Unique among all attempts.
+    measurements : Measurements
+        What is measured of the store.
     """
 
     task: TaskId
@@ -65,6 +68,7 @@ class OperatorTask:
     open_store: Callable[[str], Store]
     clock: Clock
     token: str
+    measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, read: OperatorInput) -> Iterator[pa.RecordBatch]:
         """Process the batch.
@@ -161,6 +165,7 @@ class OperatorTask:
             is_unchanged=is_unchanged,
             element_counts={section.state.name: section.count for section in sections},
             copies={section.state.name: section.checksum for section in sections if _is_copy(section)},
+            measured=self.measurements.take(),
         )
         self.call(ack, b"" if is_unchanged or name else data)
         self._step(Step.ACKED)

@@ -6,6 +6,7 @@ import msgspec
 
 from statelog.changelog.segment import MissingSegments
 from statelog.checkpoint.redistribution import Start
+from statelog.metrics import Recorded
 from statelog.state.times import NO_TIME_MS
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "TaskId",
     "Tick",
     "Ticked",
+    "UploadedPart",
 ]
 
 
@@ -130,6 +132,27 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     missing: MissingSegments
 
 
+class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a changeset that was written while the batch ran.
+
+    Parameters
+    ----------
+    name : str
+        The object.
+    checksum : bytes
+        Its checksum.
+    length : int
+        Its size in bytes.
+    rows : int
+        Changes in it.
+    """
+
+    name: str
+    checksum: bytes
+    length: int
+    rows: int
+
+
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """A subtask has processed all its rows; the changeset follows as bytes unless it has a name.
 
@@ -138,7 +161,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     task : TaskId
         The caller.
     checksum : bytes
-        Checksum of the changeset.
+        Checksum of the changeset, or of its last part.
     length : int
         Its size in bytes.
     rows, input_rows : int
@@ -160,6 +183,10 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         Number of elements in the snapshot, by state.
     copies : dict of bytes
         Checksum of each broadcast state, which all subtasks must agree on.
+    parts : list of UploadedPart
+        The parts of the changeset before the last one, in order: what a later part says of an entry counts.
+    measured : Recorded
+        What was measured of the subtask's requests to the store.
     """
 
     task: TaskId
@@ -175,6 +202,28 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     is_unchanged: bool = False
     element_counts: dict[str, int] = {}
     copies: dict[str, bytes] = {}
+    parts: list[UploadedPart] = []
+    measured: Recorded = Recorded()
+
+    @property
+    def checksums(self) -> list[bytes]:
+        """Checksums of all parts."""
+        return [*(part.checksum for part in self.parts), self.checksum]
+
+    @property
+    def names(self) -> list[str]:
+        """The objects that the subtask has written."""
+        return [*(part.name for part in self.parts), *([self.name] if self.name else [])]
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all parts."""
+        return self.length + sum(part.length for part in self.parts)
+
+    @property
+    def total_rows(self) -> int:
+        """Changes in all parts."""
+        return self.rows + sum(part.rows for part in self.parts)
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked"):

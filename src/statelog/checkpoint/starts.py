@@ -56,12 +56,11 @@ class StartingPoints:
     def after(self, batch: Batch) -> StartingPoints:
         """Those of the next batch; the batch must be durable."""
         assert batch.durable is not None
-        segments = batch.durable.segments
         if self.snapshots:
-            return replace(self, snapshots=[Start([segment], None) for segment in segments])
+            return replace(self, snapshots=[Start([segment], None) for segment in batch.durable.segments])
         heads = [
-            chain.extend(head, batch.number, [segment.checksum])
-            for head, segment in zip(self.heads, segments, strict=True)
+            chain.extend(head, batch.number, [part.checksum for part in batch.durable.segments_of(subtask, subtask)])
+            for subtask, head in enumerate(self.heads)
         ]
-        fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(segments))]
+        fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(heads))]
         return replace(self, heads=heads, timers_after_ms=fired)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,12 @@ from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
-from statelog.changelog.writer import Changeset, write_changeset
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Reply, Request, TaskId
+from statelog.changelog.uploads import Uploads
+from statelog.changelog.writer import Changeset, ChangesetWriter
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Reply, Request, TaskId, UploadedPart
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
+from statelog.metrics import Measurements
 from statelog.observer import Step
 from statelog.options import Options
 from statelog.state.key_groups import Hashes, hash_range
@@ -101,6 +103,8 @@ class BatchTask:
         Time.
     token : str
         Unique among all attempts.
+    measurements : Measurements
+        What is measured of the store.
     """
 
     task: TaskId
@@ -114,6 +118,7 @@ class BatchTask:
     open_store: Callable[[str], Store]
     clock: Clock
     token: str
+    measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
         """Process the batch.
@@ -137,12 +142,33 @@ class BatchTask:
 
         table = self._table(begun, [run for _, run in runs])
         subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
+        uploads = Uploads(
+            lambda: self.open_store(begun.store),
+            max_bytes=self.options.max_in_flight_bytes,
+            threads=self.options.upload_threads,
+            recorder=self.measurements,
+        )
+        writer = ChangesetWriter(
+            subtask.changes,
+            uploads,
+            prefix=f"{begun.upload_prefix}/{task.batch}-{self.token}",
+            part_bytes=self.options.upload_part_bytes,
+            inline_bytes=begun.inline_bytes,
+        )
         held: pa.RecordBatch | None = None
-        for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
-            if held is not None:
-                yield held
-            held = output
-        self._ack(begun, subtask, read.rows.num_rows)
+        try:
+            for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
+                writer.offer()
+                if held is not None:
+                    yield held
+                held = output
+            started_s = self.clock.monotonic_s()
+            changeset = writer.finish(self.local, begun.head, task.batch, self.token)
+        except (Exception, GeneratorExit):
+            # Only before the ack: once it is sent an entry may name them, whatever the answer.
+            uploads.abandon()
+            raise
+        self._ack(subtask, changeset, read.rows.num_rows, started_s)
         if held is not None:
             yield held
         self._compact(begun, path)
@@ -213,30 +239,22 @@ class BatchTask:
             return self.tables.at(self.local, begun.genesis, begun.head)
         return RunsTable(runs)
 
-    def _ack(self, begun: Begun, subtask: KeyedSubtask, input_rows: int) -> None:
-        started_s = self.clock.monotonic_s()
-        changeset: Changeset = write_changeset(
-            subtask.changes,
-            local=self.local,
-            head=begun.head,
-            batch=self.task.batch,
-            inline_bytes=begun.inline_bytes,
-            upload_name=f"{begun.upload_prefix}/{self.task.batch}-{self.token}.run",
-            open_store=lambda: self.open_store(begun.store),
-            token=self.token,
-        )
+    def _ack(self, subtask: KeyedSubtask, changeset: Changeset, input_rows: int, started_s: float) -> None:
+        *parts, last = changeset.parts
         self._step(Step.ACKING)
         ack = Ack(
             task=self.task,
-            checksum=changeset.checksum,
-            length=changeset.length,
-            rows=changeset.rows,
+            checksum=last.checksum,
+            length=last.length,
+            rows=last.rows,
             input_rows=input_rows,
-            name=changeset.name,
+            name=last.name,
             subtask_s=subtask.flush_s + self.clock.monotonic_s() - started_s,
             late_rows=subtask.late_rows,
             max_event_ms=subtask.max_event_ms,
             timers_to_ms=subtask.timers_to_ms,
+            parts=[UploadedPart(part.name, part.checksum, part.length, part.rows) for part in parts],
+            measured=self.measurements.take(),
         )
         self.call(ack, changeset.payload)
         self._step(Step.ACKED)

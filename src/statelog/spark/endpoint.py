@@ -21,13 +21,16 @@ from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.initial_state import store_initial_state, when_queries_start
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
+from statelog.spark.stores import open_retrying_store
 from statelog.state.schema import StateSchema
-from statelog.storage import open_store
+from statelog.storage import Store, open_store
+from statelog.storage.probe import check_put_if_absent
 
 __all__ = ["Endpoint", "OperatorPlan", "operator_root"]
 
@@ -130,6 +133,7 @@ class Endpoint:
         self._plans: dict[str, OperatorPlan] = {}
         self._initial: dict[tuple[str, str], list[str] | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
+        self._checked: set[str] = set()
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self._all_plans, self._coordinator, self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle)
@@ -213,7 +217,9 @@ class Endpoint:
             slot.coordinator.close()
             slot.coordinator = None
         location = _location(plan, query)
-        store = open_store(location)
+        measurements = Measurements()
+        store = open_retrying_store(location, plan.options, self._clock, measurements)
+        self._check_once(location, store)
         root = operator_root(plan.uid)
         run = OperatorRun(
             task.query_id,
@@ -236,12 +242,19 @@ class Endpoint:
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
+            measurements=measurements,
         )
         coordinator.open(task.batch)
         if task.batch == 0 and plan.initial is not None:
             coordinator.offer_initial_state(self._stored_initial_state(plan, task))
         slot.run_id, slot.instance, slot.coordinator = task.run_id, task.instance, coordinator
         _close_at_end(query, coordinator)
+
+    def _check_once(self, location: str, store: Store) -> None:
+        """Ask an object store once whether it can be trusted with a log."""
+        if not store.can_append and location not in self._checked:
+            check_put_if_absent(store)
+            self._checked.add(location)
 
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:

@@ -24,7 +24,6 @@ from statelog.spark.worker_process import local_directory, require_one_subtask, 
 from statelog.state.operator_processor import OperatorContext
 from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
-from statelog.storage import open_store
 
 __all__ = [
     "BROADCAST_COLUMN",
@@ -115,17 +114,19 @@ class OperatorSpec:
 
 def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, context: TaskContext) -> OperatorTask:
     task = task_id(spec, subtask, context)
+    process = worker_process()
     return OperatorTask(
         task=task,
         partition=context.partitionId(),
         parallelism=spec.parallelism,
         operator=operator,
         options=spec.options,
-        call=worker_process().client(spec).call,
+        call=process.client(spec).call,
         local=LocalSnapshots(local_directory(spec, task)),
-        open_store=open_store,
+        open_store=lambda location: process.open_store(location, spec.options),
         clock=SystemClock(),
         token=f"{task.attempt}-{secrets.token_hex(4)}",
+        measurements=process.measurements,
     )
 
 

@@ -29,7 +29,6 @@ from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.times import Moment, Ttl
-from statelog.storage import open_store
 
 __all__ = [
     "HASH_COLUMN",
@@ -183,9 +182,10 @@ def _run_streaming(
         call=process.client(spec).call,
         local=process.local_runs(local_directory(spec, task)),
         tables=process.tables,
-        open_store=open_store,
+        open_store=lambda location: process.open_store(location, spec.options),
         clock=SystemClock(),
         token=f"{task.attempt}-{secrets.token_hex(4)}",
+        measurements=process.measurements,
     )
     return batch_task.run(read)
 

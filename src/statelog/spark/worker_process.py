@@ -17,9 +17,13 @@ from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
 from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.task import MemoryTables
+from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient
+from statelog.spark.stores import open_retrying_store
+from statelog.storage import Store
 
 __all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]
 
@@ -55,7 +59,9 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._clients: dict[tuple[str, int, bytes], RpcClient] = {}
         self._local: dict[Path, LocalRuns] = {}
+        self._stores: dict[tuple[str, int, float, float], Store] = {}
         self.tables = MemoryTables()
+        self.measurements = Measurements()
         # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
         gc.freeze()
 
@@ -66,6 +72,13 @@ class WorkerProcess:
         if client is None or client.process_id != os.getpid() or client.is_broken:
             client = self._clients[address] = RpcClient(*address)
         return client
+
+    def open_store(self, location: str, options: Options) -> Store:
+        """The store of a location, with what it knows of earlier requests and its connections."""
+        key = (location, options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+        if key not in self._stores:
+            self._stores[key] = open_retrying_store(location, options, SystemClock(), self.measurements)
+        return self._stores[key]
 
     def local_runs(self, directory: Path) -> LocalRuns:
         """The local runs in a directory, with those that are mapped already."""

@@ -49,6 +49,8 @@ class ChangeBuffer:
     ----------
     rows : int
         Number of changes.
+    unstored_bytes, unstored_rows : int
+        Size in memory, and number, of the changes since the last part was taken.
     describe_key : callable
         Names the key at a position of the current window, for messages.
     """
@@ -57,7 +59,10 @@ class ChangeBuffer:
         self.describe_key: Callable[[int], str] = str
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         self._states: dict[str, StateDescriptor] = {}
+        self._stored: dict[str, int] = {}
         self.rows = 0
+        self.unstored_bytes: int = 0
+        self.unstored_rows: int = 0
 
     def add(
         self,
@@ -118,11 +123,23 @@ class ChangeBuffer:
         self._states[state.name] = state
         self._batches.setdefault(state.name, []).append(batch)
         self.rows += count
+        self.unstored_rows += count
+        self.unstored_bytes += batch.nbytes
 
     def encode(self, *, compress: bool, block_rows: int) -> bytes:
         """Encode the changes as a run."""
         sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
         return encode_run(sections, compress=compress, block_rows=block_rows)
+
+    def take_part(self, *, block_rows: int) -> bytes:
+        """Encode what was added since the last call as a compressed run."""
+        sections = [
+            Section(self._states[name], batches[self._stored.get(name, 0) :])
+            for name, batches in sorted(self._batches.items())
+        ]
+        self._stored = {name: len(batches) for name, batches in self._batches.items()}
+        self.unstored_bytes = self.unstored_rows = 0
+        return encode_run(sections, compress=True, block_rows=block_rows)
 
 
 def _expiry_column(expiry_ms: int | Sequence[int | None] | None, count: int) -> pa.Array:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
 from statelog.state.changes import ChangeBuffer
 from statelog.state.merge import merge_runs
 from statelog.state.run import Run
-from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS, RunWriter
 from statelog.state.table import StateTable
 
-__all__ = ["BatchChanges"]
+__all__ = ["BatchChanges", "Part"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a changeset: a run in its stored form, and its number of rows."""
+
+    data: bytes
+    rows: int
 
 
 class BatchChanges:
     """The changes of one subtask in one batch.
+
+    They can be taken in parts while the batch runs; what a later part says of an entry counts.
 
     Attributes
     ----------
@@ -31,32 +43,52 @@ class BatchChanges:
         self.buffer = ChangeBuffer()
         self.phase = 0
         self._runs: list[Run] = []
+        self._unstored: list[Run] = []
 
     def begin_phase(self) -> None:
         """Start the next phase: what has been written so far becomes part of the table."""
         self.phase += 1
         if self.buffer.rows:
             run = self._as_run(self.buffer)
+            if self.buffer.unstored_rows == self.buffer.rows:
+                self._unstored.append(run)
+            elif self.buffer.unstored_rows:
+                part = self.buffer.take_part(block_rows=LOCAL_BLOCK_ROWS)
+                self._unstored.append(Run(pa.py_buffer(part), f"rest of phase {self.phase}"))
             self._runs.append(run)
             self.table = self.table.branch(run)
             self.buffer = ChangeBuffer()
 
     @property
-    def rows(self) -> int:
-        """Number of changes; of an entry that several phases changed, each change counts."""
-        return sum(run.rows for run in self._runs) + self.buffer.rows
+    def unstored_bytes(self) -> int:
+        """Size in memory of the changes that no part has."""
+        return self.buffer.unstored_bytes + sum([run.size_bytes for run in self._unstored])
 
-    def encode(self, *, compress: bool, block_rows: int) -> bytes:
-        """Encode the changes of all phases as one run."""
+    def take_part(self) -> Part:
+        """Encode the changes that no part has yet, for the store."""
+        rows = self.buffer.unstored_rows + sum(run.rows for run in self._unstored)
+        if not self._unstored:
+            return Part(self.buffer.take_part(block_rows=STORED_BLOCK_ROWS), rows)
+        runs, self._unstored = self._unstored, []
+        if self.buffer.unstored_rows:
+            rest = self.buffer.take_part(block_rows=LOCAL_BLOCK_ROWS)
+            runs.append(Run(pa.py_buffer(rest), f"changes of phase {self.phase}"))
+        return Part(_merged(runs, compress=True, block_rows=STORED_BLOCK_ROWS), rows)
+
+    def encode_local(self) -> bytes:
+        """Encode the changes of all phases as one run, to be mapped."""
         if not self._runs:
-            return self.buffer.encode(compress=compress, block_rows=block_rows)
+            return self.buffer.encode(compress=False, block_rows=LOCAL_BLOCK_ROWS)
         runs = [*self._runs, self._as_run(self.buffer)] if self.buffer.rows else self._runs
-        sink = pa.BufferOutputStream()
-        writer = RunWriter(sink, compress=compress, block_rows=block_rows)
-        merge_runs(runs, writer, is_bottom=False)
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
+        return _merged(runs, compress=False, block_rows=LOCAL_BLOCK_ROWS)
 
     def _as_run(self, buffer: ChangeBuffer) -> Run:
         data = buffer.encode(compress=False, block_rows=LOCAL_BLOCK_ROWS)
         return Run(pa.py_buffer(data), f"changes of phase {self.phase}")
+
+
+def _merged(runs: list[Run], *, compress: bool, block_rows: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    merge_runs(runs, RunWriter(sink, compress=compress, block_rows=block_rows), is_bottom=False)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -59,7 +59,7 @@ class Run:
 
     def __init__(self, buffer: pa.Buffer, name: str, offset: int = 0) -> None:
         self.name = name
-        self.size_bytes = buffer.size
+        self.size_bytes: int = buffer.size
         footer = self._read_footer(buffer, offset)
         has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
         self.sections: dict[str, RunSection] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from statelog.errors import StorageError
+from statelog.errors import ErrorKind, StorageError
 from statelog.storage.store import ObjectInfo, Store
 
 __all__ = ["Call", "Fault", "FaultPlan", "FaultStore"]
@@ -53,12 +53,15 @@ class Fault:
         Called in place of a failure; it may raise an error of its own.
     reason : str
         Ends the error's message, for example the seed.
+    kind : ErrorKind
+        Of the error; some kinds are tried again.
     """
 
     when: When = "before"
     torn_bytes: int | None = None
     action: Callable[[], None] | None = None
     reason: str = ""
+    kind: ErrorKind = ErrorKind.STORE_FAILED
 
 
 class FaultPlan:
@@ -79,14 +82,15 @@ class FaultPlan:
         when: When = "before",
         torn_bytes: int | None = None,
         action: Callable[[], None] | None = None,
+        kind: ErrorKind = ErrorKind.STORE_FAILED,
     ) -> FaultPlan:
         """One fault at the given call of an operation, or at that call of all if none is given."""
-        return _OneFault(operation, call, Fault(when, torn_bytes, action, f"{operation} {call} {when}"))
+        return _OneFault(operation, call, Fault(when, torn_bytes, action, f"{operation} {call} {when}", kind))
 
     @staticmethod
-    def seeded(seed: int, *, rate: float) -> FaultPlan:
+    def seeded(seed: int, *, rate: float, kind: ErrorKind = ErrorKind.STORE_FAILED) -> FaultPlan:
         """Faults before and after the effect, and torn appends, in a share `rate` of all calls."""
-        return _SeededFaults(seed, rate)
+        return _SeededFaults(seed, rate, kind)
 
 
 class _OneFault(FaultPlan):
@@ -102,17 +106,18 @@ class _OneFault(FaultPlan):
 
 
 class _SeededFaults(FaultPlan):
-    def __init__(self, seed: int, rate: float) -> None:
+    def __init__(self, seed: int, rate: float, kind: ErrorKind) -> None:
         self._random = random.Random(seed)
         self._rate = rate
+        self._kind = kind
         self._reason = f"seed {seed}"
 
     def fault(self, call: Call) -> Fault | None:
         if self._random.random() >= self._rate:
             return None
         if call.operation == "append" and self._random.random() < 0.4:
-            return Fault(torn_bytes=self._random.randrange(200), reason=self._reason)
-        return Fault(self._random.choice(("before", "after")), reason=self._reason)
+            return Fault(torn_bytes=self._random.randrange(200), reason=self._reason, kind=self._kind)
+        return Fault(self._random.choice(("before", "after")), reason=self._reason, kind=self._kind)
 
 
 class FaultStore(Store):
@@ -190,4 +195,4 @@ class FaultStore(Store):
         elif fault.action is not None:
             fault.action()
             return effect()
-        raise StorageError(f"{operation} {name} failed: injected fault ({fault.reason}).")
+        raise StorageError(f"{operation} {name} failed: injected fault ({fault.reason}).", kind=fault.kind)

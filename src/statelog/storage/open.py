@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.local import LocalStore
+from statelog.storage.location import OBJECT_STORES, scheme_of
 from statelog.storage.store import Store
 
 __all__ = ["local_path", "open_store"]
 
-# A scheme of one letter would be a drive, as in C:/data.
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in OBJECT_STORES)}"
 
 
 def open_store(location: str) -> Store:
     """Make the store of a location; nothing is opened or created yet.
 
+    Parameters
+    ----------
+    location : str
+        As for :func:`local_path`, or one in an object store, such as ``s3://bucket/folder``.
+
     Raises
     ------
     ConfigurationError
-        As :func:`local_path`.
+        If the location is empty, malformed, or of a scheme that is not supported.
     """
+    if scheme_of(location) in OBJECT_STORES:
+        # Not at the top: a location in a directory does without the client of object stores.
+        from statelog.storage.objects import ObjectStore
+
+        return ObjectStore(location)
     return LocalStore(local_path(location))
 
 
@@ -38,20 +47,26 @@ def local_path(location: str) -> str:
     Raises
     ------
     ConfigurationError
-        If the location is empty, malformed, or of a scheme that is not supported.
+        If the location is empty, malformed, or not on a file system.
     """
     if not location.strip():
-        raise ConfigurationError("The location is empty.", hint="Pass location= with a directory.")
-    scheme = _SCHEME.match(location)
-    if scheme is None:
+        raise ConfigurationError("The location is empty.", hint=f"Supported are: {_SUPPORTED}.")
+    scheme = scheme_of(location)
+    if not scheme:
         return location
-    if scheme[1].lower() != "file":
+    if scheme in OBJECT_STORES:
         raise ConfigurationError(
-            f"The location {location} is of the scheme {scheme[1]}: object stores are not supported yet.",
+            f"The location {location} is in an object store, and a directory is needed here.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Pass location= with a directory that all executors share.",
+            hint="Pass a path, or file:/path.",
         )
-    path = location[scheme.end() :]
+    if scheme != "file":
+        raise ConfigurationError(
+            f"The location {location} is of the scheme {scheme}, which is not supported.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint=f"Supported are: {_SUPPORTED}.",
+        )
+    path = location[len("file:") :]
     if path.startswith("//"):
         host, slash, rest = path[2:].partition("/")
         if host not in ("", "localhost"):

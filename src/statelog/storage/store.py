@@ -60,7 +60,11 @@ class Store(ABC):
 
     @abstractmethod
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
-        """Write a whole object unless the name exists; of several callers exactly one gets True."""
+        """Write a whole object unless the name exists; of several callers exactly one gets True.
+
+        The bytes differ from those of every other call for this name, for example by a random token. So
+        who has lost an answer can read the object and see whose it is.
+        """
 
     @abstractmethod
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:

@@ -15,6 +15,20 @@ from statelog.storage.store import Store
 __all__ = ["StoreContract"]
 
 DATA = bytes(range(256))
+NAMES = (
+    "a b",
+    "a%20b",
+    "a+b",
+    "a&b=c;d",
+    "a#b?c",
+    "a~b",
+    "a*'()!b",
+    "a\\b",
+    "\u00e4/\u65e5\u672c/\U0001f600",
+    "...",
+    "a..",
+    ".a",
+)
 
 
 class StoreContract:
@@ -40,6 +54,22 @@ class StoreContract:
         assert store.read("empty") == b""
         assert store.size_bytes("empty") == 0
 
+    def test_put_replaces_the_object(self, store: Store) -> None:
+        for data in (DATA, b"", b"short"):
+            store.put("x", data)
+            assert store.read("x") == data
+            assert [info.size_bytes for info in store.list()] == [len(data)]
+
+    def test_names_are_taken_as_they_are(self, store: Store) -> None:
+        for name in NAMES:
+            assert store.put_if_absent(f"names/{name}", name.encode())
+        assert [info.name for info in store.list()] == sorted(f"names/{name}" for name in NAMES)
+        for name in NAMES:
+            assert store.read(f"names/{name}") == name.encode()
+            assert store.list(f"names/{name}")[0].name == f"names/{name}"
+        store.delete([f"names/{name}" for name in NAMES])
+        assert store.list() == []
+
     @pytest.mark.parametrize(
         ("offset", "length", "expected"),
         [
@@ -64,8 +94,11 @@ class StoreContract:
                 store.read(name, offset=2, length=3)
             with pytest.raises(StorageError) as sizing:
                 store.size_bytes(name)
+            with pytest.raises(StorageError) as reading_nothing:
+                store.read(name, length=0)
             if name != "folder":
                 assert reading.value.kind == ErrorKind.OBJECT_MISSING
+                assert reading_nothing.value.kind == ErrorKind.OBJECT_MISSING
             assert sizing.value.kind == ErrorKind.OBJECT_MISSING
 
     def test_put_if_absent_keeps_the_first(self, store: Store) -> None:
@@ -74,7 +107,7 @@ class StoreContract:
         assert store.read("log/1") == b"first"
 
     def test_put_if_absent_has_one_winner(self, store: Store) -> None:
-        writers = 8
+        writers = 16
         start = Barrier(writers)
 
         def race(writer: int) -> list[int]:

@@ -1,0 +1,67 @@
+"""Makes docs/options.md from the options themselves: ``./dev python docs/options_table.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Final
+
+from statelog import Options
+
+PAGE: Final = Path(__file__).with_name("options.md")
+
+_FLINK: Final = {
+    "table": "state.backend.type",
+    "file_merging": "execution.checkpointing.file-merging.enabled and .across-checkpoint-boundary (off)",
+    "max_file_bytes": "execution.checkpointing.file-merging.max-file-size (32 MB)",
+    "max_space_amplification": "execution.checkpointing.file-merging.max-space-amplification (2.0)",
+    "retained_checkpoints": "execution.checkpointing.num-retained (1)",
+    "inline_budget_bytes": "state.changelog.dstl.dfs.batch.persist-size-threshold (10 MB)",
+    "upload_part_bytes": "state.changelog.dstl.dfs.preemptive-persist-threshold (5 MB)",
+    "max_in_flight_bytes": "state.changelog.dstl.dfs.upload.max-in-flight (100 MB)",
+    "upload_threads": "state.changelog.dstl.dfs.upload.num-threads (5)",
+    "upload_attempts": "state.changelog.dstl.dfs.upload.max-attempts (3), .retry-policy (fixed)",
+    "upload_timeout_s": "state.changelog.dstl.dfs.upload.timeout (1 s)",
+    "upload_retry_delay_s": "state.changelog.dstl.dfs.upload.next-attempt-delay (500 ms)",
+    "local_directory": "execution.checkpointing.local-backup.dirs",
+}
+
+_HEAD: Final = """# Options
+
+Given as `options=statelog.Options(...)`, for each operator. This page is made from the docstring of the class.
+
+| option | default | meaning | Flink's (its default) |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    rows = [
+        f"| `{field.name}` | {_default(field)} | {meanings()[field.name]} | {_FLINK.get(field.name, '')} |"
+        for field in dataclasses.fields(Options)
+    ]
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+def meanings() -> dict[str, str]:
+    """What the docstring says of each option, in one line."""
+    text = inspect.getdoc(Options) or ""
+    parameters = text.partition("Parameters\n----------\n")[2].partition("\n\nRaises\n")[0]
+    found = re.findall(r"^(\w+) : .*\n((?:    .*\n?)+)", parameters, re.MULTILINE)
+    return {name: " ".join(lines.split()).replace("``", "`").replace("|", "\\|") for name, lines in found}
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default is dataclasses.MISSING:
+        return ""
+    value = field.default
+    if field.name.endswith("_bytes") and isinstance(value, int):
+        return f"{value >> 20} MiB" if value % (1 << 20) == 0 else f"{value:,}"
+    return f"`{value!r}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

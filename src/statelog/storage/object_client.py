@@ -1,0 +1,123 @@
+"""Clients of object stores: made at the first request, shared within a process, and never used across a fork."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from statelog.errors import ConfigurationError, StorageError
+from statelog.storage.location import AZURE_HOST
+
+__all__ = ["Bucket", "Client", "Clients"]
+
+Client = S3Store | GCSStore | AzureStore
+
+_CLASSES: Final[dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]]] = {
+    "s3": S3Store,
+    "gs": GCSStore,
+    "az": AzureStore,
+}
+_SETTINGS: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What a client is made for.
+
+    Parameters
+    ----------
+    service : str
+        ``s3``, ``gs`` or ``az``.
+    name : str
+        The bucket; for ``az`` the container, or ``container@host of the account``.
+    timeout_s, connect_timeout_s : float
+        Limits of one request as a whole, and of connecting.
+    """
+
+    service: str
+    name: str
+    timeout_s: float
+    connect_timeout_s: float
+
+
+class Clients:
+    """The clients of this process.
+
+    A client costs some 10 ms to make and a handshake per connection, and stores are made for every task; so the stores
+    of one bucket share it. It is made again when the settings in the environment have changed. Clients may be
+    called from any thread; that two threads may make one at the same time does no harm, and no lock is needed that
+    a fork could copy.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Bucket, tuple[dict[str, str], Client]] = {}
+        self._were_used = False
+        self._is_fork = False
+        os.register_at_fork(after_in_child=self._start_fork)
+
+    def get(self, bucket: Bucket) -> Client:
+        """Return the client for the next request.
+
+        Raises
+        ------
+        StorageError
+            If this process is a fork of one that made requests. The client library's threads exist only there, and
+            any request would wait for them forever.
+        ConfigurationError
+            If the environment's settings are not enough to make a client.
+        """
+        if self._is_fork:
+            raise StorageError(
+                f"{bucket.name} cannot be reached: this process is a fork of one that has used an object store.",
+                hint="Start processes with the method 'spawn' of multiprocessing, or fork before the first request.",
+            )
+        prefix = _SETTINGS[bucket.service]
+        settings = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        made_with, client = self._made.get(bucket, (None, None))
+        if client is None or made_with != settings:
+            _require_addresses(settings)
+            client = _make_client(bucket)
+            self._made[bucket] = settings, client
+        self._were_used = True
+        return client
+
+    def forget(self, bucket: Bucket) -> None:
+        """Let the connections to a bucket end with the requests under way."""
+        self._made.pop(bucket, None)
+
+    def _start_fork(self) -> None:
+        self._made.clear()
+        self._is_fork = self._is_fork or self._were_used
+
+
+def _require_addresses(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
+        if ("ENDPOINT" in name or name.endswith("_URL")) and not value.startswith(("http://", "https://")):
+            # The client would fail with an assertion of its own.
+            raise ConfigurationError(
+                f"The environment's {name} does not start with http:// or https://.", hint="Write it as an address."
+            )
+
+
+def _make_client(bucket: Bucket) -> Client:
+    """Make a client; everything but bucket and limits comes from the environment."""
+    # Limits are passed among the settings, because client_options would replace those that the environment has.
+    config: Any = {
+        "timeout": f"{round(bucket.timeout_s * 1000)} ms",
+        "connect_timeout": f"{round(bucket.connect_timeout_s * 1000)} ms",
+    }
+    # Without retries of its own: it cannot tell its first attempt to create an object from somebody else's.
+    name, _, account = bucket.name.partition("@")
+    if account:
+        config["account_name"] = account.removesuffix(AZURE_HOST)
+    try:
+        return _CLASSES[bucket.service](name, config=config, retry_config={"max_retries": 0})
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rpartition("error: ")[2]
+        raise ConfigurationError(
+            f"The bucket {bucket.name} cannot be used: {reason}.",
+            hint=f"Settings are taken from the environment's {_SETTINGS[bucket.service]}*; see docs/object-stores.md.",
+        ) from None

@@ -1,0 +1,167 @@
+"""A store whose requests are repeated when they fail for a moment, and hedged when they take long."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from statelog.clock import Clock, SystemClock
+from statelog.errors import StorageError
+from statelog.metrics import Measurements, Metric, Recorder
+from statelog.storage.attempts import Conditions, Request, Upload
+from statelog.storage.hedging import Hedging
+from statelog.storage.races import Races, ThreadedRaces
+from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.store import ObjectInfo, Store
+
+__all__ = ["RetryPolicy", "RetryingStore"]
+
+_T = TypeVar("_T")
+
+
+class RetryingStore(Store):
+    """Forwards every call to another store, as often as its policy allows.
+
+    A call is repeated if it failed for a moment (:attr:`statelog.errors.StorageError.is_transient`), after an
+    exponential delay with full jitter; any other error is raised at once. ``put`` and ``put_if_absent`` are hedged
+    besides: while an attempt takes long another one is started, and the first to succeed counts. A failed
+    attempt is no failure while another one is under way. Stores that can append are not hedged, because an attempt that
+    comes late would undo what was appended meanwhile.
+
+    All attempts at a write have the same name and the same bytes, so it does not matter which of them takes effect.
+    ``put_if_absent`` finds out whether a conflict is with an earlier attempt of its own by reading the object back.
+    An attempt that nobody waits for any more can write its object even after somebody has deleted it; who
+    deletes objects must look for such orphans later.
+
+    A pickled store carries the other store and the policy. Where it is unpickled it starts with no experience, the
+    machine's clock, and a recorder that nobody reads.
+
+    Parameters
+    ----------
+    inner : Store
+        The other store. Its calls should end by themselves: one that hangs is hedged, but never cut off.
+    policy : RetryPolicy
+        How often, and when.
+    clock : Clock
+        Source of the current time.
+    recorder : Recorder
+        Told about uploads, their attempts and durations.
+    new_random : callable
+        Makes the source of delays, once in each process.
+    new_races : callable
+        Makes what runs the attempts, once in each process.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        policy: RetryPolicy,
+        *,
+        clock: Clock,
+        recorder: Recorder,
+        new_random: Callable[[], random.Random] = random.Random,
+        new_races: Callable[[], Races] = ThreadedRaces,
+    ) -> None:
+        self._inner = inner
+        self._policy = policy
+        self._clock = clock
+        self._recorder = recorder
+        self._new_random = new_random
+        self._new_races = new_races
+        self._conditions: dict[int, Conditions] = {}
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self._inner!r}, {self._policy!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickled, (self._inner, self._policy))
+
+    @property
+    def can_append(self) -> bool:
+        return self._inner.can_append
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._repeat(lambda: self._inner.read(name, offset=offset, length=length))
+
+    def size_bytes(self, name: str) -> int:
+        return self._repeat(lambda: self._inner.size_bytes(name))
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        # A copy, because an attempt may still read it when the call is over.
+        kept = bytes(data)
+        with Upload(self._here(), lambda: self._inner.put(name, kept), len(kept)) as upload:
+            upload.run()
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        kept = bytes(data)
+        with Upload(self._here(), lambda: self._inner.put_if_absent(name, kept), len(kept)) as upload:
+            is_ours = self._settle(upload, name, kept)
+            if not is_ours:
+                upload.give_up()
+        return is_ours
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        # Not hedged: the late one of two attempts could cut off what was appended after the first.
+        self._repeat(lambda: self._inner.append(name, parts, at=at), Metric.UPLOAD_RETRIES)
+
+    def sync(self, name: str) -> None:
+        self._repeat(lambda: self._inner.sync(name))
+
+    def delete(self, names: list[str]) -> None:
+        self._repeat(lambda: self._inner.delete(names))
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        return self._repeat(lambda: self._inner.list(prefix))
+
+    def close(self) -> None:
+        if conditions := self._conditions.get(os.getpid()):
+            conditions.races.close()
+        self._inner.close()
+
+    def _repeat(self, attempt: Callable[[], _T], retries: Metric = Metric.READ_RETRIES) -> _T:
+        return Request(self._here(), attempt, retries).run()
+
+    def _settle(self, upload: Upload[bool], name: str, data: bytes) -> bool:
+        """Write an object unless its name exists; True if the object of that name is ours in the end."""
+        try:
+            is_new = upload.run()
+        except StorageError as error:
+            if error.is_transient:
+                # No answer came, but the object may be there. If it is not, the failure stands.
+                with suppress(StorageError):
+                    return self.read(name) == data
+            raise
+        if is_new or upload.started == 1:
+            return is_new
+        try:
+            return self.read(name) == data
+        except StorageError as error:
+            raise StorageError(
+                f"put_if_absent {name}: whether it was written is unknown. Attempt {upload.winner} of {upload.started}"
+                " found an object of that name, perhaps made by another attempt, and it cannot be read back.",
+                hint="Look at the object before writing it again; something may delete objects that are in use.",
+            ) from error
+
+    def _here(self) -> Conditions:
+        """What holds in this process: threads and locks do not survive a fork, and delays must differ after it."""
+        pid = os.getpid()
+        return self._conditions.get(pid) or self._conditions.setdefault(pid, self._new_conditions())
+
+    def _new_conditions(self) -> Conditions:
+        # Never beside an append: an attempt that comes late would undo it.
+        timeout_s = None if self._inner.can_append else self._policy.timeout_s
+        return Conditions(
+            policy=self._policy,
+            clock=self._clock,
+            recorder=self._recorder,
+            random=self._new_random(),
+            races=self._new_races(),
+            hedging=Hedging(timeout_s, self._clock),
+        )
+
+
+def _unpickled(inner: Store, policy: RetryPolicy) -> RetryingStore:
+    return RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())

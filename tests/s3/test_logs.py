@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from statelog.checkpoint.log import Log
+from statelog.checkpoint.numbered_log import NumberedLog
+from statelog.clock import ManualClock
+from statelog.storage import Store, open_store
+from statelog.testing.log_contract import PREFIX, LogContract
+
+pytest_plugins = ("tests.s3.plugin",)
+
+
+class TestLogOfObjects(LogContract):
+    @pytest.fixture
+    def open_store(self, s3_location: str) -> Callable[[], Store]:
+        return lambda: open_store(s3_location)
+
+    def make_log(self, store: Store) -> Log:
+        return NumberedLog(store, PREFIX, ManualClock(), appends=False)

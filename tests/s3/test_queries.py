@@ -1,0 +1,39 @@
+"""A query whose state is in a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from statelog import Options
+from statelog.storage import open_store
+from tests.s3.server import RadosGateway
+from tests.spark.support import Job, make_orders
+
+pytest_plugins = ("tests.s3.plugin",)
+pytestmark = pytest.mark.spark
+
+
+def test_a_query_goes_on_from_a_bucket(
+    s3_server: RadosGateway,
+    s3_location: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    job = replace(Job(tmp_path), location=s3_location)
+    job.add(make_orders(2, seed=91))
+    job.run(job.ledger(spark, 2))
+    job.add(make_orders(2, seed=92))
+    # On another host: nothing is there but the bucket. And as many files as there can be.
+    job.run(job.ledger(spark, 3, Options(local_directory=str(tmp_path / "local"), file_merging="off")))
+
+    job.require_exact()
+    names = [info.name for info in open_store(s3_location).list()]
+    assert any("/log/" in name for name in names)
+    assert not list(tmp_path.rglob("*.log"))

@@ -1,0 +1,679 @@
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StorageError
+from statelog.storage import LocalStore, Store, open_store
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.objects import ObjectStore
+from statelog.storage.open import local_path
+from statelog.storage.probe import check_put_if_absent
+
+SECRET = "c2VjcmV0c2VjcmV0"
+SETTINGS = {
+    "s3": {
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": SECRET,
+        "AWS_ENDPOINT_URL": "{}",
+        "AWS_ALLOW_HTTP": "true",
+    },
+    "gs": {"GOOGLE_BEARER_TOKEN": SECRET, "GOOGLE_BASE_URL": "{}", "GOOGLE_ALLOW_HTTP": "true"},
+    "az": {
+        "AZURE_STORAGE_ACCOUNT_NAME": "account",
+        "AZURE_STORAGE_SAS_KEY": f"sv=2020&sig={SECRET}",
+        "AZURE_ENDPOINT": "{}",
+        "AZURE_ALLOW_HTTP": "true",
+    },
+}
+CALLS: dict[str, Callable[[Store], object]] = {
+    "read": lambda store: store.read("x"),
+    "read a range": lambda store: store.read("x", offset=1, length=2),
+    "size": lambda store: store.size_bytes("x"),
+    "put": lambda store: store.put("x", b"1"),
+    "put_if_absent": lambda store: store.put_if_absent("x", b"1"),
+    "delete": lambda store: store.delete(["x"]),
+    "list": lambda store: store.list("x"),
+}
+
+
+DELETED = b"<DeleteResult><Deleted><Key>folder/x</Key></Deleted></DeleteResult>"
+
+
+# ---- A service on loopback that answers as a test says ----
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def name(self) -> str:
+        return unquote(self.path.partition("?")[0])
+
+
+class Service:
+    """Speaks HTTP; `answer` gets every request and what can answer it."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Request, Handler], None] = lambda request, handler: handler.reply(200)
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.released = threading.Event()
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server.service = self
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def say(self, status: int, code: str = "", message: str = "") -> None:
+        """Answer everything with a status and an error document."""
+        body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>' if code else ""
+        self.answer = lambda request, handler: handler.reply(status, body.encode())
+
+    def close(self) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    service: Service
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.server, Server)
+        self.service = self.server.service
+        self.service.connections += 1
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, self.path, headers, body)
+        self.service.requests.append(request)
+        self.service.answer(request, self)
+
+    def reply(self, status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        headers = {"ETag": '"1"', "Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT", **headers}
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def hang_up(self) -> None:
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
+    def reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.rfile.close()
+        self.wfile.close()
+        self.connection.close()
+        self.close_connection = True
+
+    def finish(self) -> None:
+        if not self.wfile.closed:
+            super().finish()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The service, and an environment that leads to it for every scheme."""
+    service = Service()
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for settings in SETTINGS.values():
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value.format(service.address))
+    yield service
+    service.close()
+
+
+def make_store(scheme: str = "s3") -> ObjectStore:
+    return ObjectStore(f"{scheme}://bucket/folder", timeout_s=5.0)
+
+
+def failure(call: Callable[[], object]) -> StorageError:
+    with pytest.raises(StorageError) as raised:
+        call()
+    return raised.value
+
+
+# ---- What errors mean ----
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (503, "SlowDown", ErrorKind.STORE_BUSY),
+        (503, "ServerBusy", ErrorKind.STORE_BUSY),
+        (503, "", ErrorKind.STORE_BUSY),
+        (429, "TooManyRequests", ErrorKind.STORE_BUSY),
+        (503, "ServiceUnavailable", ErrorKind.STORE_UNAVAILABLE),
+        (500, "InternalError", ErrorKind.STORE_UNAVAILABLE),
+        (502, "", ErrorKind.STORE_UNAVAILABLE),
+        (400, "RequestTimeout", ErrorKind.STORE_UNAVAILABLE),
+        (409, "OperationAborted", ErrorKind.STORE_UNAVAILABLE),
+        (403, "AccessDenied", ErrorKind.STORE_FAILED),
+        (400, "InvalidArgument", ErrorKind.STORE_FAILED),
+        (404, "NoSuchBucket", ErrorKind.STORE_FAILED),
+        (404, "ContainerNotFound", ErrorKind.STORE_FAILED),
+        (301, "PermanentRedirect", ErrorKind.STORE_FAILED),
+    ],
+)
+def test_kinds_of_failure(service: Service, scheme: str, status: int, code: str, kind: ErrorKind) -> None:
+    service.say(status, code, "The store's own words.")
+    for call in CALLS.keys() - {"size"}:
+        error = failure(lambda call=call: CALLS[call](make_store(scheme)))
+        assert error.kind == kind, call
+        assert error.hint
+        assert f"{call.split()[0]} {scheme}://bucket/folder/x failed: " in error.message
+        if status != 301:
+            assert f"failed: {f'{status} {code}'.strip()}" in error.message
+            assert ("The store's own words." in error.message) == bool(code)
+    assert len(service.requests) == len(CALLS) - 1, "whether a request is repeated must be left to others"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_kinds_of_failure_without_a_body(service: Service, scheme: str) -> None:
+    """As every answer to HEAD is; the code is not known then."""
+    for status, kind in [
+        (503, ErrorKind.STORE_BUSY),
+        (429, ErrorKind.STORE_BUSY),
+        (500, ErrorKind.STORE_UNAVAILABLE),
+        (403, ErrorKind.STORE_FAILED),
+        (400, ErrorKind.STORE_FAILED),
+        (404, ErrorKind.OBJECT_MISSING),
+    ]:
+        service.say(status, "NoSuchBucket")
+        error = failure(lambda: make_store(scheme).size_bytes("x"))
+        assert error.kind == kind, status
+        assert f"size {scheme}://bucket/folder/x failed: {status}." in error.message
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_missing_objects(service: Service, scheme: str) -> None:
+    service.say(404, "BlobNotFound" if scheme == "az" else "NoSuchKey")
+    store = make_store(scheme)
+    for call in ("read", "read a range", "size"):
+        assert failure(lambda call=call: CALLS[call](store)).kind == ErrorKind.OBJECT_MISSING
+    assert failure(lambda: store.read("x", length=0)).kind == ErrorKind.OBJECT_MISSING
+    assert failure(lambda: store.put("x", b"1")).kind == ErrorKind.STORE_FAILED
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("reset", "connection lost: Connection reset"), ("hang up", "connection lost"), ("hang", "no answer in time")],
+)
+def test_no_answer(service: Service, call: str, how: str, words: str) -> None:
+    def answer(request: Request, handler: Handler) -> None:
+        if how == "hang":
+            service.released.wait(30)
+        elif how == "reset":
+            handler.reset()
+        else:
+            handler.hang_up()
+
+    service.answer = answer
+    store = ObjectStore("s3://bucket/folder", timeout_s=0.2 if how == "hang" else 20.0)
+    start = time.monotonic()
+    error = failure(lambda: CALLS[call](pickle.loads(pickle.dumps(store))))
+    assert error.kind == ErrorKind.STORE_UNAVAILABLE
+    assert error.is_transient
+    assert words in error.message
+    assert time.monotonic() - start < 5.0
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("call", ["read", "list"])
+def test_answers_that_are_cut_off(service: Service, call: str) -> None:
+    def answer(request: Request, handler: Handler) -> None:
+        handler.reply(200, b"half of it", length=100)
+        handler.hang_up()
+
+    service.answer = answer
+    assert failure(lambda: CALLS[call](make_store())).kind == ErrorKind.STORE_UNAVAILABLE
+
+
+def test_nobody_listens(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        error = failure(lambda: make_store().read("x"))
+    assert error.kind == ErrorKind.STORE_UNAVAILABLE
+    assert "s3://bucket/folder/x" in error.message
+    assert "Connection refused" in error.message
+
+
+def test_endpoints_that_cannot_work(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    error = failure(lambda: store.read("x"))
+    assert error.kind == ErrorKind.STORE_FAILED
+    assert "AWS_ALLOW_HTTP=true" in error.hint
+    monkeypatch.setenv("AWS_ENDPOINT_URL", service.address.replace("http:", "https:"))
+    error = failure(lambda: store.read("x"))
+    assert error.kind == ErrorKind.STORE_FAILED
+    assert "no TLS connection" in error.message
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(ConfigurationError, match="AWS_ENDPOINT_URL does not start with http://"):
+        store.read("x")
+    # The client asserts what it finds; the assertion must not get through as it is.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://")
+    assert failure(lambda: store.read("x")).kind == ErrorKind.STORE_FAILED
+
+
+def test_settings_that_are_not_enough(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match=r"bucket cannot be used: Missing SecretAccessKey.*AWS_\*"):
+        make_store().read("x")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    with pytest.raises(ConfigurationError, match="Account must be specified"):
+        make_store("az").read("x")
+
+
+def test_without_credentials_the_error_says_so(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", service.address)
+    service.say(404)
+    error = failure(lambda: make_store().read("x"))
+    # In particular it does not say that the object is missing.
+    assert error.kind == ErrorKind.STORE_FAILED
+    assert "no credentials" in error.message
+    assert "environment of driver and executors" in error.hint
+
+
+# ---- Requests ----
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_objects_are_created_by_one_conditional_request(service: Service, scheme: str) -> None:
+    store = make_store(scheme)
+    data = bytes(6 << 20)
+    assert store.put_if_absent("a/x", data)
+    store.put("a/x", data)
+    conditional, plain = service.requests
+    condition = ("x-goog-if-generation-match", "0") if scheme == "gs" else ("if-none-match", "*")
+    assert condition in conditional.headers.items()
+    assert condition not in plain.headers.items()
+    for request in service.requests:
+        assert (request.method, request.name) == ("PUT", "/bucket/folder/a/x")
+        assert request.body == data
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_only_a_certain_conflict_means_that_an_object_exists(service: Service, scheme: str) -> None:
+    store = make_store(scheme)
+    service.say(412, "PreconditionFailed")
+    assert not store.put_if_absent("x", b"1")
+    service.say(409, "BlobAlreadyExists")
+    assert not store.put_if_absent("x", b"1")
+    service.say(409, "ConditionalRequestConflict", "Another request for the object is under way.")
+    assert failure(lambda: store.put_if_absent("x", b"1")).kind == ErrorKind.STORE_UNAVAILABLE
+    service.say(409, "ContainerBeingDeleted")
+    assert failure(lambda: store.put_if_absent("x", b"1")).kind == ErrorKind.STORE_FAILED
+    service.say(409)
+    assert failure(lambda: store.put_if_absent("x", b"1")).kind == ErrorKind.STORE_FAILED
+
+
+def test_a_range_behind_the_end_takes_one_request(service: Service) -> None:
+    service.say(416, "InvalidRange")
+    store = make_store()
+    assert store.read("x", offset=300, length=10) == b""
+    assert store.read("x", offset=300) == b""
+    assert store.read("x", length=5) == b""
+    assert [request.headers["range"] for request in service.requests] == ["bytes=300-309", "bytes=300-", "bytes=0-4"]
+
+
+def test_many_objects_are_deleted_by_few_requests(service: Service) -> None:
+    service.answer = lambda request, handler: handler.reply(200, DELETED)
+    names = [f"name-{number:03d}-" for number in range(600)]
+    make_store().delete([*names, names[0]])
+    assert len(service.requests) == 3
+    sent = b"".join(request.body for request in service.requests).decode()
+    assert [sent.count(name) for name in names] == [1] * 600
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("AccessDenied", ErrorKind.STORE_FAILED),
+        ("SlowDown", ErrorKind.STORE_BUSY),
+        ("InternalError", ErrorKind.STORE_UNAVAILABLE),
+    ],
+)
+def test_an_object_that_could_not_be_deleted_with_others(service: Service, code: str, kind: ErrorKind) -> None:
+    body = (
+        "<DeleteResult><Deleted><Key>folder/a</Key></Deleted>"
+        f"<Error><Key>folder/b</Key><Code>{code}</Code><Message>words</Message></Error></DeleteResult>"
+    )
+    service.answer = lambda request, handler: handler.reply(200, body.encode())
+    error = failure(lambda: make_store().delete(["a", "b"]))
+    assert error.kind == kind
+    assert f"failed: {code}: words." in error.message
+
+
+def answer_batch(request: Request, handler: Handler, exist: set[str]) -> None:
+    """As Azure answers a batch of deletes."""
+    parts = []
+    for number, line in enumerate(line for line in request.body.split(b"\r\n") if line.startswith(b"DELETE ")):
+        path = line.split()[1].decode().partition("?")[0]
+        status = "202 Accepted" if path in exist else "404 The specified blob does not exist."
+        exist.discard(path)
+        head = f"--b\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
+        parts.append(f"{head}HTTP/1.1 {status}\r\nx-ms-version: 2023-11-03\r\n\r\n\r\n")
+    handler.reply(202, ("".join(parts) + "--b--\r\n").encode(), Content_Type="multipart/mixed; boundary=b")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_missing_objects_are_passed_over_and_the_others_deleted(service: Service, scheme: str) -> None:
+    exist = {f"/bucket/folder/{name}" for name in "bdez"}
+
+    def answer(request: Request, handler: Handler) -> None:
+        if request.method == "POST":
+            answer_batch(request, handler, exist)
+        elif request.name in exist:
+            exist.remove(request.name)
+            handler.reply(204)
+        else:
+            handler.reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    service.answer = answer
+    make_store(scheme).delete(list("abcde"))
+    assert exist == {"/bucket/folder/z"}
+
+
+def test_listing_asks_for_the_folder_and_filters(service: Service) -> None:
+    found = "".join(
+        f"<Contents><Key>folder/{name}</Key><Size>{size}</Size><LastModified>2026-11-21T10:00:00.5Z</LastModified>"
+        "<ETag>1</ETag></Contents>"
+        for name, size in [("log/", 0), ("log/10", 7), ("log/1", 5), ("log/2", 6)]
+    )
+    body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+    service.answer = lambda request, handler: handler.reply(200, body.encode())
+    listed = make_store().list("log/1")
+    assert [(info.name, info.size_bytes, info.modified_s) for info in listed] == [
+        ("log/1", 5, 1795255200.5),
+        ("log/10", 7, 1795255200.5),
+    ]
+    assert "prefix=folder%2Flog%2F" in service.requests[0].path
+    # An empty object of the folder's own name, as consoles make it, is nothing in the folder.
+    assert [info.name for info in make_store().list("log/")] == ["log/1", "log/10", "log/2"]
+
+
+def test_a_location_without_folder(service: Service) -> None:
+    store = ObjectStore("gs://bucket/")
+    store.put("x", b"1")
+    assert service.requests[0].path == "/bucket/x"
+    body = (
+        "<ListBucketResult><Contents><Key>a/x</Key><Size>1</Size><LastModified>2026-11-21T10:00:00Z</LastModified>"
+        "<ETag>1</ETag></Contents></ListBucketResult>"
+    )
+    service.answer = lambda request, handler: handler.reply(200, body.encode())
+    assert [info.name for info in store.list()] == ["a/x"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\0"])
+def test_control_characters_are_no_names(service: Service, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a name of an object"):
+        make_store().put(name, b"")
+    assert service.requests == []
+
+
+def test_append_is_refused(service: Service) -> None:
+    store = make_store()
+    assert not store.can_append
+    assert "cannot append" in failure(lambda: store.append("x", [b"1"], at=0)).message
+    assert service.requests == []
+
+
+# ---- Locations and settings ----
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("s3://bucket/some/folder", "/bucket/some/folder/x"),
+        ("s3a://bucket/some folder//", "/bucket/some folder/x"),
+        ("S3://bucket/a%20b", "/bucket/a%20b/x"),
+        ("gs://bucket", "/bucket/x"),
+        ("az://container/a", "/container/a/x"),
+        ("abfs://container/a", "/container/a/x"),
+        ("abfss://container@account.dfs.core.windows.net/a", "/container/a/x"),
+    ],
+)
+def test_open_store(service: Service, location: str, name: str) -> None:
+    store = open_store(location)
+    store.put("x", b"1")
+    assert isinstance(store, ObjectStore)
+    assert service.requests[0].name == name
+
+
+def test_the_account_of_a_location_is_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the environment's: the host that is asked for is made of it."""
+    monkeypatch.delenv("AZURE_ENDPOINT")
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HTTPS_PROXY", service.address)
+    failure(lambda: open_store("abfss://container@mine.dfs.core.windows.net/a").read("x"))
+    assert service.requests[0].path == "mine.blob.core.windows.net:443"
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["s3:", "s3:b/x", "s3://", "s3:///x", "s3://b//x", "gs://b/a/../c", "az://b/.", "abfs://@a.dfs.core.windows.net"],
+)
+def test_malformed_locations(location: str) -> None:
+    with pytest.raises(ConfigurationError, match="s3://bucket/folder") as raised:
+        open_store(location)
+    assert location in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        f"s3://id:{SECRET}@bucket/x",
+        f"s3://{SECRET}@bucket/x",
+        f"abfss://{SECRET}@host/x",
+        f"az://c/x?sig={SECRET}",
+        f"gs://c/x#{SECRET}",
+    ],
+)
+def test_locations_with_credentials_are_refused_and_not_shown(location: str) -> None:
+    with pytest.raises(ConfigurationError, match="taken from the environment") as raised:
+        open_store(location)
+    assert SECRET not in str(raised.value)
+
+
+def test_a_directory_is_needed_elsewhere() -> None:
+    with pytest.raises(ConfigurationError, match="a directory is needed") as raised:
+        local_path("s3a://bucket/x")
+    assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE
+
+
+def test_stores_of_one_bucket_share_connections(service: Service) -> None:
+    for folder in "abc":
+        pickle.loads(pickle.dumps(ObjectStore(f"s3://bucket/{folder}"))).put("x", b"1")
+    assert len(service.requests) == 3
+    assert service.connections == 1
+    ObjectStore("s3://bucket/a").close()
+    ObjectStore("s3://bucket/b").put("x", b"1")
+    assert service.connections == 2
+
+
+def test_changed_settings_are_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store()
+    store.put("x", b"1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    store.put("x", b"1")
+    assert ["Credential=another/" in request.headers["authorization"] for request in service.requests] == [False, True]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_credentials_are_nowhere(
+    service: Service, scheme: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = make_store(scheme)
+
+    def echo(request: Request, handler: Handler) -> None:
+        sent = "".join(f"<Sent>{text}</Sent>" for text in (request.path, *request.headers.values()))
+        handler.reply(403, f"<Error><Code>AccessDenied</Code>{sent.replace('&', '&amp;')}</Error>".encode())
+
+    service.answer = echo
+    shown = [repr(store), str(vars(store)), pickle.dumps(store).decode("latin-1")]
+    for call in CALLS.values():
+        try:
+            call(store)
+        except StatelogError as error:
+            shown += [repr(error), pickle.dumps(error).decode("latin-1"), *traceback.format_exception(error)]
+    assert len(shown) > 3 + 2 * len(CALLS)
+    shown += [pickle.dumps(store).decode("latin-1"), caplog.text, *capfd.readouterr()]
+    assert any(SECRET in str(request) for request in service.requests)
+    assert [text for text in shown if SECRET in text] == []
+
+
+# ---- Processes ----
+
+
+def run_in_child(action: Callable[[], None]) -> int:
+    """Run it in a fork that has some seconds; 0 if it returns."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        try:
+            action()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_after_use_is_told_so(service: Service) -> None:
+    store = make_store()
+    store.put("x", b"1")
+
+    def child() -> None:
+        for other in (store, ObjectStore("s3://bucket/another"), ObjectStore("gs://bucket")):
+            for call in CALLS.values():
+                error = failure(lambda call=call, other=other: call(other))
+                assert "is a fork of one that has used an object store" in error.message
+                assert not error.is_transient
+        store.close()
+        assert run_in_child(lambda: child_of_child(store)) == 0
+
+    assert run_in_child(child) == 0
+    store.put("x", b"2")
+    assert [request.body for request in service.requests] == [b"1", b"2"]
+
+
+def child_of_child(store: Store) -> None:
+    assert "is a fork" in failure(lambda: store.read("x")).message
+
+
+FORKS_BEFORE_USE = """
+import os, signal, statelog
+
+threads, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+from statelog.storage.objects import ObjectStore
+
+store = ObjectStore("s3://bucket/folder")
+assert len(os.listdir("/proc/self/task")) == threads, "importing has started threads"
+assert len(os.listdir("/proc/self/fd")) == files, "importing has opened something"
+for _ in range(2):
+    if (pid := os.fork()) == 0:
+        signal.alarm(20)
+        store.put("child", b"1")
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+store.put("parent", b"1")
+"""
+
+
+def test_a_fork_before_use_works(service: Service) -> None:
+    subprocess.run([sys.executable, "-c", FORKS_BEFORE_USE], check=True, timeout=60, stderr=subprocess.PIPE)
+    names = [request.path.rpartition("/")[2] for request in service.requests]
+    assert names == ["child", "child", "parent"]
+
+
+# ---- The probe ----
+
+
+class IgnoresConditions(FaultStore):
+    """Takes a condition and overwrites all the same."""
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        self.put(name, data)
+        return True
+
+
+class CreatesNothing(FaultStore):
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        return False
+
+
+def test_probe(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path / "root")
+    inner.put("x", b"1")
+    check_put_if_absent(inner)
+    with pytest.raises(ConfigurationError, match="not safe.*Two drivers could both commit") as raised:
+        check_put_if_absent(IgnoresConditions(inner, FaultPlan()))
+    assert raised.value.kind == ErrorKind.STORE_UNSAFE
+    with pytest.raises(ConfigurationError, match="did not create probe/") as raised:
+        check_put_if_absent(CreatesNothing(inner, FaultPlan()))
+    assert raised.value.kind == ErrorKind.STORE_UNSAFE
+    assert [info.name for info in inner.list()] == ["x"]
+
+
+def test_probe_of_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path)
+    store = FaultStore(inner, FaultPlan.at("put_if_absent", call=2, when="after"))
+    with pytest.raises(StorageError):
+        check_put_if_absent(store)
+    assert inner.list() == []
+
+
+def test_probe_names_the_location(service: Service) -> None:
+    service.answer = lambda request, handler: handler.reply(200, DELETED)
+    with pytest.raises(ConfigurationError, match="s3://bucket/folder"):
+        check_put_if_absent(make_store())

@@ -1,0 +1,896 @@
+"""Retries and hedges, most of them in simulated time: a request's duration is a number, and nothing waits."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.clock import ManualClock, SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
+from statelog.metrics import Measurements, Metric
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.hedging import Hedging
+from statelog.storage.races import Ended, Race, ThreadedRaces
+from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.storage.store import ObjectInfo, Store
+
+BUSY = ErrorKind.STORE_BUSY
+UNAVAILABLE = ErrorKind.STORE_UNAVAILABLE
+FAILED = ErrorKind.STORE_FAILED
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call of :class:`ScriptedStore` does: it takes time, and has its effect unless it fails before that."""
+
+    takes_s: float = 0.0
+    error: ErrorKind | None = None
+    has_effect: bool = True
+
+
+OK = Step()
+
+
+class ScriptedStore(Store):
+    """Objects in a dictionary; calls follow a script, in the order in which they start, and later ones succeed."""
+
+    def __init__(self, clock: ManualClock, *script: Step) -> None:
+        self.clock = clock
+        self.script = list(script)
+        self.objects: dict[str, bytes] = {}
+        self.calls: list[tuple[str, float]] = []
+
+    def times_of(self, operation: str) -> list[float]:
+        return [time_s for name, time_s in self.calls if name == operation]
+
+    @property
+    def can_append(self) -> bool:
+        return False
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._follow("read", lambda: self._get(name))
+
+    def size_bytes(self, name: str) -> int:
+        return self._follow("size_bytes", lambda: len(self._get(name)))
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self._follow("put", lambda: self.objects.update({name: bytes(data)}))
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        def write_unless_there() -> bool:
+            is_new = name not in self.objects
+            self.objects.setdefault(name, bytes(data))
+            return is_new
+
+        return self._follow("put_if_absent", write_unless_there)
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        self._follow("append", lambda: None)
+
+    def sync(self, name: str) -> None:
+        self._follow("sync", lambda: None)
+
+    def delete(self, names: list[str]) -> None:
+        self._follow("delete", lambda: [self.objects.pop(name, None) for name in names])
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        return self._follow("list", lambda: [ObjectInfo(name, 0, 1.0) for name in sorted(self.objects)])
+
+    def _get(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise StorageError(f"{name} is missing.", kind=ErrorKind.OBJECT_MISSING)
+        return self.objects[name]
+
+    def _follow(self, operation: str, effect: Callable[[], Any]) -> Any:
+        step = self.script.pop(0) if self.script else OK
+        self.calls.append((operation, self.clock.monotonic_s()))
+        result = effect() if step.has_effect else None
+        self.clock.advance(step.takes_s)
+        if step.error is not None:
+            raise StorageError(f"{operation} failed.", kind=step.error)
+        return result
+
+
+class SimulatedRaces(ThreadedRaces):
+    """Attempts side by side in simulated time: each is made at once, and heard of when its time has passed."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(sleep=clock.advance)
+        self._clock = clock
+
+    def side_by_side(self) -> Race[Any]:
+        return SimulatedRace(self._clock)
+
+
+class SimulatedRace:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._started = 0
+        self._ends: list[tuple[float, int, Ended[Any]]] = []
+
+    def start(self, attempt: Callable[[], Any]) -> bool:
+        self._started += 1
+        started_s = self._clock.monotonic_s()
+        value, error = None, None
+        try:
+            value = attempt()
+        except Exception as raised:
+            error = raised
+        ended_s = self._clock.monotonic_s()
+        self._clock.advance(started_s - ended_s)
+        heapq.heappush(self._ends, (ended_s, self._started, Ended(self._started, value, error)))
+        return True
+
+    def wait(self, timeout_s: float | None) -> Ended[Any] | None:
+        now_s = self._clock.monotonic_s()
+        until_s = math.inf if timeout_s is None else now_s + timeout_s
+        if self._ends and self._ends[0][0] <= until_s:
+            ended_s, _, ended = heapq.heappop(self._ends)
+            self._clock.advance(max(ended_s - now_s, 0.0))
+            return ended
+        assert timeout_s is not None, "waits for an attempt that does not exist"
+        self._clock.advance(timeout_s)
+        return None
+
+
+class Simulation:
+    """A retrying store over a scripted one."""
+
+    def __init__(self, policy: RetryPolicy, *script: Step, seed: int = 0) -> None:
+        self.clock = ManualClock()
+        self.inner = ScriptedStore(self.clock, *script)
+        self.measured = Measurements()
+        self.store = RetryingStore(
+            self.inner,
+            policy,
+            clock=self.clock,
+            recorder=self.measured,
+            new_random=lambda: random.Random(seed),
+            new_races=lambda: SimulatedRaces(self.clock),
+        )
+
+
+def failing(times: int, kind: ErrorKind = UNAVAILABLE, *, has_effect: bool = False) -> list[Step]:
+    return [Step(error=kind, has_effect=has_effect)] * times
+
+
+class TestPolicy:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"attempts": 0},
+            {"attempts": 1.5},
+            {"attempts": True},
+            {"timeout_s": 0},
+            {"timeout_s": math.nan},
+            {"timeout_s": "1"},
+            {"delay_s": -0.1},
+            {"delay_s": math.inf},
+            {"max_delay_s": -1},
+            {"max_delay_s": None},
+        ],
+    )
+    def test_values_out_of_range_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+            RetryPolicy(**wrong)
+
+    def test_none_is_one_attempt_however_long_it_takes(self) -> None:
+        simulation = Simulation(RetryPolicy.none(), Step(takes_s=3600, error=UNAVAILABLE))
+
+        with pytest.raises(StorageError):
+            simulation.store.put("x", b"1")
+
+        assert simulation.inner.times_of("put") == [0]
+        assert simulation.clock.monotonic_s() == 3600
+
+    def test_the_longest_delay_doubles_up_to_its_limit(self) -> None:
+        policy = RetryPolicy(delay_s=0.5, max_delay_s=3)
+
+        assert [policy.longest_delay_s(failures) for failures in (1, 2, 3, 4, 5000)] == [0.5, 1, 2, 3, 3]
+
+
+class TestRetries:
+    def test_the_number_of_attempts_is_limited(self) -> None:
+        simulation = Simulation(RetryPolicy(attempts=4), *failing(10))
+
+        with pytest.raises(StorageError) as raised:
+            simulation.store.put("x", b"1")
+
+        assert raised.value.kind == UNAVAILABLE
+        assert len(simulation.inner.times_of("put")) == 4
+        recorded = simulation.measured.take()
+        assert recorded.counts == {"upload_requests": 1, "upload_failures": 1, "upload_retries": 3}
+        assert recorded.samples == {}
+
+    def test_success_on_the_last_attempt(self) -> None:
+        simulation = Simulation(RetryPolicy(attempts=4), *failing(2), *failing(1, BUSY), Step(takes_s=0.25))
+
+        simulation.store.put("x", b"123")
+
+        assert simulation.inner.objects == {"x": b"123"}
+        recorded = simulation.measured.take()
+        assert recorded.counts == {"upload_requests": 1, "upload_retries": 3, "slow_downs": 1}
+        assert recorded.samples[Metric.ATTEMPTS_PER_UPLOAD] == [4]
+        assert recorded.samples[Metric.TOTAL_ATTEMPTS_PER_UPLOAD] == [4]
+        assert recorded.samples[Metric.UPLOAD_LATENCY_S] == [simulation.clock.monotonic_s()]
+        assert recorded.samples[Metric.UPLOAD_SIZE_BYTES] == [3]
+
+    @pytest.mark.parametrize("kind", [FAILED, ErrorKind.OBJECT_MISSING, ErrorKind.STORE_UNSAFE])
+    def test_other_failures_are_raised_at_once(self, kind: ErrorKind) -> None:
+        for operation in OPERATIONS.values():
+            simulation = Simulation(RetryPolicy(), Step(error=kind))
+            simulation.inner.objects["there"] = b"content"
+
+            with pytest.raises(StorageError) as raised:
+                operation(simulation.store)
+
+            assert raised.value.kind == kind
+            assert len(simulation.inner.calls) == 1
+
+    def test_what_is_no_failure_of_the_store_is_raised_at_once(self, tmp_path: Path) -> None:
+        store = RetryingStore(LocalStore(tmp_path), RetryPolicy(), clock=ManualClock(), recorder=Measurements())
+
+        with pytest.raises(ConfigurationError):
+            store.put("../x", b"")
+
+    def test_delays_have_full_jitter(self) -> None:
+        delays = []
+        for seed in range(200):
+            simulation = Simulation(RetryPolicy(attempts=4, delay_s=0.5, max_delay_s=1.5), *failing(3), seed=seed)
+            simulation.store.put("x", b"1")
+            first, *later = simulation.inner.times_of("put")
+            assert first == 0
+            delays.append([after - before for before, after in zip([first, *later], later, strict=False)])
+
+        for number, longest_s in enumerate([0.5, 1.0, 1.5]):
+            seen = sorted(each[number] for each in delays)
+            assert 0 <= seen[0] < 0.1 * longest_s
+            assert 0.4 * longest_s < seen[100] < 0.6 * longest_s
+            assert 0.9 * longest_s < seen[-1] <= longest_s
+
+    def test_every_operation_is_repeated(self) -> None:
+        for name, operation in OPERATIONS.items():
+            simulation = Simulation(RetryPolicy(), *failing(2))
+            simulation.inner.objects["there"] = b"content"
+
+            operation(simulation.store)
+
+            assert len(simulation.inner.times_of(name)) == 3, name
+            counts = simulation.measured.take().counts
+            is_write = name in ("put", "put_if_absent", "append")
+            assert counts[Metric.UPLOAD_RETRIES if is_write else Metric.READ_RETRIES] == 2
+            assert (Metric.UPLOAD_REQUESTS in counts) == name.startswith("put")
+
+    def test_a_store_that_asks_for_fewer_requests_is_counted_for_every_operation(self) -> None:
+        simulation = Simulation(RetryPolicy(), *failing(2, BUSY))
+
+        simulation.store.list()
+
+        assert simulation.measured.take().counts == {"slow_downs": 2, "read_retries": 2}
+
+
+OPERATIONS: dict[str, Callable[[Store], object]] = {
+    "read": lambda store: store.read("there"),
+    "size_bytes": lambda store: store.size_bytes("there"),
+    "put": lambda store: store.put("x", b"1"),
+    "put_if_absent": lambda store: store.put_if_absent("x", b"1"),
+    "append": lambda store: store.append("there", [b"1"], at=0),
+    "sync": lambda store: store.sync("there"),
+    "delete": lambda store: store.delete(["there"]),
+    "list": lambda store: store.list(),
+}
+
+
+class TestHedges:
+    def test_a_write_that_takes_long_is_hedged_without_delay(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=2), Step(takes_s=60), Step(takes_s=0.5))
+
+        simulation.store.put("x", b"1")
+
+        assert simulation.inner.times_of("put") == [0, 2]
+        assert simulation.clock.monotonic_s() == 2.5
+        recorded = simulation.measured.take()
+        assert recorded.counts == {"upload_requests": 1, "upload_hedges": 1}
+        assert recorded.samples[Metric.ATTEMPTS_PER_UPLOAD] == [2]
+        assert recorded.samples[Metric.UPLOAD_LATENCY_S] == [2.5]
+
+    def test_the_first_attempt_may_win_all_the_same(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=2), Step(takes_s=3), Step(takes_s=60))
+
+        simulation.store.put("x", b"1")
+
+        assert simulation.clock.monotonic_s() == 3
+        samples = simulation.measured.take().samples
+        assert samples[Metric.ATTEMPTS_PER_UPLOAD] == [1]
+        assert samples[Metric.TOTAL_ATTEMPTS_PER_UPLOAD] == [2]
+
+    def test_a_failed_attempt_is_no_failure_while_another_is_under_way(self) -> None:
+        script = [Step(takes_s=5), Step(takes_s=0.5, error=UNAVAILABLE)]
+        simulation = Simulation(RetryPolicy(attempts=2, timeout_s=2), *script)
+
+        simulation.store.put("x", b"1")
+
+        assert simulation.clock.monotonic_s() == 5
+        assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1}
+
+    def test_a_failed_hedge_is_repeated_while_the_first_attempt_is_under_way(self) -> None:
+        script = [Step(takes_s=60), Step(takes_s=0.5, error=UNAVAILABLE), Step(takes_s=0.25)]
+        simulation = Simulation(RetryPolicy(attempts=3, timeout_s=2, delay_s=0.5), *script)
+
+        simulation.store.put("x", b"1")
+
+        _, _, third = simulation.inner.times_of("put")
+        assert 2.5 <= third <= 3
+        assert simulation.clock.monotonic_s() == third + 0.25
+
+    def test_failure_waits_for_all_attempts(self) -> None:
+        script = [Step(takes_s=5, error=UNAVAILABLE), Step(takes_s=0.5, error=BUSY)]
+        simulation = Simulation(RetryPolicy(attempts=2, timeout_s=2), *script)
+
+        with pytest.raises(StorageError):
+            simulation.store.put("x", b"1")
+
+        assert simulation.clock.monotonic_s() == 5
+
+    def test_after_an_error_that_stays_no_attempt_is_started_and_the_others_still_count(self) -> None:
+        script = [Step(takes_s=5), Step(takes_s=0.5, error=FAILED), OK]
+        simulation = Simulation(RetryPolicy(attempts=3, timeout_s=2), *script)
+        simulation.store.put("x", b"1")
+        assert simulation.inner.times_of("put") == [0, 2]
+        assert simulation.clock.monotonic_s() == 5
+
+        script = [Step(takes_s=5, error=UNAVAILABLE), Step(takes_s=0.5, error=FAILED), OK]
+        simulation = Simulation(RetryPolicy(attempts=3, timeout_s=2), *script)
+        with pytest.raises(StorageError) as raised:
+            simulation.store.put("x", b"1")
+        assert raised.value.kind == FAILED
+        assert simulation.inner.times_of("put") == [0, 2]
+
+    def test_hedges_are_attempts(self) -> None:
+        simulation = Simulation(RetryPolicy(attempts=2, timeout_s=2), *[Step(takes_s=9, error=UNAVAILABLE)] * 5)
+
+        with pytest.raises(StorageError):
+            simulation.store.put("x", b"1")
+
+        assert simulation.inner.times_of("put") == [0, 2]
+
+    def test_only_writes_of_whole_objects_are_hedged(self) -> None:
+        for name, operation in OPERATIONS.items():
+            simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=10))
+            simulation.inner.objects["there"] = b"content"
+
+            operation(simulation.store)
+
+            assert len(simulation.inner.times_of(name)) == (2 if name in ("put", "put_if_absent") else 1), name
+
+    def test_a_hedge_that_finds_no_room_is_tried_again_and_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=60), Step(takes_s=0.5))
+        tried: list[float] = []
+        start = SimulatedRace.start
+
+        def start_if_there_is_room(race: SimulatedRace, attempt: Callable[[], Any]) -> bool:
+            tried.append(simulation.clock.monotonic_s())
+            return len(tried) in (1, 30) and start(race, attempt)
+
+        monkeypatch.setattr(SimulatedRace, "start", start_if_there_is_room)
+
+        for _ in range(40):
+            simulation.store._here().hedging.add_request()
+        simulation.store.put("x", b"1")
+
+        assert tried == list(range(30))
+        assert simulation.clock.monotonic_s() == 29.5
+        assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1}
+        # 41 requests allow two hedges.
+        hedging = simulation.store._here().hedging
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
+    @pytest.mark.parametrize("policy", [RetryPolicy(timeout_s=None), RetryPolicy(attempts=1)])
+    def test_nothing_is_hedged_unless_the_policy_says_so(self, policy: RetryPolicy) -> None:
+        simulation = Simulation(policy, Step(takes_s=100))
+
+        simulation.store.put("x", b"1")
+
+        assert simulation.inner.times_of("put") == [0]
+
+    def test_nothing_is_hedged_where_objects_are_appended_to(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ScriptedStore, "can_append", True)
+        simulation = Simulation(RetryPolicy(), Step(takes_s=100))
+
+        simulation.store.put("log", b"head")
+
+        assert simulation.inner.times_of("put") == [0]
+
+
+class TestHedging:
+    """When hedges start, and how many there may be."""
+
+    def test_the_usual_latency_decides_once_it_is_known(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        latencies = [number / 1000 for number in range(1, 101)]
+        random.Random(1).shuffle(latencies)
+
+        for latency_s in latencies[:99]:
+            hedging.add_latency(10_000, latency_s)
+        assert hedging.patience_s(10_000) == 1.0
+        hedging.add_latency(10_000, latencies[99])
+        assert hedging.patience_s(10_000) == 0.097
+        # Of about the same size, and of quite another.
+        assert hedging.patience_s(9_000) == 0.097
+        assert hedging.patience_s(100) == hedging.patience_s(1_000_000) == 1.0
+
+    def test_the_timeout_is_the_longest(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        for _ in range(200):
+            hedging.add_latency(10, 5.0)
+
+        assert hedging.patience_s(10) == 1.0
+
+    def test_only_recent_writes_count(self) -> None:
+        hedging = Hedging(100.0, ManualClock())
+        source = random.Random(3)
+        latencies = [source.expovariate(1) for _ in range(2_000)]
+        for latency_s in latencies:
+            hedging.add_latency(10, latency_s)
+
+        assert hedging.patience_s(10) == sorted(latencies[-500:])[484]
+
+    def test_a_write_is_hedged_at_the_usual_latency(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1))
+        for takes_s in [0.010] * 95 + [0.050] * 10:
+            simulation.inner.script.append(Step(takes_s))
+            simulation.store.put("x", b"1")
+        before_s = simulation.clock.monotonic_s()
+        simulation.inner.script += [Step(takes_s=60), Step(takes_s=0.010)]
+
+        simulation.store.put("late", b"1")
+
+        assert simulation.clock.monotonic_s() - before_s == pytest.approx(0.060)
+
+    def test_the_first_hedge_is_lent(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        hedging.add_request()
+
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+        for _ in range(38):
+            hedging.add_request()
+            assert not hedging.take_hedge()
+        hedging.add_request()
+        # Two hedges in 40 requests.
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
+    def test_a_calm_past_saves_no_more_than_ten_hedges(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        for _ in range(10_000):
+            hedging.add_request()
+
+        assert sum(hedging.take_hedge() for _ in range(100)) == 10
+
+    def test_the_budget_is_never_exceeded(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1))
+        source = random.Random(5)
+        hedges = 0
+        for requests in range(1, 20_001):
+            # Slower and slower, so that always more than the usual share takes longer than usual.
+            scale = 0.01 * 1.001**requests if requests < 10_000 else 1.5
+            simulation.inner.script = [Step(takes_s=scale * source.expovariate(1)) for _ in range(3)]
+            simulation.store.put("x", b"1")
+            hedges += simulation.measured.take().counts.get(Metric.UPLOAD_HEDGES, 0)
+            assert hedges <= max(1, 0.05 * requests)
+        assert hedges > 0.045 * 20_000
+
+    def test_hedging_does_not_feed_itself(self) -> None:
+        """With steady latencies three requests in a hundred are hedged: the slow losers count as well."""
+        simulation = Simulation(RetryPolicy(timeout_s=100))
+        source = random.Random(6)
+        for _ in range(20_000):
+            simulation.inner.script = [Step(takes_s=source.lognormvariate(0, 1)) for _ in range(3)]
+            simulation.store.put("x", b"1")
+
+        hedges = simulation.measured.take().counts[Metric.UPLOAD_HEDGES]
+        assert 0.026 * 20_000 < hedges < 0.036 * 20_000
+
+    def test_none_while_the_store_asks_for_fewer_requests(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1), Step(error=BUSY))
+        simulation.store.list()
+        asked_s = simulation.clock.monotonic_s()
+
+        simulation.inner.script = [Step(takes_s=20)]
+        simulation.store.put("x", b"1")
+        assert len(simulation.inner.times_of("put")) == 1
+
+        # A write that is still under way when the store has been calm for long enough is hedged then.
+        simulation.inner.script = [Step(takes_s=60)]
+        simulation.store.put("y", b"1")
+        _, first, hedge = simulation.inner.times_of("put")
+        assert first < asked_s + 30 <= hedge <= asked_s + 31
+
+    def test_a_loser_that_is_asked_to_slow_down_counts(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=60, error=BUSY), OK)
+
+        simulation.store.put("x", b"1")
+
+        assert simulation.measured.take().counts[Metric.SLOW_DOWNS] == 1
+
+
+class TestPutIfAbsent:
+    def store_with(self, tmp_path: Path, *plans: FaultPlan, attempts: int = 3) -> tuple[RetryingStore, Measurements]:
+        inner: Store = LocalStore(tmp_path)
+        for plan in plans:
+            inner = FaultStore(inner, plan)
+        clock, measured = ManualClock(), Measurements()
+        policy = RetryPolicy(attempts=attempts)
+        races = SimulatedRaces(clock)
+        return RetryingStore(inner, policy, clock=clock, recorder=measured, new_races=lambda: races), measured
+
+    def test_the_answer_of_the_attempt_that_won_was_lost(self, tmp_path: Path) -> None:
+        store, measured = self.store_with(tmp_path, FaultPlan.at("put_if_absent", when="after", kind=UNAVAILABLE))
+
+        assert store.put_if_absent("log/1", b"ours")
+
+        assert store.read("log/1") == b"ours"
+        assert measured.take().counts == {"upload_requests": 1, "upload_retries": 1}
+
+    def test_another_one_won_while_the_attempt_failed(self, tmp_path: Path) -> None:
+        def win() -> None:
+            LocalStore(tmp_path).put("log/1", b"theirs")
+            raise StorageError("No answer.", kind=UNAVAILABLE)
+
+        store, measured = self.store_with(tmp_path, FaultPlan.at("put_if_absent", action=win))
+
+        assert not store.put_if_absent("log/1", b"ours")
+
+        assert store.read("log/1") == b"theirs"
+        recorded = measured.take()
+        # Not written, but not failed either.
+        assert recorded.counts == {"upload_requests": 1, "upload_retries": 1}
+        assert recorded.samples == {}
+
+    def test_a_plain_conflict_reads_nothing(self) -> None:
+        simulation = Simulation(RetryPolicy())
+        simulation.inner.objects["log/1"] = b"theirs"
+
+        assert not simulation.store.put_if_absent("log/1", b"ours")
+
+        assert [name for name, _ in simulation.inner.calls] == ["put_if_absent"]
+
+    def test_equal_bytes_of_another_are_a_plain_conflict(self) -> None:
+        simulation = Simulation(RetryPolicy())
+
+        assert simulation.store.put_if_absent("log/1", b"same")
+        assert not simulation.store.put_if_absent("log/1", b"same")
+
+    def test_a_hedge_finds_the_object_of_the_attempt_under_way(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=60), Step(takes_s=0.5))
+
+        assert simulation.store.put_if_absent("log/1", b"ours")
+
+        assert [name for name, _ in simulation.inner.calls] == ["put_if_absent", "put_if_absent", "read"]
+        assert simulation.clock.monotonic_s() == 1.5
+
+    def test_the_first_attempt_finds_the_object_of_its_hedge(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=1))
+
+        def race(name: str, data: bytes | memoryview) -> bool:
+            # The first attempt reaches the store after the second one, but is answered before it.
+            is_first = not simulation.inner.times_of("put_if_absent")
+            simulation.inner.script = [Step(takes_s=1.5 if is_first else 60)]
+            if is_first:
+                return bool(simulation.inner._follow("put_if_absent", lambda: False))
+            return ScriptedStore.put_if_absent(simulation.inner, name, data)
+
+        simulation.inner.put_if_absent = race  # type: ignore[method-assign]
+
+        assert simulation.store.put_if_absent("log/1", b"ours")
+        assert simulation.clock.monotonic_s() == 1.5
+
+    def test_all_answers_were_lost(self) -> None:
+        for attempts in (1, 3):
+            simulation = Simulation(RetryPolicy(attempts=attempts), *failing(attempts, has_effect=True))
+
+            assert simulation.store.put_if_absent("log/1", b"ours")
+
+            assert len(simulation.inner.times_of("put_if_absent")) == attempts
+            assert Metric.UPLOAD_FAILURES not in simulation.measured.take().counts
+
+    def test_all_answers_were_lost_and_another_one_won(self) -> None:
+        simulation = Simulation(RetryPolicy(), *failing(3))
+        simulation.inner.objects["log/1"] = b"theirs"
+
+        assert not simulation.store.put_if_absent("log/1", b"ours")
+
+    def test_all_attempts_failed_and_nobody_won(self) -> None:
+        simulation = Simulation(RetryPolicy(), *failing(3))
+
+        with pytest.raises(StorageError) as raised:
+            simulation.store.put_if_absent("log/1", b"ours")
+
+        assert raised.value.kind == UNAVAILABLE
+        assert simulation.measured.take().counts[Metric.UPLOAD_FAILURES] == 1
+
+    def test_reading_back_is_repeated(self) -> None:
+        script = [*failing(1, has_effect=True), OK, *failing(2)]
+        simulation = Simulation(RetryPolicy(), *script)
+
+        assert simulation.store.put_if_absent("log/1", b"ours")
+
+        assert len(simulation.inner.times_of("read")) == 3
+        assert simulation.measured.take().counts[Metric.READ_RETRIES] == 2
+
+    def test_the_object_is_gone_when_it_is_read_back(self, tmp_path: Path) -> None:
+        store, measured = self.store_with(
+            tmp_path,
+            FaultPlan.at("put_if_absent", when="after", kind=UNAVAILABLE),
+            FaultPlan.at("read", action=lambda: LocalStore(tmp_path).delete(["log/1"])),
+        )
+
+        with pytest.raises(StorageError, match="log/1.*unknown.*[Aa]ttempt 2 of 2") as raised:
+            store.put_if_absent("log/1", b"ours")
+
+        assert not raised.value.is_transient
+        assert measured.take().counts[Metric.UPLOAD_FAILURES] == 1
+
+
+class BlockingStore(ScriptedStore):
+    """The first writes of chosen objects wait until they are released; all time is real."""
+
+    def __init__(self, *blocked: str) -> None:
+        super().__init__(ManualClock())
+        self.blocked = set(blocked)
+        self.release = threading.Event()
+        self.late: list[str] = []
+        self.threads: list[threading.Thread] = []
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self.threads.append(threading.current_thread())
+        if name in self.blocked:
+            self.blocked.remove(name)
+            assert self.release.wait(60)
+            super().put(name, data)
+            self.late.append(name)
+        else:
+            super().put(name, data)
+
+    def finish(self) -> None:
+        """Release what waits, and wait for its end."""
+        self.release.set()
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(60)
+                assert not thread.is_alive()
+
+
+def threaded(inner: Store, *, timeout_s: float = 0.001, threads: int = 64, attempts: int = 2) -> RetryingStore:
+    policy = RetryPolicy(attempts=attempts, timeout_s=timeout_s)
+    races = ThreadedRaces(threads)
+    return RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements(), new_races=lambda: races)
+
+
+class TestThreads:
+    @pytest.fixture(autouse=True)
+    def threads_end_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0.02)
+
+    def test_the_second_attempt_ends_the_call_while_the_first_one_blocks(self) -> None:
+        inner = BlockingStore("x")
+        store = threaded(inner, timeout_s=0.05)
+        clock = SystemClock()
+        started_s = clock.monotonic_s()
+
+        store.put("x", b"1")
+
+        assert 0.05 <= clock.monotonic_s() - started_s < 30
+        assert inner.objects == {"x": b"1"}
+        assert inner.late == []
+        inner.finish()
+        assert inner.late == ["x"]
+        assert inner.objects == {"x": b"1"}
+
+    def test_a_loser_writes_what_it_was_given(self) -> None:
+        inner = BlockingStore("x")
+        data = bytearray(b"the object")
+
+        threaded(inner).put("x", memoryview(data))
+        data[:] = b"something!"
+        inner.finish()
+
+        assert inner.late == ["x"]
+        assert inner.objects == {"x": b"the object"}
+
+    def test_a_loser_may_leave_an_object_that_was_deleted(self) -> None:
+        """Nothing can prevent this: the request may already be on its way. Orphans are looked for in any case."""
+        inner = BlockingStore("x")
+        store = threaded(inner)
+
+        store.put("x", b"1")
+        store.delete(["x"])
+        assert store.list() == []
+        inner.finish()
+
+        assert [info.name for info in store.list()] == ["x"]
+
+    def test_a_failing_loser_does_not_show(self) -> None:
+        inner = BlockingStore("x")
+        inner.script = [OK, Step(error=FAILED)]
+        store = threaded(inner)
+
+        store.put("x", b"1")
+        inner.finish()
+
+        store.put("y", b"2")
+        assert inner.objects == {"x": b"1", "y": b"2"}
+
+    def test_no_thread_is_left_by_a_thousand_hedged_writes(self) -> None:
+        before = set(threading.enumerate())
+        most = 4
+        inner = BlockingStore()
+        store = threaded(inner, timeout_s=0.0001, threads=most)
+        hedging = store._here().hedging
+        hedging.take_hedge = lambda: True  # type: ignore[method-assign]
+        seen = 0
+        for number in range(1_000):
+            inner.blocked.add(f"{number}")
+            inner.release = threading.Event()
+            store.put(f"{number}", b"1")
+            seen = max(seen, len(set(threading.enumerate()) - before))
+            inner.release.set()
+
+        assert len(inner.threads) == 2_000
+        assert set(inner.threads).isdisjoint([threading.current_thread()])
+        assert 2 <= seen <= most
+        inner.finish()
+        assert set(threading.enumerate()) <= before
+
+    def test_who_hears_of_the_end_finds_the_thread_free(self) -> None:
+        inner = BlockingStore()
+        store = threaded(inner, timeout_s=60, threads=1)
+        for number in range(500):
+            store.put(f"{number}", b"1")
+
+        assert threading.current_thread() not in inner.threads
+        inner.finish()
+
+    def test_closing_ends_the_threads_that_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 3600)
+        inner = BlockingStore()
+        store = threaded(inner, timeout_s=60)
+        store.put("x", b"1")
+        inner.threads[0].join(0.05)
+        assert inner.threads[0].is_alive()
+
+        store.close()
+
+        inner.finish()
+        store.put("y", b"1")
+        assert inner.threads[1] is not inner.threads[0]
+        store.close()
+        inner.finish()
+
+    def test_threads_end_when_they_are_not_needed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0.001)
+        inner = BlockingStore()
+        store = threaded(inner, timeout_s=60)
+        # At some of these moments a thread is about to end.
+        for number in range(300):
+            store.put(f"{number}", b"1")
+            time.sleep(random.Random(number).choice([0, 0.0005, 0.001, 0.002]))
+        inner.finish()
+
+        assert len(inner.objects) == 300
+        assert 2 < len(set(inner.threads)) < 300
+        assert not any(thread.is_alive() for thread in inner.threads)
+
+    def test_with_all_threads_taken_a_write_runs_in_its_own(self) -> None:
+        inner = BlockingStore("x", "y")
+        store = threaded(inner, threads=2)
+        store.put("x", b"1")  # a thread stays with its first attempt
+        hedging = store._here().hedging
+        for _ in range(60):
+            hedging.add_request()
+        other = threading.Thread(target=store.put, args=("y", b"1"))
+        other.start()  # takes the other thread, and there is none for a hedge
+        while len(inner.threads) < 3:
+            time.sleep(0.001)
+        time.sleep(0.05)
+
+        store.put("z", b"1")
+
+        assert inner.threads[-1] is threading.current_thread()
+        assert inner.objects.keys() == {"x", "z"}
+        inner.finish()
+        other.join(60)
+        store.put("later", b"1")
+        assert inner.threads[-1] is not threading.current_thread()
+        assert inner.objects.keys() == {"x", "y", "z", "later"}
+
+    def test_a_child_has_threads_of_its_own(self) -> None:
+        inner = BlockingStore("x", "y")
+        seeds = iter(range(100))
+        store = RetryingStore(
+            inner,
+            RetryPolicy(attempts=2, timeout_s=0.001),
+            clock=SystemClock(),
+            recorder=Measurements(),
+            new_random=lambda: random.Random(next(seeds)),
+            new_races=lambda: ThreadedRaces(2),
+        )
+        store.put("x", b"1")  # its first attempt holds a thread that the child does not have
+
+        pid = os.fork()
+        if pid == 0:
+            try:
+                store.put("y", b"1")  # needs two threads, and a hedge
+                is_hedged = [thread.name for thread in inner.threads] == ["statelog-request"] * 4
+                delays_differ = store._here().random.random() == random.Random(1).random()
+                os._exit(0 if is_hedged and delays_differ else 3)
+            except BaseException:
+                os._exit(1)
+        inner.finish()
+
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def test_a_request_that_hangs_does_not_keep_the_process(self) -> None:
+        script = """
+import threading
+from tests.unit.test_retry import BlockingStore, threaded
+
+store = BlockingStore("x")
+threaded(store).put("x", b"1")
+print(threading.active_count())
+"""
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        )
+
+        # The main thread, the one that hangs, and one that waits.
+        assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_pickled_store_carries_store_and_policy(tmp_path: Path) -> None:
+    inner = FaultStore(LocalStore(tmp_path), FaultPlan.seeded(1, rate=1, kind=UNAVAILABLE))
+    policy = RetryPolicy(attempts=2, delay_s=0)
+    store = RetryingStore(inner, policy, clock=ManualClock(), recorder=Measurements())
+    with pytest.raises(StorageError):
+        store.put("x", b"1")
+
+    other = pickle.loads(pickle.dumps(store))
+
+    assert repr(other) == repr(store).replace(repr(inner), repr(other._inner))
+    calls = other._inner.calls
+    with pytest.raises(StorageError):
+        other.put("x", b"1")
+    assert other._inner.calls == calls + 2
+
+
+def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
+    def fail() -> Any:
+        raise AssertionError
+
+    store = RetryingStore(
+        LocalStore(tmp_path),
+        RetryPolicy(),
+        clock=ManualClock(),
+        recorder=Measurements(),
+        new_random=fail,
+        new_races=fail,
+    )
+
+    store.close()
+    assert store.can_append
