@@ -1,5 +1,6 @@
 """Keyed state for PySpark Structured Streaming, made durable by a changelog in every micro-batch."""
 
+from statelog.checkpoint.leftovers import list_orphans
 from statelog.errors import (
     ConfigurationError,
     CorruptionError,
@@ -74,6 +75,7 @@ __all__ = [
     "WindowedStream",
     "key_by",
     "late",
+    "list_orphans",
     "on_time",
     "process",
     "rewind",

@@ -579,6 +579,8 @@ def run_in_child(action: Callable[[], None]) -> int:
     """Run it in a fork that has some seconds; 0 if it returns."""
     pid = os.fork()
     if pid == 0:
+        # A hang is one outside of Python, where a handler, such as the test runner's own, would not be called.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)
         try:
             action()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import LOG_FOLDER, open_log
+from statelog.checkpoint.leftovers import operators_of
+from statelog.checkpoint.open_log import open_log
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.options import Options
@@ -107,8 +108,7 @@ def _newest_common(location: str, *, is_first: bool) -> int:
     the first; later it means that the state is elsewhere or gone.
     """
     store = open_store(location)
-    folder = f"/{LOG_FOLDER}/"
-    logs = sorted({info.name.partition(folder)[0] for info in store.list() if folder in info.name})
+    logs = operators_of(store)
     if not logs and is_first:
         return -1
     if not logs:

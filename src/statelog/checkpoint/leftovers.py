@@ -1,0 +1,84 @@
+"""Looking for what crashed runs left behind, without changing anything."""
+
+from __future__ import annotations
+
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.history import History
+from statelog.checkpoint.open_log import LOG_FOLDER, open_log
+from statelog.checkpoint.orphans import find_orphans
+from statelog.clock import Clock, SystemClock
+from statelog.options import Options
+from statelog.storage import ObjectInfo, Store, open_store
+
+__all__ = ["list_orphans", "operators_of"]
+
+
+def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:
+    """Objects that no checkpoint needs, which the next start of the query would remove.
+
+    While a query runs, what it is just writing is among them unless it is younger than `min_age_s`. Nothing outside of
+    the operators' own folders is looked at.
+
+    Parameters
+    ----------
+    location : str
+        The operators' location: a directory, or a folder in an object store.
+    min_age_s : float
+        Younger objects are left out.
+    clock : Clock, optional
+        Tells the age; by default the machine's.
+
+    Returns
+    -------
+    list of ObjectInfo
+        Name below the location, size and time of each, by name.
+
+    Raises
+    ------
+    ConfigurationError
+        If the location is of a scheme that is not supported.
+    CorruptionError
+        If a log is damaged.
+    StorageError
+        If the store cannot be read.
+    """
+    store = open_store(location)
+    found = [
+        info
+        for operator in operators_of(store)
+        for info in _orphans_of(store, operator, min_age_s, clock or SystemClock())
+    ]
+    return sorted(found, key=lambda info: info.name)
+
+
+def operators_of(store: Store) -> list[str]:
+    """Folders of the operators that have a log in a store."""
+    folder = f"/{LOG_FOLDER}/"
+    return sorted({info.name.partition(folder)[0] for info in store.list() if folder in info.name})
+
+
+def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> list[ObjectInfo]:
+    entries = open_log(store, operator, Options(), clock).read()
+    history = History(entries)
+    next_epoch = 1 + max((entry.epoch for entry in entries), default=0)
+    names = set(find_orphans(store, operator, history, epoch=next_epoch, run_id="", min_age_s=min_age_s, clock=clock))
+    starts = [entry.log_start for entry in entries if isinstance(entry, Checkpoint)]
+    first = starts[-1] if starts else 0
+    needed = history.object_names()
+    now_s = clock.now_s()
+    return [
+        info
+        for info in store.list(f"{operator}/")
+        if info.name in names
+        or (
+            info.name.startswith(f"{operator}/{LOG_FOLDER}/")
+            and info.name not in needed
+            and _number(info.name) < first
+            and now_s - info.modified_s >= min_age_s
+        )
+    ]
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("/")[2].removesuffix(".log")
+    return int(digits) if digits.isdecimal() else 0
