@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +14,7 @@ import click
 
 from benchmarks.child import run_in_child
 from benchmarks.distribution import Distribution
-from benchmarks.frame import Benchmark, Result, alternate, require_space, scratch
+from benchmarks.frame import Benchmark, Result, Target, alternate, require_space, scratch
 
 __all__ = ["BENCHMARK", "run"]
 
@@ -25,17 +28,21 @@ def run(
     checkpoints: int,
     subtasks: tuple[int, ...],
     changeset_bytes: int,
+    total_bytes: int,
     calls: str,
     fresh_every: int,
     directory: Path | None,
 ) -> Result:
     """Measure; the parameters are the options of the command."""
     per_location = min(fresh_every or checkpoints, checkpoints)
+    if store == "s3" and file_merging == "across":
+        file_merging = "within"
+    sizes = {count: max(1, total_bytes // count) if total_bytes else changeset_bytes for count in subtasks}
     figures: dict[str, Any] = {}
-    with scratch(directory) as place:
+    with scratch(directory) as place, _server(store) as location:
         require_space(
             place,
-            per_location * max(subtasks) * changeset_bytes,
+            per_location * max(count * size for count, size in sizes.items()),
             "Give another --directory, fewer --checkpoints, or --fresh-every 1000: a fresh location every"
             " 1,000 checkpoints, the old one deleted.",
         )
@@ -43,30 +50,61 @@ def run(
             f"{count} subtasks": partial(
                 _run_side,
                 place,
+                location,
                 file_merging=file_merging,
                 checkpoints=checkpoints,
                 subtasks=count,
-                changeset_bytes=changeset_bytes,
+                changeset_bytes=size,
                 calls=calls,
                 per_location=per_location,
             )
-            for count in subtasks
+            for count, size in sizes.items()
         }
         for name, (measured,) in alternate(sides, 1).items():
             figures[name] = _figures(measured, per_location)
     return Result(
         figures={"store": store, "file_merging": file_merging, "runs": figures},
-        targets=[],
+        targets=_targets(figures) if total_bytes else [],
         header=["run", "commit ms", "first 10%", "last 10%", "checkpoints/s", "files", "MB", "driver memory"],
         rows=[_row(name, each) for name, each in figures.items()],
         remarks=_remarks(file_merging, calls, checkpoints, per_location, figures),
     )
 
 
-def _run_side(place: Path, **arguments: Any) -> dict[str, Any]:
-    directory = place / uuid.uuid4().hex
+@contextmanager
+def _server(store: str) -> Iterator[str | None]:
+    """The location of logs: None for a directory of the side, else a folder in a bucket of a server of its own."""
+    if store == "local":
+        yield None
+        return
+    # Not at the top: the other benchmarks do without the server.
+    from tests.s3.server import RadosGateway, missing_programs
+
+    if missing := missing_programs():
+        raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
+    with RadosGateway() as server:
+        server.create_bucket("commit")
+        before = dict(os.environ)
+        os.environ.update(server.environment)
+        try:
+            yield "s3://commit/bench"
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _targets(figures: dict[str, Any]) -> list[Target]:
+    """With the same number of bytes, the number of subtasks must not matter much."""
+    medians = [each["commit_ms"]["median"] for each in figures.values()]
+    return [Target("median commit: slowest / fastest number of subtasks", max(medians) / min(medians), 1.5, "at_most")]
+
+
+def _run_side(place: Path, location: str | None, **arguments: Any) -> dict[str, Any]:
+    name = uuid.uuid4().hex
+    directory = place / name
     directory.mkdir()
-    return run_in_child("benchmarks.commit_side:run", {**arguments, "directory": str(directory)}, directory)
+    base = str(directory / "logs") if location is None else f"{location}/{name}"
+    return run_in_child("benchmarks.commit_side:run", {**arguments, "base": base}, directory)
 
 
 def _figures(measured: dict[str, Any], per_location: int) -> dict[str, Any]:
@@ -128,7 +166,12 @@ BENCHMARK: Final = Benchmark(
     name="commit",
     description="Commit checkpoints without Spark: the coordinator, the log and the store alone.",
     options=[
-        click.Option(["--store"], type=click.Choice(["local"]), default="local", help="Kind of store."),
+        click.Option(
+            ["--store"],
+            type=click.Choice(["local", "s3"]),
+            default="local",
+            help="A directory, or an S3 server on this machine.",
+        ),
         click.Option(
             ["--file-merging"],
             type=click.Choice(["across", "within"]),
@@ -144,6 +187,12 @@ BENCHMARK: Final = Benchmark(
             help="One run for each number of subtasks.",
         ),
         click.Option(["--changeset-bytes"], type=click.IntRange(min=1), default=10_000, help="Of every subtask."),
+        click.Option(
+            ["--total-bytes"],
+            type=click.IntRange(min=0),
+            default=0,
+            help="Of all subtasks together, instead; 0 is not.",
+        ),
         click.Option(
             ["--calls"],
             type=click.Choice(["rpc", "direct"]),

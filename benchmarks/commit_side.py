@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,8 +22,10 @@ from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
 from statelog.clock import SystemClock
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.spark.stores import open_retrying_store
 from statelog.state.schema import StateDescriptor, StateKind, encode_schema
 from statelog.storage import open_store
 
@@ -71,7 +71,7 @@ def run(
     changeset_bytes: int,
     calls: str,
     per_location: int,
-    directory: str,
+    base: str,
 ) -> dict[str, Any]:
     """Commit checkpoints, and read them back.
 
@@ -85,8 +85,8 @@ def run(
         Whether the coordinator is called through server and client.
     per_location : int
         Checkpoints after which a fresh location is used and the old one deleted.
-    directory : str
-        An empty directory.
+    base : str
+        An empty directory, or folder in an object store.
 
     Raises
     ------
@@ -97,16 +97,17 @@ def run(
     payloads = [source.randbytes(changeset_bytes) for _ in range(_PAYLOADS)]
     load = _Load(subtasks, payloads, [chain.checksum(payload) for payload in payloads])
     counts = _Counts([], [])
-    done, location = 0, Path(directory)
+    done, location = 0, base
     while done < checkpoints:
         if done:
-            shutil.rmtree(location)
-        location = Path(directory) / f"location-{done}"
+            store = open_store(location)
+            store.delete([info.name for info in store.list()])
+        location = f"{base}/location-{done}"
         number = min(per_location, checkpoints - done)
-        _run_location(load, number, file_merging, calls, str(location), counts)
-        _check_log(load, number, file_merging, str(location), counts)
+        _run_location(load, number, file_merging, calls, location, counts)
+        _check_log(load, number, file_merging, location, counts)
         done += number
-    sizes = [path.stat().st_size for path in location.rglob("*") if path.is_file()]
+    sizes = [info.size_bytes for info in open_store(location).list()]
     return {
         "checkpoints": checkpoints,
         "subtasks": subtasks,
@@ -166,8 +167,8 @@ def _coordinator(subtasks: int, file_merging: str, location: str, recorder: Comm
     schema = pa.schema([("n", pa.int64())])
     state = StateDescriptor("n", StateKind.VALUE, schema).to_stored()
     key_schema = encode_schema(pa.schema([("key", pa.int64())]))
-    store = open_store(location)
     options = Options(file_merging=file_merging, observer=recorder)
+    store = open_retrying_store(location, options, SystemClock(), Measurements())
     return OperatorCoordinator(
         OperatorRun("query", "run", "main", "bench", subtasks, key_schema, [state]),
         store=store,

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from benchmarks import machine
 from benchmarks.child import run_in_child
 from benchmarks.distribution import MIN_SAMPLES, Distribution
 from benchmarks.fault_proxy import ProxyProcess, Rule
@@ -38,8 +39,7 @@ def run(*, store: str, directory: Path | None, **size: Any) -> Result:
         raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
     with scratch(directory) as place, RadosGateway() as server:
         server.create_bucket(_BUCKET)
-        result = measure(f"{store}://{_BUCKET}/bench", server.environment, place, **size)
-    return result
+        return measure(f"{store}://{_BUCKET}/bench", server.environment, place, **size)
 
 
 def measure(
@@ -72,6 +72,7 @@ def measure(
     click.ClickException
         If the proxy saw other requests than the client says it made.
     """
+    server_before_s = machine.children_cpu_s()
     rule = Rule("latency", method="PUT", path=f"/(?:{SINGLE}|{HEDGED})/([^/?]+)", scale=scale)
     with ProxyProcess(urlsplit(environment["AWS_ENDPOINT_URL"]).port or 80, [rule], seed=_SEED) as proxy:
         measured = run_in_child(
@@ -91,6 +92,7 @@ def measure(
         # The last losers may still be on their way.
         time.sleep(scale * latency_s(1.0))
         proxied = proxy.report()
+    server_cpu_s = machine.children_cpu_s() - server_before_s
     sides = {name: _figures(side, scale) for name, side in measured.pop("sides").items()}
     attempts = sum(side["attempts"] for side in sides.values())
     if proxied["counts"]["PUT"] != attempts:
@@ -100,6 +102,7 @@ def measure(
         "p99.9_lower_percent": _lower_percent(sides),
         **measured,
         "proxy_cpu_s": proxied["cpu_s"],
+        "server_cpu_s": server_cpu_s,
         "proxy_late_ms": _quantiles_ms(proxied["late_s"]),
         "server_ms": _quantiles_ms(proxied["upstream_s"]),
     }
@@ -164,7 +167,8 @@ def _row(name: str, side: dict[str, Any]) -> list[str]:
 def _remarks(figures: dict[str, Any], scale: float, concurrency: int, object_bytes: int) -> list[str]:
     single = figures["sides"][SINGLE]
     cores = os.cpu_count() or 1
-    share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in ("client", "proxy", "machine")}
+    parts = ("client", "proxy", "server", "machine")
+    share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in parts}
     return [
         f"{single['requests']:,} objects of {object_bytes:,} bytes per side in turn, {concurrency} at a time, in"
         f" {figures['took_s']:.0f} s. Latencies of FLIP-158 times {scale:g}, equal for the same object on both sides.",
@@ -173,7 +177,7 @@ def _remarks(figures: dict[str, Any], scale: float, concurrency: int, object_byt
         f"The server took {_shown(figures['server_ms'])} ms; the proxy was late by"
         f" {_shown(figures['proxy_late_ms'])} ms.",
         f"Processor time, 100% is one of {cores} cores: client {share['client']:.0f}%, proxy {share['proxy']:.0f}%,"
-        f" everything on the machine {share['machine']:.0f}%.",
+        f" server {share['server']:.0f}%, everything on the machine {share['machine']:.0f}%.",
     ]
 
 

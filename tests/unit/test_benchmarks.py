@@ -464,6 +464,7 @@ def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: 
         checkpoints=20,
         subtasks=(3,),
         changeset_bytes=1_000,
+        total_bytes=0,
         calls=calls,
         fresh_every=8,
         directory=tmp_path,
@@ -475,3 +476,23 @@ def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: 
     assert 12_000 < measured["bytes"] < 24_000
     assert measured["commit_ms"]["samples"] == measured["coordinator_commit_ms"]["samples"] == 20
     assert list(tmp_path.iterdir()) == []
+
+
+def test_commit_with_the_same_bytes_for_any_number_of_subtasks(tmp_path: Path) -> None:
+    result = commit.run(
+        store="local",
+        file_merging="across",
+        checkpoints=5,
+        subtasks=(1, 4),
+        changeset_bytes=1,
+        total_bytes=8_000,
+        calls="direct",
+        fresh_every=0,
+        directory=tmp_path,
+    )
+
+    assert [each["changeset_bytes"] for each in result.figures["runs"].values()] == [8_000, 2_000]
+    [target] = result.targets
+    assert (target.limit, target.sense) == (1.5, "at_most")
+    assert target.value is not None
+    assert target.value >= 1
