@@ -196,7 +196,7 @@ BENCHMARK: Final = Benchmark(
         click.Option(
             ["--scale"], type=click.FloatRange(0, min_open=True), default=1.0, help="Factor of FLIP-158's latencies."
         ),
-        click.Option(["--concurrency"], type=click.IntRange(min=1), default=192, help="Objects written at a time."),
+        click.Option(["--concurrency"], type=click.IntRange(min=1), default=128, help="Objects written at a time."),
         click.Option(["--object-bytes"], type=click.IntRange(min=1), default=1_000, help="Of every object."),
         click.Option(
             ["--directory"],

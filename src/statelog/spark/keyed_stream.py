@@ -140,7 +140,8 @@ class KeyedStream:
             Number of subtasks, from 1 to 32,768; may differ at every start. The default is the
             application's number of cores.
         location : str, optional
-            Where the state is kept: a directory that driver and executors share. The default is the folder
+            Where the state is kept: a directory that driver and executors share, or a folder in an
+            object store. The default is the folder
             ``statelog`` below the query's checkpointLocation.
         options : Options, optional
             Options.

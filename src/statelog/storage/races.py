@@ -195,6 +195,7 @@ class _Pool:
         """End the threads that wait."""
         with self._lock:
             waiting, self._idle = self._idle, 0
+            self._threads -= waiting
         for _ in range(waiting):
             self._jobs.put(None)
 
@@ -209,8 +210,6 @@ class _Pool:
             # Nothing is kept alive by a thread that waits.
             del job, work, tell, result
             job = self._next()
-        with self._lock:
-            self._threads -= 1
 
     def _next(self) -> _Job | None:
         """Wait for a job; None if the thread is to end."""
@@ -221,6 +220,7 @@ class _Pool:
                 with self._lock:
                     if self._idle:
                         self._idle -= 1
+                        self._threads -= 1
                         return None
                 # All that wait are meant for jobs that are being put into the queue now.
 
