@@ -11,6 +11,7 @@ that was reported stands before the fence, and one that stands behind it was nev
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -116,7 +117,8 @@ class NumberedLog(Log):
         self._is_used = False
         self._lost = "it has not claimed it"
         self._looked_s = (0.0, 0.0)
-        self._existing: set[int] = set()
+        # In order, and quick to remove from: the files of the log as far as this run knows.
+        self._existing: dict[int, None] = {}
         self._claims_seen_s: dict[int, float] = {}
         self._files_made = 0
 
@@ -187,15 +189,16 @@ class NumberedLog(Log):
 
     def removable(self, start: int) -> list[str]:
         now_s = self._clock.monotonic_s()
+        before = itertools.takewhile(lambda number: number < min(start, self._number), self._existing)
         return [
             self._name(number)
-            for number in sorted(self._existing)
-            if number < min(start, self._number)
-            and now_s - self._claims_seen_s.get(number, float("-inf")) >= self._min_age_s
+            for number in before
+            if now_s - self._claims_seen_s.get(number, float("-inf")) >= self._min_age_s
         ]
 
     def forget(self, names: Iterable[str]) -> None:
-        self._existing.difference_update(int(name[-len(_base_name(0)) : -len(".log")]) for name in names)
+        for name in names:
+            del self._existing[int(name[-len(_base_name(0)) : -len(".log")])]
 
     def close(self) -> None:
         # Later numbers are never removed here: an older writer must find them taken.
@@ -244,9 +247,9 @@ class NumberedLog(Log):
                 self._lose(f"entry {self._number + 1} is another run's")
             # An earlier entry of ours whose answer was lost; the new one comes after it.
             self._number, self._end = self._number + 1, len(found)
-            self._existing.add(self._number)
+            self._existing[self._number] = None
         self._number, self._end = self._number + 1, len(data)
-        self._existing.add(self._number)
+        self._existing[self._number] = None
         self._files_made += 1
         self._is_in_doubt = False
         self._appended = None
@@ -402,7 +405,7 @@ class NumberedLog(Log):
         numbers = range(self._number - 1, 0, -1)
         claims = [number for number, file in zip(numbers, contents.files, strict=False) if isinstance(file[0], Claim)]
         self._claims_seen_s = dict.fromkeys([*claims, self._number], now_s)
-        self._existing = {number for number in self._files() if number <= self._number}
+        self._existing = {number: None for number in self._files() if number <= self._number}
 
     def _now_s(self) -> tuple[float, float]:
         return self._clock.monotonic_s(), self._clock.now_s()

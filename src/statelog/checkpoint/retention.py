@@ -22,11 +22,8 @@ class _File:
     """A file: its size as far as it is known, and what is needed of it, by offset."""
 
     size_bytes: int = 0
+    needed_bytes: int = 0
     segments: dict[int, _Segment] = field(default_factory=dict)
-
-    @property
-    def needed_bytes(self) -> int:
-        return sum(segment.length for segment in self.segments.values())
 
 
 class Retention:
@@ -41,34 +38,58 @@ class Retention:
         The size of all files divided by what is needed of them, above which files are emptied.
     log_folder : str
         Where the log's files are.
+
+    Attributes
+    ----------
+    size_bytes : int
+        Size of all files of which something is needed.
+    needed_bytes : int
+        What is needed of them.
     """
 
     def __init__(self, max_space_amplification: float, log_folder: str) -> None:
         self._max_amplification = max_space_amplification
         self._log_folder = f"{log_folder}/"
         self._files: dict[str, _File] = {}
+        self._unneeded: set[str] = set()
         self._wasteful: frozenset[str] = frozenset()
+        self.size_bytes = 0
+        self.needed_bytes = 0
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Count what a checkpoint names."""
         for segment in self._counted(checkpoint):
             file = self._files.setdefault(segment.name, _File())
-            file.size_bytes = max(file.size_bytes, segment.offset + segment.length)
-            file.segments.setdefault(segment.offset, _Segment(segment.length)).references += 1
+            growth = max(segment.offset + segment.length - file.size_bytes, 0)
+            file.size_bytes += growth
+            self.size_bytes += growth
+            held = file.segments.get(segment.offset)
+            if held is None:
+                held = file.segments[segment.offset] = _Segment(segment.length)
+                file.needed_bytes += held.length
+                self.needed_bytes += held.length
+                self._unneeded.discard(segment.name)
+            held.references += 1
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Give up a checkpoint that was added."""
         for segment in self._counted(checkpoint):
-            held = self._files[segment.name].segments
-            held[segment.offset].references -= 1
-            if not held[segment.offset].references:
-                del held[segment.offset]
+            file = self._files[segment.name]
+            held = file.segments[segment.offset]
+            held.references -= 1
+            if not held.references:
+                del file.segments[segment.offset]
+                file.needed_bytes -= held.length
+                self.needed_bytes -= held.length
+            if not file.segments:
+                self._unneeded.add(segment.name)
 
     def release(self) -> list[str]:
         """The files outside of the log of which nothing is needed any more since the last call, sorted."""
-        released = sorted(name for name, file in self._files.items() if not file.segments)
+        released = sorted(self._unneeded)
+        self._unneeded.clear()
         for name in released:
-            del self._files[name]
+            self.size_bytes -= self._files.pop(name).size_bytes
         return [name for name in released if not name.startswith(self._log_folder)]
 
     def needs(self, name: str) -> bool:
@@ -103,16 +124,6 @@ class Retention:
     def is_wasteful(self, name: str) -> bool:
         """Whether what is needed of a file is to be moved to another one."""
         return name in self._wasteful
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all files of which something is needed."""
-        return sum(file.size_bytes for file in self._files.values())
-
-    @property
-    def needed_bytes(self) -> int:
-        """What is needed of them."""
-        return sum(file.needed_bytes for file in self._files.values())
 
     def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:
         for segment in checkpoint.segments:
