@@ -169,6 +169,7 @@ def _remarks(figures: dict[str, Any], scale: float, concurrency: int, object_byt
     cores = os.cpu_count() or 1
     parts = ("client", "proxy", "server", "machine")
     share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in parts}
+    others = 2 * share["machine"] - sum(share.values())
     return [
         f"{single['requests']:,} objects of {object_bytes:,} bytes per side in turn, {concurrency} at a time, in"
         f" {figures['took_s']:.0f} s. Latencies of FLIP-158 times {scale:g}, equal for the same object on both sides.",
@@ -177,7 +178,7 @@ def _remarks(figures: dict[str, Any], scale: float, concurrency: int, object_byt
         f"The server took {_shown(figures['server_ms'])} ms; the proxy was late by"
         f" {_shown(figures['proxy_late_ms'])} ms.",
         f"Processor time, 100% is one of {cores} cores: client {share['client']:.0f}%, proxy {share['proxy']:.0f}%,"
-        f" server {share['server']:.0f}%, everything on the machine {share['machine']:.0f}%.",
+        f" server {share['server']:.0f}%, other processes {max(others, 0):.0f}%.",
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statelog import Options
+from statelog.spark.arguments import require_endpoint
 from statelog.storage import open_store
 from tests.s3.server import RadosGateway
 from tests.spark.support import Job, make_orders
@@ -37,3 +38,8 @@ def test_a_query_goes_on_from_a_bucket(
     names = [info.name for info in open_store(s3_location).list()]
     assert any("/log/" in name for name in names)
     assert not list(tmp_path.rglob("*.log"))
+    secrets = [s3_server.environment["AWS_SECRET_ACCESS_KEY"].encode(), require_endpoint(spark)[1].secret]
+    stored = [open_store(s3_location).read(name) for name in names]
+    stored += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(stored) > 20
+    assert not [data for data in stored if any(secret in data for secret in secrets)], "a secret was stored"
