@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 __all__ = ["Ended", "Race", "Races", "ThreadedRaces"]
@@ -127,7 +127,7 @@ class _SideBySide(Generic[_T]):
         self._pool = pool
         self._started = 0
         self._heard = 0
-        self._ended: SimpleQueue[Ended[_T]] = SimpleQueue()
+        self._ended: Queue[Ended[_T]] = Queue()
 
     def start(self, attempt: Callable[[], _T]) -> bool:
         number = self._started + 1
@@ -167,7 +167,8 @@ class _Pool:
         self._threads = 0
         # Threads that wait, less those that a job in the queue is meant for.
         self._idle = 0
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        # Not a SimpleQueue: CPython 3.11's waits for ever if its thread is held up until the timeout has passed.
+        self._jobs: Queue[_Job | None] = Queue()
 
     def start(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
         """Do some work and tell its result, in a thread; False if all of them are taken."""
