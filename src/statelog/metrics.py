@@ -89,6 +89,8 @@ class Measurements:
 
     def add(self, recorded: Recorded) -> None:
         """Add what another recorder has taken."""
+        if not recorded.counts and not recorded.samples:
+            return
         with self._lock:
             self._counts.update(recorded.counts)
             for metric, values in recorded.samples.items():
