@@ -20,12 +20,12 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.stores import open_retrying_store
 from statelog.state.schema import StateDescriptor, StateKind, encode_schema
 from statelog.storage import open_store
 

@@ -30,7 +30,8 @@ class Options:
         How many times as large as what is needed of them the files of operator state may be, before what is needed is
         moved out of the most wasteful ones; at least 1.
     retained_checkpoints : int
-        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted.
+        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted, so
+        far of operator state: keyed checkpoints build on each other.
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.

@@ -15,7 +15,7 @@ from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.checkpoint.retention import Retention
 from statelog.clock import ManualClock
-from statelog.errors import CorruptionError, FencedError, StorageError
+from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
 from statelog.storage import LocalStore
 from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
@@ -305,6 +305,42 @@ def test_the_mode_is_switched_in_every_order(tmp_path: Path) -> None:
         found = [engine.run_subtask(batch, subtask, [["read"]])[1][0]["items"] for subtask in range(2)]
         assert sorted(found[0] + found[1], key=int) == elements, order
         assert engine.leaked() == []
+
+
+def test_a_checkpoint_that_is_not_retained_any_more_is_named(tmp_path: Path) -> None:
+    engine = OperatorEngine(tmp_path, file_merging="within", retained_checkpoints=2)
+    engine.start(1, 0)
+    for batch in range(6):
+        engine.run_subtask(batch, 0, [["add", "items", "x"]])
+    with pytest.raises(StateMissingError, match="needs checkpoint 2, but the oldest that is retained is checkpoint 4"):
+        engine.start(1, 3)
+    engine.start(1, 5)
+
+
+def test_a_snapshot_that_cannot_be_moved_stays_where_it_is(tmp_path: Path) -> None:
+    class Unreadable(FaultStore):
+        def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            if is_failing:
+                raise StorageError("read failed: no.")
+            return super().read(name, offset=offset, length=length)
+
+    is_failing = False
+    engine = OperatorEngine(tmp_path, max_file_bytes=2000, retained_checkpoints=2)
+    engine.open_store = lambda location: Unreadable(LocalStore(location), FaultPlan())
+    engine.start(2, 0)
+    engine.run_subtask(0, 0, [["add", "items", "kept"]])
+    engine.run_subtask(0, 1, [])
+    places = []
+    for batch in range(1, 20):
+        is_failing = batch < 12
+        engine.run_subtask(batch, 0, [])
+        engine.run_subtask(batch, 1, [["update", "items", f"{batch:050}"]])
+        places.append(checkpoints(engine.read_log())[-1].segments[0].name)
+    assert len(set(places[:11])) == 1
+    assert places[-1] != places[0], "moved once that was possible"
+    is_failing = False
+    engine.start(2, 20, keep_local=False)
+    assert engine.run_subtask(20, 0, [["read"]])[1][0]["items"] == ["kept"]
 
 
 def test_what_could_not_be_deleted_is_deleted_later(tmp_path: Path) -> None:

@@ -594,7 +594,7 @@ class TestPutIfAbsent:
                 return bool(simulation.inner._follow("put_if_absent", lambda: False))
             return ScriptedStore.put_if_absent(simulation.inner, name, data)
 
-        simulation.inner.put_if_absent = race  # type: ignore[method-assign]
+        simulation.inner.put_if_absent = race  # type: ignore[method-assign]  # only for the test
 
         assert simulation.store.put_if_absent("log/1", b"ours")
         assert simulation.clock.monotonic_s() == 1.5
@@ -741,7 +741,7 @@ class TestThreads:
         inner = BlockingStore()
         store = threaded(inner, timeout_s=0.0001, threads=most)
         hedging = store._here().hedging
-        hedging.take_hedge = lambda: True  # type: ignore[method-assign]
+        hedging.take_hedge = lambda: True  # type: ignore[method-assign]  # only for the test
         seen = 0
         for number in range(1_000):
             inner.blocked.add(f"{number}")

@@ -87,7 +87,7 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
         return
     before = history.at(first_batch - 1) if history.has_batch(first_batch - 1) else None
     if before is None:
-        raise _missing(latest, first_batch, name)
+        raise _missing(history, first_batch, name)
     _require_same_schemas(run, before, name)
 
 
@@ -108,7 +108,15 @@ def require_complete(history: History, name: str) -> None:
         )
 
 
-def _missing(latest: Checkpoint | None, batch: int, name: str) -> StateMissingError:
+def _missing(history: History, batch: int, name: str) -> StateMissingError:
+    latest, oldest = history.latest, next(history.checkpoints, None)
+    if oldest is not None and batch <= oldest.batch:
+        return StateMissingError(
+            f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"
+            f" retained is checkpoint {oldest.batch}.",
+            hint="Was Spark's checkpoint restored from an older copy? Use the newer one, or restore the location from a"
+            " copy of the same time. Options(retained_checkpoints=...) keeps more.",
+        )
     found = "there is no checkpoint" if latest is None else f"the newest is checkpoint {latest.batch}"
     hint = (
         "Was the uid or the location changed, or the operator added to a query that had already run? Use"

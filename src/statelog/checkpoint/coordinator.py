@@ -35,6 +35,7 @@ from statelog.errors import (
     ProtocolError,
     StatelogError,
     StateMissingError,
+    StorageError,
 )
 from statelog.metrics import Measurements
 from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
@@ -347,7 +348,7 @@ class OperatorCoordinator:
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
             if replaced is not None:
-                self._delete_quietly(replaced.ack.names)
+                self._deleter.delete(replaced.ack.names)
 
     def _kept(self, ack: Ack) -> SegmentRef | None:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
@@ -376,9 +377,7 @@ class OperatorCoordinator:
             return
         require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        for one in taken:
-            if one.kept is not None and self._retention.is_wasteful(one.kept.name):
-                one.moved = read_segment(self._store, one.kept)
+        self._move_from_wasteful_files(taken)
         oldest = batch.number - self._options.retained_checkpoints + 1
         log_start = self._history.log_start(oldest, batch.number)
         entry, payload = compose(
@@ -407,6 +406,15 @@ class OperatorCoordinator:
         log_files = self._log.files_made - files_before
         self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s, log_files))
         self._release(batch.durable, oldest)
+
+    def _move_from_wasteful_files(self, taken: list[TakenAck]) -> None:
+        for one in taken:
+            if one.kept is not None and self._retention.is_wasteful(one.kept.name):
+                try:
+                    one.moved = read_segment(self._store, one.kept)
+                except StorageError as error:
+                    # It can stay where it is; the next checkpoint tries again.
+                    _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
 
     def _release(self, checkpoint: Checkpoint, oldest: int) -> None:
         """Have deleted what only checkpoints before the oldest retained one needed; the new entry is durable."""
@@ -456,7 +464,7 @@ class OperatorCoordinator:
 
     def _remove_initial_state(self) -> None:
         """The first batch is over, or will be repeated by a run that stores the rows again."""
-        self._delete_quietly([name for name in self._initial if name])
+        self._deleter.delete([name for name in self._initial if name])
         self._initial = ()
 
     def _remove_lost_uploads(self, batch: Batch) -> None:
@@ -471,10 +479,6 @@ class OperatorCoordinator:
     def _upload_prefix(self, subtask: int) -> str:
         return f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{subtask}"
 
-    def _delete_quietly(self, names: list[str]) -> None:
-        if names:
-            self._deleter.delete(names)
-
     def close(self) -> None:
         """Stop serving tasks and release the log. Uploads that no entry references are removed."""
         with self._lock:
@@ -486,7 +490,7 @@ class OperatorCoordinator:
                 )
             if self._batch is not None and self._batch.durable is None:
                 for taken in self._batch.acks.values():
-                    self._delete_quietly(taken.ack.names)
+                    self._deleter.delete(taken.ack.names)
             self._remove_initial_state()
             self._deleter.close()
             self._log.close()

@@ -260,7 +260,7 @@ class NumberedLog(Log):
             claim is not None
             and frame is not None
             and frame.entry.epoch == claim.epoch
-            and not (isinstance(frame.entry, Claim))
+            and not isinstance(frame.entry, Claim)
         )
 
     def _require_ownership(self, end: int) -> None:
@@ -403,7 +403,9 @@ class NumberedLog(Log):
         """Remember since when this run has known the files that older writers may look for."""
         now_s = self._clock.monotonic_s()
         numbers = range(self._number - 1, 0, -1)
-        claims = [number for number, file in zip(numbers, contents.files, strict=False) if isinstance(file[0], Claim)]
+        claims = [
+            number for number, file in zip(numbers, contents.files, strict=False) if file and isinstance(file[0], Claim)
+        ]
         self._claims_seen_s = dict.fromkeys([*claims, self._number], now_s)
         self._existing = {number: None for number in self._files() if number <= self._number}
 

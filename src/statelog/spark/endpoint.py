@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.orphans import INITIAL_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.ticks import TickRule
@@ -27,9 +28,8 @@ from statelog.spark import internals
 from statelog.spark.initial_state import store_initial_state, when_queries_start
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
-from statelog.spark.stores import open_retrying_store
 from statelog.state.schema import StateSchema
-from statelog.storage import Store, open_store
+from statelog.storage import Store
 from statelog.storage.probe import check_put_if_absent
 
 __all__ = ["Endpoint", "OperatorPlan", "operator_root"]
@@ -265,9 +265,9 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     assert plan.initial is not None
     location = _location(plan, query)
     folder = f"{operator_root(plan.uid)}/{INITIAL_FOLDER}"
-    store = open_store(location)
+    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
     store.delete([found.name for found in store.list(f"{folder}/")])
-    return store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}")
+    return store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}", plan.options)
 
 
 def _close_at_end(query: StreamingQuery, coordinator: OperatorCoordinator) -> None:

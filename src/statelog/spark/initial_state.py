@@ -16,7 +16,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from statelog.storage import open_store
+from statelog.options import Options
+from statelog.spark.worker_process import worker_process
 
 __all__ = ["store_initial_state", "when_queries_start"]
 
@@ -49,7 +50,7 @@ class _StartListener(StreamingQueryListener):
         pass
 
 
-def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder: str) -> list[str]:
+def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder: str, options: Options) -> list[str]:
     """Store the rows of an initial state.
 
     Parameters
@@ -60,18 +61,22 @@ def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder
         Number of subtasks.
     location, folder : str
         Where the objects go.
+    options : Options
+        How often requests are attempted.
 
     Returns
     -------
     list of str
         For each subtask the object that holds its rows; empty if it has none.
     """
-    written = rows.mapInArrow(_writer(location, folder), "subtask int, name string").collect()
+    written = rows.mapInArrow(_writer(location, folder, options), "subtask int, name string").collect()
     names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}
     return [names[subtask] for subtask in range(parallelism)]
 
 
-def _writer(location: str, folder: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(
+    location: str, folder: str, options: Options
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = [batch for batch in batches if batch.num_rows]
         context = TaskContext.get()
@@ -82,7 +87,7 @@ def _writer(location: str, folder: str) -> Callable[[Iterable[pa.RecordBatch]], 
         with pa.ipc.new_stream(sink, held[0].schema) as writer:
             for batch in held:
                 writer.write_batch(batch)
-        open_store(location).put(name, sink.getvalue().to_pybytes())
+        worker_process().open_store(location, options).put(name, sink.getvalue().to_pybytes())
         yield pa.RecordBatch.from_pydict(
             {"subtask": pa.array([context.partitionId()], pa.int32()), "name": pa.array([name])}
         )

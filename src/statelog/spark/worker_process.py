@@ -15,6 +15,7 @@ from pyspark import TaskContext
 
 from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
+from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.task import MemoryTables
 from statelog.clock import SystemClock
@@ -22,7 +23,6 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient
-from statelog.spark.stores import open_retrying_store
 from statelog.storage import Store
 
 __all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]

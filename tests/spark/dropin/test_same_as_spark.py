@@ -649,7 +649,7 @@ def test_mistakes_fail_on_both(one_partition: SparkSession, name: str) -> None:
     initial = session.createDataFrame([("a", 1)], "key string, number long") if case.initial_keys else None
     texts = []
     for engine in (SPARK, replace(STATELOG, own_arguments=lambda uid: {"parallelism": 1})):
-        with pytest.raises(Exception) as failure:  # noqa: PT011
+        with pytest.raises(Exception) as failure:  # noqa: PT011 - Spark raises many kinds
             engine.apply(
                 df,
                 case.keys,

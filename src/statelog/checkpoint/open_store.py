@@ -1,4 +1,4 @@
-"""The stores that driver and workers use: those of object stores with repeated and hedged requests."""
+"""From the options to the store of a location: that of an object store repeats and hedges its requests."""
 
 from __future__ import annotations
 
