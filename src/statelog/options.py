@@ -35,6 +35,8 @@ class Options:
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
+    compression : {"lz4", "zstd", "none"}
+        Of what is stored of keyed state. Files that were written with another setting stay readable.
     upload_part_bytes : int
         A subtask whose changes become larger in memory writes them in parts of this size while the batch runs.
     max_in_flight_bytes : int
@@ -78,6 +80,7 @@ class Options:
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
     inline_budget_bytes: int = 8 << 20
+    compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
     max_in_flight_bytes: int = 100 << 20
     upload_threads: int = 5
@@ -102,6 +105,9 @@ class Options:
         _require(self.retained_checkpoints >= 2, "retained_checkpoints", self.retained_checkpoints, "2 or more")
         _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
+        _require(
+            self.compression in ("lz4", "zstd", "none"), "compression", self.compression, "'lz4', 'zstd' or 'none'"
+        )
         for name in ("upload_part_bytes", "max_in_flight_bytes", "upload_threads", "upload_attempts"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         _require(self.upload_timeout_s > 0, "upload_timeout_s", self.upload_timeout_s, "more than 0")
@@ -113,6 +119,11 @@ class Options:
     def inline_bytes(self, parallelism: int) -> int:
         """Up to which size a subtask's changeset travels with its ack."""
         return 0 if self.file_merging == "off" else self.inline_budget_bytes // parallelism
+
+    @property
+    def codec(self) -> str | None:
+        """The compression as Arrow names it."""
+        return None if self.compression == "none" else self.compression
 
     @property
     def heartbeat_ms(self) -> int | None:

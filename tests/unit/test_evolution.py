@@ -196,12 +196,12 @@ def run_of(state: StateDescriptor, rows: dict[int, dict[str, Any] | None], block
         for number, values in sorted(rows.items())
     ]
     batch = pa.RecordBatch.from_pylist(changes, schema=change_schema(state))
-    return Run(pa.py_buffer(encode_run([Section(state, [batch])], compress=False, block_rows=block_rows)), "run")
+    return Run(pa.py_buffer(encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)), "run")
 
 
 def merged(runs: Sequence[Run], *, is_bottom: bool) -> Run:
     sink = pa.BufferOutputStream()
-    merge_runs(runs, RunWriter(sink, compress=False, block_rows=3), is_bottom=is_bottom, slice_rows=2)
+    merge_runs(runs, RunWriter(sink, compression=None, block_rows=3), is_bottom=is_bottom, slice_rows=2)
     return Run(sink.getvalue(), "merged")
 
 

@@ -261,7 +261,7 @@ def _merge_to(
     path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
 ) -> Run:
     with pa.OSFile(str(path), "wb") as sink:
-        writer = RunWriter(sink, compress=False, block_rows=LOCAL_BLOCK_ROWS)
+        writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
         merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage)
     return _map(path)
 

@@ -65,16 +65,26 @@ class ChangesetWriter:
         Size in memory from which a part is written before the batch is over.
     inline_bytes : int
         The last part travels with the ack if it is not larger.
+    compression : {"lz4", "zstd", None}
+        Of the stored form.
     """
 
     def __init__(
-        self, changes: BatchChanges, uploads: Uploads, *, prefix: str, part_bytes: int, inline_bytes: int
+        self,
+        changes: BatchChanges,
+        uploads: Uploads,
+        *,
+        prefix: str,
+        part_bytes: int,
+        inline_bytes: int,
+        compression: str | None,
     ) -> None:
         self._changes = changes
         self._uploads = uploads
         self._prefix = prefix
         self._part_bytes = max(part_bytes, inline_bytes)
         self._inline_bytes = inline_bytes
+        self._compression = compression
         self._parts: list[StoredPart] = []
 
     def offer(self) -> None:
@@ -86,7 +96,7 @@ class ChangesetWriter:
             If an upload has failed.
         """
         if self._changes.unstored_bytes >= self._part_bytes:
-            self._upload(self._changes.take_part())
+            self._upload(self._changes.take_part(self._compression))
 
     def finish(self, local: LocalRuns, head: bytes, batch: int, token: str) -> Changeset:
         """Write what is left, and the local run, so that the next batch finds it.
@@ -107,7 +117,7 @@ class ChangesetWriter:
         StorageError
             If an upload has failed.
         """
-        last = self._changes.take_part()
+        last = self._changes.take_part(self._compression)
         payload = b""
         if len(last.data) <= self._inline_bytes:
             payload = last.data

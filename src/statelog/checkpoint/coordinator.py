@@ -375,7 +375,8 @@ class OperatorCoordinator:
         taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
         if batch.durable is not None and all(one.stored for one in taken):
             return
-        require_equal_copies([one.ack.copies for one in taken], self._name)
+        if not self._run.has_keys:
+            require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._move_from_wasteful_files(taken)
         oldest = batch.number - self._options.retained_checkpoints + 1
@@ -395,9 +396,8 @@ class OperatorCoordinator:
         except FencedError as error:
             self._stopped = error
             raise
-        for subtask, one in enumerate(taken):
-            one.stored = batch.durable.segments_of(subtask, subtask)
-            one.payload = one.moved = b""
+        for one, stored in zip(taken, batch.durable.by_subtask(), strict=True):
+            one.stored, one.payload, one.moved = stored, b"", b""
         self._retention.add(batch.durable)
         for replaced in self._history.add(batch.durable):
             self._retention.remove(replaced)

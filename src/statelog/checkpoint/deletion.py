@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from statelog.errors import StorageError
 from statelog.storage import Store
@@ -12,6 +13,8 @@ from statelog.storage import Store
 __all__ = ["Deleter"]
 
 _log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class Deleter:
@@ -51,12 +54,15 @@ class Deleter:
         self._start()
 
     def close(self) -> None:
-        """Do what is waiting, and stop."""
+        """Do what is waiting, and stop; a store that hangs is not waited for long."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                _log.warning("%s: the store hangs; what is left to be deleted goes with the next start", self._name)
+                return
         self._work_off()
 
     def _start(self) -> None:

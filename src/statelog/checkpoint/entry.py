@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from statelog.changelog.segment import SegmentRef
 from statelog.errors import CorruptionError, ErrorKind
@@ -112,6 +113,34 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         """The segments of some subtasks, the last one included."""
         start = bisect_left(self.segments, first, key=_subtask)
         return self.segments[start : bisect_right(self.segments, last, lo=start, key=_subtask)]
+
+    def by_subtask(self) -> list[list[SegmentRef]]:
+        """The segments of each subtask."""
+        found: list[list[SegmentRef]] = [[] for _ in range(self.parallelism)]
+        for segment in self.segments:
+            found[segment.subtask].append(segment)
+        return found
+
+    def placed(self, header: FrameHeader, *, name: str, offset: int, number: int) -> Checkpoint:
+        """The entry as a reader sees it, with the segments' offsets made absolute.
+
+        Parameters
+        ----------
+        header : FrameHeader
+            Header of its frame.
+        name : str
+            The object that holds the frame.
+        offset : int
+            Where the frame starts in it.
+        number : int
+            The object's number in the log.
+        """
+        base = offset + header.payload_offset
+        segments = [
+            segment if segment.name else replace(segment, name=name, offset=base + segment.offset)
+            for segment in self.segments
+        ]
+        return replace(self, segments=segments, number=number)
 
     @property
     def is_whole(self) -> bool:
@@ -214,9 +243,4 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, n
         ) from error
     if not isinstance(entry, Checkpoint):
         return entry
-    base = offset + header.payload_offset
-    segments = [
-        segment if segment.name else msgspec.structs.replace(segment, name=name, offset=base + segment.offset)
-        for segment in entry.segments
-    ]
-    return msgspec.structs.replace(entry, segments=segments, number=number)
+    return entry.placed(header, name=name, offset=offset, number=number)

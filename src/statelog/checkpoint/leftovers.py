@@ -5,10 +5,12 @@ from __future__ import annotations
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.open_log import LOG_FOLDER, open_log
+from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.orphans import find_orphans
 from statelog.clock import Clock, SystemClock
+from statelog.metrics import Measurements
 from statelog.options import Options
-from statelog.storage import ObjectInfo, Store, open_store
+from statelog.storage import ObjectInfo, Store
 
 __all__ = ["list_orphans", "operators_of"]
 
@@ -42,7 +44,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     StorageError
         If the store cannot be read.
     """
-    store = open_store(location)
+    store = open_retrying_store(location, Options(), SystemClock(), Measurements())
     found = [
         info
         for operator in operators_of(store)

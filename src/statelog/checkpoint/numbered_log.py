@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, cast
+from typing import Final, NoReturn
 
 from statelog.checkpoint.entry import (
     FRAME_HEADER_BYTES,
@@ -24,7 +24,6 @@ from statelog.checkpoint.entry import (
     Entry,
     Fence,
     decode_header,
-    decode_index,
     encode_frame,
 )
 from statelog.checkpoint.frames import FrameReader
@@ -185,7 +184,8 @@ class NumberedLog(Log):
                 raise
             self._lose("its file is gone")
         self._look_again(looked_s)
-        return self._placed(parts[0], self._end - frame_bytes)
+        header = decode_header(parts[0][:FRAME_HEADER_BYTES], name=self.file_name, offset=0)
+        return entry.placed(header, name=self.file_name, offset=self._end - frame_bytes, number=self._number)
 
     def removable(self, start: int) -> list[str]:
         now_s = self._clock.monotonic_s()
@@ -280,13 +280,6 @@ class NumberedLog(Log):
             if max(numbers, default=0) != self._number:
                 self._lose("another run's files are newer than its own")
         self._looked_s = looked_s
-
-    def _placed(self, head: bytes, offset: int) -> Checkpoint:
-        """Decode the header and index just written, which gives the segments their absolute place."""
-        name = self._name(self._number)
-        header = decode_header(head[:FRAME_HEADER_BYTES], name=name, offset=offset)
-        index = head[FRAME_HEADER_BYTES:]
-        return cast(Checkpoint, decode_index(header, index, name=name, offset=offset, number=self._number))
 
     # ---- Reading ----
 

@@ -59,8 +59,8 @@ class StartingPoints:
         if self.snapshots:
             return replace(self, snapshots=[Start([segment], None) for segment in batch.durable.segments])
         heads = [
-            chain.extend(head, batch.number, [part.checksum for part in batch.durable.segments_of(subtask, subtask)])
-            for subtask, head in enumerate(self.heads)
+            chain.extend(head, batch.number, [part.checksum for part in parts])
+            for head, parts in zip(self.heads, batch.durable.by_subtask(), strict=True)
         ]
         fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(heads))]
         return replace(self, heads=heads, timers_after_ms=fired)

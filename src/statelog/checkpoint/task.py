@@ -154,6 +154,7 @@ class BatchTask:
             prefix=f"{begun.upload_prefix}/{task.batch}-{self.token}",
             part_bytes=self.options.upload_part_bytes,
             inline_bytes=begun.inline_bytes,
+            compression=self.options.codec,
         )
         held: pa.RecordBatch | None = None
         try:

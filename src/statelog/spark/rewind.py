@@ -11,11 +11,12 @@ from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
 from statelog.checkpoint.leftovers import operators_of
 from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.open_store import open_retrying_store
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.endpoint import STATE_FOLDER
-from statelog.storage import open_store
 from statelog.storage.open import local_path
 
 __all__ = ["Rewound", "rewind"]
@@ -107,7 +108,7 @@ def _newest_common(location: str, *, is_first: bool) -> int:
     A run that stops before its first checkpoint leaves no state. So none is right if Spark's only commit is
     the first; later it means that the state is elsewhere or gone.
     """
-    store = open_store(location)
+    store = open_retrying_store(location, Options(), SystemClock(), Measurements())
     logs = operators_of(store)
     if not logs and is_first:
         return -1

@@ -126,20 +126,20 @@ class ChangeBuffer:
         self.unstored_rows += count
         self.unstored_bytes += batch.nbytes
 
-    def encode(self, *, compress: bool, block_rows: int) -> bytes:
+    def encode(self, *, compression: str | None, block_rows: int) -> bytes:
         """Encode the changes as a run."""
         sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
-        return encode_run(sections, compress=compress, block_rows=block_rows)
+        return encode_run(sections, compression=compression, block_rows=block_rows)
 
-    def take_part(self, *, block_rows: int) -> bytes:
-        """Encode what was added since the last call as a compressed run."""
+    def take_part(self, *, compression: str | None, block_rows: int) -> bytes:
+        """Encode what was added since the last call as a run."""
         sections = [
             Section(self._states[name], batches[self._stored.get(name, 0) :])
             for name, batches in sorted(self._batches.items())
         ]
         self._stored = {name: len(batches) for name, batches in self._batches.items()}
         self.unstored_bytes = self.unstored_rows = 0
-        return encode_run(sections, compress=True, block_rows=block_rows)
+        return encode_run(sections, compression=compression, block_rows=block_rows)
 
 
 def _expiry_column(expiry_ms: int | Sequence[int | None] | None, count: int) -> pa.Array:

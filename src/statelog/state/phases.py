@@ -53,7 +53,7 @@ class BatchChanges:
             if self.buffer.unstored_rows == self.buffer.rows:
                 self._unstored.append(run)
             elif self.buffer.unstored_rows:
-                part = self.buffer.take_part(block_rows=LOCAL_BLOCK_ROWS)
+                part = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
                 self._unstored.append(Run(pa.py_buffer(part), f"rest of phase {self.phase}"))
             self._runs.append(run)
             self.table = self.table.branch(run)
@@ -64,31 +64,31 @@ class BatchChanges:
         """Size in memory of the changes that no part has."""
         return self.buffer.unstored_bytes + sum([run.size_bytes for run in self._unstored])
 
-    def take_part(self) -> Part:
+    def take_part(self, compression: str | None) -> Part:
         """Encode the changes that no part has yet, for the store."""
         rows = self.buffer.unstored_rows + sum(run.rows for run in self._unstored)
         if not self._unstored:
-            return Part(self.buffer.take_part(block_rows=STORED_BLOCK_ROWS), rows)
+            return Part(self.buffer.take_part(compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
         runs, self._unstored = self._unstored, []
         if self.buffer.unstored_rows:
-            rest = self.buffer.take_part(block_rows=LOCAL_BLOCK_ROWS)
+            rest = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
             runs.append(Run(pa.py_buffer(rest), f"changes of phase {self.phase}"))
-        return Part(_merged(runs, compress=True, block_rows=STORED_BLOCK_ROWS), rows)
+        return Part(_merged(runs, compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
 
     def encode_local(self) -> bytes:
         """Encode the changes of all phases as one run, to be mapped."""
         if not self._runs:
-            return self.buffer.encode(compress=False, block_rows=LOCAL_BLOCK_ROWS)
+            return self.buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
         runs = [*self._runs, self._as_run(self.buffer)] if self.buffer.rows else self._runs
-        return _merged(runs, compress=False, block_rows=LOCAL_BLOCK_ROWS)
+        return _merged(runs, compression=None, block_rows=LOCAL_BLOCK_ROWS)
 
     def _as_run(self, buffer: ChangeBuffer) -> Run:
-        data = buffer.encode(compress=False, block_rows=LOCAL_BLOCK_ROWS)
+        data = buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
         return Run(pa.py_buffer(data), f"changes of phase {self.phase}")
 
 
-def _merged(runs: list[Run], *, compress: bool, block_rows: int) -> bytes:
+def _merged(runs: list[Run], *, compression: str | None, block_rows: int) -> bytes:
     sink = pa.BufferOutputStream()
-    merge_runs(runs, RunWriter(sink, compress=compress, block_rows=block_rows), is_bottom=False)
+    merge_runs(runs, RunWriter(sink, compression=compression, block_rows=block_rows), is_bottom=False)
     data: bytes = sink.getvalue().to_pybytes()
     return data

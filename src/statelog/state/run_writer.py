@@ -52,15 +52,15 @@ class RunWriter:
     ----------
     sink : pyarrow.NativeFile
         Where the bytes go; it must be at its start.
-    compress : bool
-        Whether the blocks' buffers are compressed with lz4; uncompressed blocks can be mapped.
+    compression : {"lz4", "zstd", None}
+        How the blocks' buffers are compressed; uncompressed blocks can be mapped.
     block_rows : int
         Rows per block; a block grows beyond it when rows of one hash would be parted.
     """
 
-    def __init__(self, sink: pa.NativeFile, *, compress: bool, block_rows: int) -> None:
+    def __init__(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
         self._sink = sink
-        self._compress = compress
+        self._compression = compression
         self._block_rows = block_rows
         self._states: list[StateSchema] = []
         self._blocks: list[StoredBlock] = []
@@ -88,7 +88,7 @@ class RunWriter:
             rows = batch.slice(start, end - start)
             if state.kind is StateKind.TIMER:
                 rows = _ordered_by_time(rows)
-            message = _encode_batch(rows, self._compress)
+            message = _encode_batch(rows, self._compression)
             block = StoredBlock(
                 state=len(self._states) - 1,
                 offset=self._sink.tell(),
@@ -109,10 +109,10 @@ class RunWriter:
         return sum(block.rows for block in self._blocks)
 
 
-def encode_run(sections: Iterable[Section], *, compress: bool, block_rows: int) -> bytes:
+def encode_run(sections: Iterable[Section], *, compression: str | None, block_rows: int) -> bytes:
     """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
     sink = pa.BufferOutputStream()
-    writer = RunWriter(sink, compress=compress, block_rows=block_rows)
+    writer = RunWriter(sink, compression=compression, block_rows=block_rows)
     for section in sections:
         if section.batches:
             writer.add(section.state, pa.concat_batches(section.batches))
@@ -140,11 +140,11 @@ def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
 
 
-def _encode_batch(batch: pa.RecordBatch, compress: bool) -> pa.Buffer:
-    if not compress:
+def _encode_batch(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
+    if compression is None:
         return batch.serialize()
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     stream = sink.getvalue()

@@ -42,7 +42,7 @@ def make_run(
     schema = change_schema(state)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    data = encode_run([Section(state, [batch])], compress=False, block_rows=block_rows)
+    data = encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)
     return Run(pa.py_buffer(data), "test")
 
 
@@ -60,7 +60,7 @@ def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK
         pa.nulls(len(ordered), pa.uint32()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(TIMERS))
-    data = encode_run([Section(TIMERS, [batch])], compress=False, block_rows=block_rows)
+    data = encode_run([Section(TIMERS, [batch])], compression=None, block_rows=block_rows)
     return Run(pa.py_buffer(data), "test")
 
 
