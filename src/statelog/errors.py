@@ -66,6 +66,7 @@ class ErrorKind(StrEnum):
     OBJECT_MISSING = "object-missing"
     CHECKSUM = "checksum"
     FORMAT = "format"
+    MATERIALIZATION = "materialization"
     RPC = "rpc"
 
 

@@ -25,6 +25,8 @@ class Step(StrEnum):
     """Task: the coordinator has answered."""
     MERGING = "merging"
     """Task: local runs are about to be merged; the result replaces them afterwards."""
+    MATERIALIZING = "materializing"
+    """Task: a slice of a materialization, or of a large merge, is about to be done."""
 
 
 @dataclass(frozen=True)

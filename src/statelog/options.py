@@ -30,8 +30,24 @@ class Options:
         How many times as large as what is needed of them the files of operator state may be, before what is needed is
         moved out of the most wasteful ones; at least 1.
     retained_checkpoints : int
-        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted, so
-        far of operator state: keyed checkpoints build on each other.
+        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted:
+        operator state at once, changesets of keyed state once it is materialized.
+    changelog : bool
+        Whether a checkpoint of keyed state is its changes, and the state is materialized from time to time. Without the
+        changelog every checkpoint stores what is new or merged of the subtasks' runs before it is complete. It
+        may be changed at every start.
+    materialization : bool
+        Whether keyed state is materialized: its local runs are stored merged, and the changesets before are given up.
+        Without it the log grows for ever.
+    materialization_interval_s : float
+        How often, for each subtask, at different times; if it has changes.
+    materialization_max_failures : int
+        After more failures in a row of one subtask the query fails.
+    max_log_to_base : float
+        A subtask whose changesets are larger than this times its materialized state, and than 1 MB, is materialized
+        earlier.
+    replay_budget_s : float
+        A subtask whose changesets would take longer to be read by a restart, by estimate, is materialized earlier.
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
@@ -79,6 +95,12 @@ class Options:
     max_file_bytes: int = 32 << 20
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
+    changelog: bool = True
+    materialization: bool = True
+    materialization_interval_s: float = 600.0
+    materialization_max_failures: int = 3
+    max_log_to_base: float = 1.0
+    replay_budget_s: float = 10.0
     inline_budget_bytes: int = 8 << 20
     compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
@@ -103,6 +125,13 @@ class Options:
             self.max_space_amplification >= 1, "max_space_amplification", self.max_space_amplification, "1 or more"
         )
         _require(self.retained_checkpoints >= 2, "retained_checkpoints", self.retained_checkpoints, "2 or more")
+        for name in (
+            "materialization_interval_s",
+            "materialization_max_failures",
+            "max_log_to_base",
+            "replay_budget_s",
+        ):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
         _require(

@@ -9,7 +9,7 @@ needed for correctness: what is missing or damaged is fetched again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,12 +18,15 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange
-from statelog.state.merge import Garbage, choose_merge, merge_runs
+from statelog.state.merge import Garbage, merge_runs
 from statelog.state.run import Run
 from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 
-__all__ = ["Edge", "LocalRuns"]
+__all__ = ["JOB_FOLDER", "Edge", "LocalRuns", "local_edge"]
 
+JOB_FOLDER: Final = "job"
+"""What a merge in slices has reached, beside the runs."""
+_KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _GROUP_RUNS: Final = 64
 _GROUP_BYTES: Final = 64 << 20
 
@@ -60,6 +63,13 @@ class Edge:
             return cls(int(parts[0]), int(parts[1]), bytes.fromhex(parts[2]), bytes.fromhex(parts[3]))
         except ValueError:
             return None
+
+
+def local_edge(file_name: str) -> Edge:
+    """The edge of a local run's file."""
+    edge = Edge.parse(file_name)
+    assert edge is not None, file_name
+    return edge
 
 
 class LocalRuns:
@@ -176,49 +186,35 @@ class LocalRuns:
         _merge_to(temporary, groups, is_bottom=is_bottom, within=within, garbage=garbage)
         temporary.rename(self.directory / edge.file_name)
 
-    def compact(
-        self,
-        edges: Sequence[Edge],
-        genesis: bytes,
-        fan_in: int,
-        token: str,
-        *,
-        garbage: Garbage | None = None,
-        before_merge: Callable[[], None] = lambda: None,
-    ) -> Edge | None:
-        """Merge the newest runs of a path if there are many of a size; all must be certain.
+    def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
+        """Merge adjacent runs of a path into one, which replaces them; all must be certain.
 
         Parameters
         ----------
         edges : sequence of Edge
-            A path from the empty state.
+            The runs, oldest first.
         genesis : bytes
             Chain digest of the empty state.
-        fan_in : int
-            As in :func:`statelog.state.merge.choose_merge`.
         token : str
             Unique among the directory's writers.
         garbage : Garbage, optional
             As in :meth:`write_merged`.
-        before_merge : callable
-            Called if there is something to merge.
-
-        Returns
-        -------
-        Edge or None
-            The merged run, which replaces the others; None if nothing was to be done.
         """
-        newest = choose_merge([self.open(edge).rows for edge in edges], fan_in)
-        if not newest:
-            return None
-        before_merge()
-        merged = edges[-newest:]
-        edge = Edge(merged[0].first, merged[-1].last, merged[0].before, merged[-1].after)
-        runs = [self.open(part) for part in merged]
+        edge = Edge(edges[0].first, edges[-1].last, edges[0].before, edges[-1].after)
+        runs = [self.open(part) for part in edges]
         self.write_merged(edge, runs, token, is_bottom=edge.before == genesis, garbage=garbage)
-        for part in merged:
-            (self.directory / part.file_name).unlink(missing_ok=True)
+        self.remove([part.file_name for part in edges])
         return edge
+
+    def link(self, edge: Edge, longer: Edge) -> None:
+        """Let a run stand for more batches, which have changed nothing."""
+        (self.directory / longer.file_name).unlink(missing_ok=True)
+        os.link(self.directory / edge.file_name, self.directory / longer.file_name)
+
+    def remove(self, file_names: Iterable[str]) -> None:
+        """Remove files that a merged one replaces."""
+        for name in file_names:
+            (self.directory / name).unlink(missing_ok=True)
 
     def sweep(self, path: Sequence[Edge], certain: int) -> None:
         """Remove files of batches up to `certain` that are not on the path, and forget their maps.
@@ -228,7 +224,7 @@ class LocalRuns:
         """
         kept = {edge.file_name for edge in path}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name not in kept and _last_batch(name) <= certain:
+            if name not in kept and name not in _KEPT_NAMES and _last_batch(name) <= certain:
                 (self.directory / name).unlink(missing_ok=True)
         for name in [name for name in self._opened if name not in kept]:
             del self._opened[name]

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.changelog import chain
+from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.segment import MissingSegments, SegmentRef
 from statelog.errors import CorruptionError, ErrorKind, StorageError
@@ -16,7 +17,7 @@ from statelog.state.merge import Garbage
 from statelog.state.run import Run
 from statelog.storage import Store
 
-__all__ = ["read_segment", "read_segments", "restore_runs"]
+__all__ = ["read_level", "read_segment", "read_segments", "restore_runs"]
 
 _ATTEMPTS: Final = 3
 
@@ -70,10 +71,16 @@ def restore_runs(
         path = local.path(genesis, head)
         if path is None:
             missing = fetch(local.digests(genesis))
-            edge = Edge(missing.first_batch, last_batch, missing.since, head)
-            runs = read_segments(open_store(), missing.segments)
-            is_bottom = missing.since == genesis
-            local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
+            for level in missing.levels:
+                edge = Edge(level.first, level.last, level.before, level.after)
+                runs = read_level(open_store(), level)
+                is_bottom = level.before == genesis
+                local.write_merged(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
+            if missing.since != head:
+                edge = Edge(missing.first_batch, last_batch, missing.since, head)
+                runs = read_segments(open_store(), missing.segments)
+                is_bottom = missing.since == genesis
+                local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
             continue
         try:
             return [(edge, local.open(edge)) for edge in path]
@@ -100,26 +107,32 @@ def read_segments(store: Store, segments: Iterable[SegmentRef]) -> Iterator[Run]
         yield Run(pa.py_buffer(read_segment(store, segment)), segment.name, segment.offset)
 
 
+def read_level(store: Store, level: Level) -> Iterator[Run]:
+    """Read the runs of a level one after the other; raises what :func:`read_segments` does."""
+    for stored in level.runs:
+        data = _read(store, stored, "a materialized run")
+        yield Run(pa.py_buffer(data), stored.name, stored.offset)
+
+
 def read_segment(store: Store, segment: SegmentRef) -> bytes:
     """Read one stored changeset or snapshot; raises what :func:`read_segments` does."""
-    data = _read(store, segment)
-    if len(data) != segment.length or chain.checksum(data) != segment.checksum:
-        raise CorruptionError(
-            f"{segment.name}: the changeset of subtask {segment.subtask} at offset {segment.offset},"
-            f" {segment.length} bytes, is damaged or cut short.",
-            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-        )
-    return data
+    return _read(store, segment, f"the changeset of subtask {segment.subtask}")
 
 
-def _read(store: Store, segment: SegmentRef) -> bytes:
+def _read(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
     try:
-        return store.read(segment.name, offset=segment.offset, length=segment.length)
+        data = store.read(stored.name, offset=stored.offset, length=stored.length)
     except StorageError as error:
         if error.kind is not ErrorKind.OBJECT_MISSING:
             raise
         raise CorruptionError(
-            f"{error.message} It holds a changeset of subtask {segment.subtask} at offset {segment.offset}.",
+            f"{error.message} It holds {what} at offset {stored.offset}.",
             kind=ErrorKind.OBJECT_MISSING,
             hint="Restore the file from a copy; the state cannot be rebuilt without it.",
         ) from error
+    if len(data) != stored.length or chain.checksum(data) != stored.checksum:
+        raise CorruptionError(
+            f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
+            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+        )
+    return data

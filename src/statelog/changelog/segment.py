@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from statelog.changelog.base import Level
+
 __all__ = ["MissingSegments", "SegmentRef"]
 
 
@@ -48,13 +50,17 @@ class MissingSegments(msgspec.Struct, frozen=True):
     Parameters
     ----------
     since : bytes
-        Chain digest of the newest state that the subtask has; of the empty state if it has none.
+        Chain digest of the newest state that the subtask has, or has with the levels; of the empty state if it has
+        none.
     first_batch : int
-        The first batch that it lacks.
+        The first batch whose changes it lacks beside the levels.
     segments : list of SegmentRef
         What leads from there to the wanted state, oldest first. They may hold other subtasks' keys too.
+    levels : list of Level
+        Materialized state that it lacks, oldest first.
     """
 
     since: bytes
     first_batch: int
     segments: list[SegmentRef]
+    levels: list[Level] = []

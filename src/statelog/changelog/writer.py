@@ -130,6 +130,22 @@ class ChangesetWriter:
         self._uploads.finish()
         return Changeset(self._parts, payload)
 
+    def finish_local(self, local: LocalRuns, head: bytes, batch: int, token: str) -> tuple[Edge, Changeset]:
+        """Write the local run only; the parameters are those of :meth:`finish`.
+
+        Returns
+        -------
+        edge : Edge
+            The local run.
+        changeset : Changeset
+            A part with its checksum and its rows, and no bytes.
+        """
+        data, rows = self._changes.encode_local(), self._changes.rows
+        checksum = chain.checksum(data)
+        edge = Edge(batch, batch, head, chain.extend(head, batch, [checksum] if rows else []))
+        local.write(edge, data, token)
+        return edge, Changeset([StoredPart(checksum, 0, rows, "")], b"")
+
     def _upload(self, part: Part) -> None:
         name = f"{self._prefix}-{len(self._parts)}.run"
         self._parts.append(StoredPart(chain.checksum(part.data), len(part.data), part.rows, name))

@@ -109,7 +109,7 @@ def require_complete(history: History, name: str) -> None:
 
 
 def _missing(history: History, batch: int, name: str) -> StateMissingError:
-    latest, oldest = history.latest, next(history.checkpoints, None)
+    latest, oldest = history.latest, history.oldest
     if oldest is not None and batch <= oldest.batch:
         return StateMissingError(
             f"{name}: Spark wants to run batch {batch}, which needs checkpoint {batch - 1}, but the oldest that is"

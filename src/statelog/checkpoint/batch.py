@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from statelog.changelog.base import Level
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.protocol import Ack
@@ -50,6 +51,12 @@ class TakenAck:
         The bytes of `kept`, if they are to be moved to the new entry.
     stored : list of SegmentRef
         Where the result is, once an entry names it.
+    levels : list of Level
+        State that the subtask has materialized.
+    levels_payload : bytes
+        The bytes of its runs without a name, until they are stored.
+    is_stored : bool
+        Whether an entry names the result.
     """
 
     ack: Ack
@@ -57,6 +64,9 @@ class TakenAck:
     kept: SegmentRef | None = None
     moved: bytes = b""
     stored: list[SegmentRef] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    levels_payload: bytes = b""
+    is_stored: bool = False
 
 
 @dataclass
@@ -87,19 +97,15 @@ class Batch:
         """Subtasks that have not acked."""
         return [subtask for subtask in range(parallelism) if subtask not in self.acks]
 
-    def take(self, ack: Ack, payload: bytes, name: str, kept: SegmentRef | None = None) -> TakenAck | None:
+    def take(self, new: TakenAck, name: str) -> TakenAck | None:
         """Let an ack count unless one of a later attempt does.
 
         Parameters
         ----------
-        ack : Ack
+        new : TakenAck
             The ack.
-        payload : bytes
-            Its changeset, unless it names an object.
         name : str
             The operator, for messages.
-        kept : SegmentRef, optional
-            The stored snapshot that the ack refers to instead.
 
         Returns
         -------
@@ -111,8 +117,8 @@ class Batch:
         ConfigurationError
             If the subtask has lost all its rows since an earlier attempt.
         """
+        ack = new.ack
         held = self.acks.get(ack.task.subtask)
-        new = TakenAck(ack, payload, kept)
         if held is None:
             self.acks[ack.task.subtask] = new
             return None
@@ -135,5 +141,8 @@ class Batch:
             ack.task.subtask,
             self.number,
         )
+        if not new.levels and ack.has_changeset:
+            # The state of an earlier batch is the same, whoever of them has materialized it.
+            new.levels, new.levels_payload = held.levels, held.levels_payload
         self.acks[ack.task.subtask] = new
         return held

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from statelog.changelog.base import Base, Level, StoredRun
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, TakenAck
+from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.entry import Checkpoint
 from statelog.state.evolution import recorded_schema
 from statelog.state.schema import StateSchema
@@ -25,6 +27,7 @@ def compose(
     token: bytes,
     generations: Mapping[str, int],
     log_start: int,
+    cover: Cover | None = None,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
@@ -44,6 +47,8 @@ def compose(
         Generations of the states, see :func:`generations_of`.
     log_start : int
         The first file of the log with an entry that is needed.
+    cover : Cover, optional
+        The materialized states so far, if the entry is to repeat them.
 
     Returns
     -------
@@ -54,6 +59,7 @@ def compose(
     """
     taken = [batch.acks[subtask] for subtask in range(run.parallelism)]
     segments, payload = _place_segments(taken)
+    bases = _place_bases(run, taken, payload)
     states = _known_states(run, before)
     entry = Checkpoint(
         epoch=epoch,
@@ -73,6 +79,8 @@ def compose(
         element_counts=[] if run.has_keys else _element_counts(states, taken),
         generations=dict(generations),
         log_start=log_start,
+        bases=bases,
+        cover=None if cover is None else list(cover.pieces),
     )
     return entry, payload
 
@@ -130,7 +138,7 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
     offset = 0
     for subtask, one in enumerate(taken):
         ack = one.ack
-        if one.stored:
+        if one.is_stored or not ack.has_changeset:
             segments.extend(one.stored)
             continue
         if one.kept is not None:
@@ -161,3 +169,25 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
             payload.append(one.payload)
             offset += ack.length
     return segments, payload
+
+
+def _place_bases(run: OperatorRun, taken: list[TakenAck], payload: list[bytes]) -> list[Base]:
+    """Place the materialized runs that travelled with the acks behind the changesets in an entry's payload."""
+    offset = sum(map(len, payload))
+    bases: list[Base] = []
+    for subtask, one in enumerate(taken):
+        if not one.levels:
+            continue
+        levels: list[Level] = []
+        for level in one.levels:
+            runs: list[StoredRun] = []
+            for stored in level.runs:
+                if not stored.name:
+                    runs.append(replace(stored, offset=offset))
+                    offset += stored.length
+                else:
+                    runs.append(stored)
+            levels.append(replace(level, runs=runs))
+        payload.append(one.levels_payload)
+        bases.append(Base(subtask, run.parallelism, levels))
+    return bases

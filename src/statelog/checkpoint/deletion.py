@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from statelog.errors import StorageError
@@ -47,10 +47,10 @@ class Deleter:
             self._waiting.extend(names)
         self._start()
 
-    def delete_all(self, prefix: str, *, but: Collection[str]) -> None:
+    def delete_all(self, prefix: str, *, keeps: Callable[[str], bool]) -> None:
         """Have all objects deleted whose names start with a prefix, with exceptions."""
         with self._changed:
-            self._searches.append(lambda: [info.name for info in self._store.list(prefix) if info.name not in but])
+            self._searches.append(lambda: [info.name for info in self._store.list(prefix) if not keeps(info.name)])
         self._start()
 
     def close(self) -> None:

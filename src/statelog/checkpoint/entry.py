@@ -14,7 +14,9 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
+from statelog.changelog.base import Base
 from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.cover import Piece
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.state.schema import StateSchema
 
@@ -86,6 +88,11 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         For each state that was ever deleted, how often. Rows of earlier generations do not count.
     log_start : int
         The first file of the log with an entry that is still needed; 0 if the whole log is.
+    bases : list of Base
+        Materialized states that count from this checkpoint on.
+    cover : list of Piece or None
+        All materialized states that count before `bases` do, so that no earlier entry is needed for them; None if the
+        entries before say so.
     number : int
         The log file that holds the entry; the reader sets it.
     """
@@ -107,6 +114,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     element_counts: list[list[int]] = []
     generations: dict[str, int] = {}
     log_start: int = 0
+    bases: list[Base] = []
+    cover: list[Piece] | None = None
     number: int = 0
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
@@ -135,17 +144,29 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         number : int
             The object's number in the log.
         """
-        base = offset + header.payload_offset
+        payload = offset + header.payload_offset
         segments = [
-            segment if segment.name else replace(segment, name=name, offset=base + segment.offset)
+            segment if segment.name else replace(segment, name=name, offset=payload + segment.offset)
             for segment in self.segments
         ]
-        return replace(self, segments=segments, number=number)
+        bases = [_placed_base(base, name, payload) for base in self.bases]
+        return replace(self, segments=segments, bases=bases, number=number)
 
     @property
     def is_whole(self) -> bool:
         """Whether the state is all in the entry's own segments, so that no earlier entry is needed for it."""
         return not self.key_schema
+
+
+def _placed_base(base: Base, name: str, payload: int) -> Base:
+    levels = [
+        replace(
+            level,
+            runs=[run if run.name else replace(run, name=name, offset=payload + run.offset) for run in level.runs],
+        )
+        for level in base.levels
+    ]
+    return replace(base, levels=levels)
 
 
 _subtask: Final = attrgetter("subtask")

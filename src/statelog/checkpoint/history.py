@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from statelog.changelog import chain
+from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.segment import MissingSegments, SegmentRef
+from statelog.checkpoint.cover import Cover, Piece, StartingState
 from statelog.checkpoint.entry import Checkpoint, Entry
 from statelog.state.key_groups import KEY_GROUPS
 
-__all__ = ["History", "overlapping"]
+__all__ = ["History", "Record", "overlapping"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A checkpoint, and the materialized state as of it.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        Its entry.
+    cover : Cover or None
+        The bases; None if the entries that say so are gone, so that the checkpoint cannot be restored.
+    cover_since : int
+        The batch from whose entry on the log tells the bases.
+    added, removed : list of Piece
+        What the entry changed of the bases.
+    """
+
+    checkpoint: Checkpoint
+    cover: Cover | None
+    cover_since: int
+    added: list[Piece] = field(default_factory=list)
+    removed: list[Piece] = field(default_factory=list)
+
+    @property
+    def batch(self) -> int:
+        """The checkpoint's batch."""
+        return self.checkpoint.batch
+
+    @property
+    def needed_from(self) -> int:
+        """The first batch whose entry the checkpoint builds on."""
+        if self.checkpoint.is_whole or self.cover is None:
+            return self.batch
+        return min(self.cover.through + 1, self.cover_since, self.batch)
+
+    @property
+    def added_runs(self) -> list[StoredRun]:
+        """The runs of the pieces that it added."""
+        return [run for piece in self.added for run in piece.runs]
+
+    @property
+    def removed_runs(self) -> list[StoredRun]:
+        """The runs of the pieces that it removed; older checkpoints need them."""
+        return [run for piece in self.removed for run in piece.runs]
 
 
 class History:
@@ -17,61 +65,122 @@ class History:
 
     A later entry for a batch replaces the earlier one and everything after it: a newer run repeated the
     batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew. Entries that hold
-    the whole state need none before them.
+    the whole state need none before them; others need those after the bases.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._checkpoints: list[Checkpoint] = []
+        self._records: list[Record] = []
+        self._cover_before: Cover | None = None
+        self._settled = -1
         for entry in entries:
             if isinstance(entry, Checkpoint):
                 self.add(entry)
 
-    def add(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Add a later entry; return those that it replaces."""
-        replaced: list[Checkpoint] = []
-        while self._checkpoints and self._checkpoints[-1].batch >= checkpoint.batch:
-            replaced.append(self._checkpoints.pop())
-        self._checkpoints.append(checkpoint)
+    def add(self, checkpoint: Checkpoint) -> list[Record]:
+        """Add a later entry; return those that it replaces, the newest first."""
+        replaced: list[Record] = []
+        while self._records and self._records[-1].batch >= checkpoint.batch:
+            replaced.append(self._records.pop())
+        self._records.append(self._recorded(checkpoint))
+        self._settled = min(self._settled, checkpoint.batch - 1)
         return replaced
+
+    def _recorded(self, checkpoint: Checkpoint) -> Record:
+        before = self._records[-1] if self._records else None
+        cover = before.cover if before else self._cover_before
+        since = before.cover_since if before else 0
+        added: list[Piece] = []
+        removed: list[Piece] = []
+        if checkpoint.batch == 0:
+            removed += cover.pieces if cover else ()
+            cover, since = Cover(), 0
+        elif checkpoint.cover is not None:
+            if cover is None:
+                added += checkpoint.cover
+            cover, since = Cover(tuple(checkpoint.cover)), checkpoint.batch
+        if cover is not None:
+            for base in checkpoint.bases:
+                replacement = cover.replace(base)
+                cover = replacement.cover
+                added += replacement.added
+                removed += replacement.removed
+        return Record(checkpoint, cover, since, added, removed)
 
     @property
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint."""
-        return self._checkpoints[-1] if self._checkpoints else None
+        return self._records[-1].checkpoint if self._records else None
+
+    @property
+    def oldest(self) -> Checkpoint | None:
+        """The oldest checkpoint that can be restored."""
+        return next((record.checkpoint for record in self._records if self._is_restorable(record)), None)
+
+    @property
+    def latest_record(self) -> Record | None:
+        """The newest checkpoint with its bases."""
+        return self._records[-1] if self._records else None
 
     @property
     def first_missing(self) -> int | None:
         """The oldest batch whose checkpoint is lost although a later one exists; None if all are there."""
-        if not self._checkpoints:
+        if not self._records:
             return None
-        first = self._checkpoints[0]
-        for expected, checkpoint in enumerate(self._checkpoints, first.batch if first.is_whole else 0):
-            if checkpoint.batch != expected:
+        first, newest = self._records[0], self._records[-1]
+        if not self._is_restorable(newest):
+            return 0 if newest.cover is None else newest.needed_from
+        for expected, record in enumerate(self._records, first.batch):
+            if record.batch != expected:
                 return expected
         return None
 
     def has_batch(self, batch: int) -> bool:
-        """Whether the checkpoint of a batch exists and so do all before it."""
-        return self.first_missing is None and self.at(batch) is not None
+        """Whether the checkpoint of a batch exists and can be restored."""
+        record = self.record(batch)
+        return self.first_missing is None and record is not None and self._is_restorable(record)
+
+    def _is_restorable(self, record: Record) -> bool:
+        if record.checkpoint.is_whole:
+            return True
+        return record.cover is not None and record.needed_from >= self._records[0].batch
+
+    def record(self, batch: int) -> Record | None:
+        """The checkpoint of a batch with its bases; None if there is none."""
+        newest_first = reversed(self._records)
+        return next((record for record in newest_first if record.batch == batch), None)
 
     def at(self, batch: int) -> Checkpoint | None:
         """The checkpoint of a batch; None if there is none."""
-        newest_first = reversed(self._checkpoints)
-        return next((checkpoint for checkpoint in newest_first if checkpoint.batch == batch), None)
+        record = self.record(batch)
+        return None if record is None else record.checkpoint
 
-    def up_to(self, batch: int) -> Iterator[Checkpoint]:
-        """Checkpoints up to and including a batch, oldest first."""
-        return (checkpoint for checkpoint in self._checkpoints if checkpoint.batch <= batch)
+    def between(self, first: int, last: int) -> Iterator[Checkpoint]:
+        """Checkpoints from one batch to another, both included, oldest first."""
+        return (record.checkpoint for record in self._records if first <= record.batch <= last)
 
-    def retain(self, oldest: int) -> list[Checkpoint]:
+    def settle(self, oldest: int) -> list[Record]:
+        """The oldest that can be gone back to, and older ones, each once: what they removed is not needed any more."""
+        settled = [record for record in self._records if self._settled < record.batch <= oldest]
+        self._settled = max(self._settled, oldest)
+        return settled
+
+    def retain(self, oldest: int) -> list[Record]:
         """Give up checkpoints before a batch, unless later ones build on them; return them."""
+        needed = self._needed_from(oldest)
         count = 0
-        while count < len(self._checkpoints) and self._checkpoints[count].batch < oldest:
-            if not self._checkpoints[count].is_whole:
-                break
+        while count < len(self._records) and self._records[count].batch < needed:
             count += 1
-        given_up, self._checkpoints = self._checkpoints[:count], self._checkpoints[count:]
+        if count:
+            self._cover_before = self._records[count - 1].cover
+        given_up, self._records = self._records[:count], self._records[count:]
         return given_up
+
+    def _needed_from(self, oldest: int) -> int:
+        """The first batch with an entry that is needed to go back to a batch, or to the oldest one after it."""
+        for record in self._records:
+            if record.batch >= oldest and self._is_restorable(record):
+                return record.needed_from
+        return self._records[0].batch if self._records else oldest
 
     def log_start(self, oldest: int, batch: int) -> int | None:
         """The first log file with an entry that is needed once the checkpoint of a batch exists; None if it is its own.
@@ -83,19 +192,29 @@ class History:
         batch : int
             The batch; its entry is still to be written.
         """
-        for one in self._checkpoints:
-            if one.batch < batch and (one.batch >= oldest or not one.is_whole):
-                return one.number
+        needed = min(self._needed_from(oldest), batch)
+        for record in self._records:
+            if needed <= record.batch < batch:
+                return record.checkpoint.number
         return None
 
     @property
     def checkpoints(self) -> Iterator[Checkpoint]:
-        """All checkpoints that can be restored, oldest first."""
-        return iter(self._checkpoints)
+        """All checkpoints, oldest first."""
+        return (record.checkpoint for record in self._records)
+
+    @property
+    def records(self) -> Iterator[Record]:
+        """All checkpoints with their bases, oldest first."""
+        return iter(self._records)
 
     def object_names(self) -> set[str]:
-        """Every object that holds a segment."""
-        return {segment.name for checkpoint in self._checkpoints for segment in checkpoint.segments}
+        """Every object that holds a segment or a run."""
+        names = {segment.name for record in self._records for segment in record.checkpoint.segments}
+        names |= {run.name for record in self._records for run in record.added_runs + record.removed_runs}
+        if self._cover_before is not None:
+            names |= {run.name for piece in self._cover_before.pieces for run in piece.runs}
+        return names
 
     def digest(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> bytes:
         """Chain digest of a subtask, of any parallelism, after a batch.
@@ -109,10 +228,21 @@ class History:
         batch : int
             The batch; -1 for the empty state.
         """
-        digest = origin
-        for checkpoint in self.up_to(batch):
+        start = self._start(origin, subtask, parallelism, batch)
+        digest = start.digest
+        for checkpoint in self.between(start.first_batch, batch):
             digest = _extended(digest, checkpoint, subtask, parallelism)
         return digest
+
+    def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> StartingState:
+        record = self.record(batch)
+        if record is None or record.cover is None:
+            return StartingState([], origin, 0)
+        return record.cover.start_of(origin, subtask, parallelism)
+
+    def levels(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
+        """The materialized state that a subtask has after a batch; the parameters are those of :meth:`digest`."""
+        return self._start(origin, subtask, parallelism, batch).levels
 
     def missing_segments(
         self, origin: bytes, subtask: int, parallelism: int, batch: int, known: set[bytes]
@@ -126,15 +256,20 @@ class History:
         known : set of bytes
             Digests whose state the subtask has.
         """
-        digest = since = origin
-        first_batch = 0
+        start = self._start(origin, subtask, parallelism, batch)
+        levels = start.levels
+        for count, level in enumerate(start.levels, 1):
+            if level.after in known:
+                levels = start.levels[count:]
+        since = digest = start.digest
+        first_batch = start.first_batch
         segments: list[SegmentRef] = []
-        for checkpoint in self.up_to(batch):
+        for checkpoint in self.between(start.first_batch, batch):
             segments.extend(overlapping(checkpoint, subtask, parallelism))
             digest = _extended(digest, checkpoint, subtask, parallelism)
             if digest in known:
-                since, first_batch, segments = digest, checkpoint.batch + 1, []
-        return MissingSegments(since, first_batch, segments)
+                levels, since, first_batch, segments = [], digest, checkpoint.batch + 1, []
+        return MissingSegments(since, first_batch, segments, levels)
 
 
 def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[SegmentRef]:

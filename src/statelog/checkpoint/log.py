@@ -28,6 +28,10 @@ class Log(ABC):
     def file_name(self) -> str:
         """The object that is the writer's newest file."""
 
+    @abstractmethod
+    def name_of(self, number: int) -> str:
+        """The object that is a file of the log."""
+
     @property
     @abstractmethod
     def files_made(self) -> int:

@@ -131,7 +131,10 @@ class NumberedLog(Log):
 
     @property
     def file_name(self) -> str:
-        return self._name(self._number)
+        return self.name_of(self._number)
+
+    def name_of(self, number: int) -> str:
+        return f"{self._prefix}/{_base_name(number)}"
 
     def read(self) -> list[Entry]:
         return self._read().entries
@@ -146,7 +149,7 @@ class NumberedLog(Log):
                 continue
             claim = make(epoch + 1)
             frame = b"".join(encode_frame(claim, []))
-            if self._store.put_if_absent(self._name(newest + 1), frame):
+            if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
         self._claim, self._number, self._end = claim, newest + 1, len(frame)
         self._files_made += 1
@@ -156,7 +159,7 @@ class NumberedLog(Log):
             for name in contents.open_ends:
                 self._store.sync(f"{self._prefix}/{name}")
             fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, contents.open_ends), [])]
-            self._store.append(self._name(self._number), fence, at=self._end)
+            self._store.append(self.name_of(self._number), fence, at=self._end)
             self._end += sum(map(len, fence))
         # A newer epoch that claims from here on finds the fence, so both agree on what came before.
         self._require_ownership(self._end)
@@ -191,7 +194,7 @@ class NumberedLog(Log):
         now_s = self._clock.monotonic_s()
         before = itertools.takewhile(lambda number: number < min(start, self._number), self._existing)
         return [
-            self._name(number)
+            self.name_of(number)
             for number in before
             if now_s - self._claims_seen_s.get(number, float("-inf")) >= self._min_age_s
         ]
@@ -203,7 +206,7 @@ class NumberedLog(Log):
     def close(self) -> None:
         # Later numbers are never removed here: an older writer must find them taken.
         if self._number == 1 and not self._is_used and not self._lost and list(self._files()) == [1]:
-            self._store.delete([self._name(1)])
+            self._store.delete([self.name_of(1)])
         self._lost = "it was closed"
         self._store.close()
 
@@ -211,7 +214,7 @@ class NumberedLog(Log):
 
     def _append(self, entry: Checkpoint, parts: list[bytes], frame_bytes: int) -> None:
         self._appended, self._is_used = _Appended(entry, frame_bytes), True
-        self._store.append(self._name(self._number), [*parts], at=self._end)
+        self._store.append(self.name_of(self._number), [*parts], at=self._end)
         self._require_ownership(self._end + frame_bytes)
         self._end, self._appended = self._end + frame_bytes, None
 
@@ -223,9 +226,9 @@ class NumberedLog(Log):
         if self._appended is None:
             return False
         end = self._end + self._appended.frame_bytes
-        if self._store.size_bytes(self._name(self._number)) < end:
+        if self._store.size_bytes(self.name_of(self._number)) < end:
             return False
-        self._store.sync(self._name(self._number))
+        self._store.sync(self.name_of(self._number))
         is_same = self._appended == attempt
         self._end, self._appended = end, None
         return is_same
@@ -234,7 +237,7 @@ class NumberedLog(Log):
         """Write an entry as the next file, behind the end of the file before if that was appended to."""
         was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
         while True:
-            name = self._name(self._number + 1)
+            name = self.name_of(self._number + 1)
             ends = {_base_name(self._number): self._end}
             head = encode_frame(Fence(self._epoch, ends), []) if self._appends else []
             data = b"".join([*head, *parts])
@@ -332,7 +335,7 @@ class NumberedLog(Log):
         self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
     ) -> tuple[list[Entry], int]:
         """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none."""
-        name = self._name(number)
+        name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
         reader = FrameReader(self._store, name, number)
         entries: list[Entry] = []
@@ -365,7 +368,7 @@ class NumberedLog(Log):
         """The epoch of a file; None if it was removed meanwhile, 0 for no file."""
         if not number:
             return 0
-        name = self._name(number)
+        name = self.name_of(number)
         try:
             frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
         except StorageError as error:
@@ -405,12 +408,9 @@ class NumberedLog(Log):
     def _now_s(self) -> tuple[float, float]:
         return self._clock.monotonic_s(), self._clock.now_s()
 
-    def _name(self, number: int) -> str:
-        return f"{self._prefix}/{_base_name(number)}"
-
     def _size(self, number: int) -> int | None:
         try:
-            return self._store.size_bytes(self._name(number))
+            return self._store.size_bytes(self.name_of(number))
         except StorageError as error:
             if error.kind is ErrorKind.OBJECT_MISSING:
                 return None

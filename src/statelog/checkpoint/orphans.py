@@ -6,9 +6,10 @@ from statelog.checkpoint.history import History
 from statelog.clock import Clock
 from statelog.storage import Store
 
-__all__ = ["CHANGES_FOLDER", "INITIAL_FOLDER", "find_orphans"]
+__all__ = ["CHANGES_FOLDER", "INITIAL_FOLDER", "RUNS_FOLDER", "find_orphans"]
 
 CHANGES_FOLDER = "changes"
+RUNS_FOLDER = "runs"
 INITIAL_FOLDER = "initial"
 """Rows of an initial state, in a folder of the run that has them, until its first batch is over."""
 
@@ -42,11 +43,12 @@ def find_orphans(
         Names, sorted.
     """
     referenced = history.object_names()
-    changes, initial, own = (
-        f"{root}/{folder}/" for folder in (CHANGES_FOLDER, INITIAL_FOLDER, f"{INITIAL_FOLDER}/{run_id}")
-    )
+    initial, own = (f"{root}/{folder}/" for folder in (INITIAL_FOLDER, f"{INITIAL_FOLDER}/{run_id}"))
     found = [
-        info for info in store.list(changes) if info.name not in referenced and _epoch_of(info.name, changes) < epoch
+        info
+        for folder in (f"{root}/{CHANGES_FOLDER}/", f"{root}/{RUNS_FOLDER}/")
+        for info in store.list(folder)
+        if info.name not in referenced and _epoch_of(info.name, folder) < epoch
     ]
     found += [info for info in store.list(initial) if not info.name.startswith(own)]
     now_s = clock.now_s()

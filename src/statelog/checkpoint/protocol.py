@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from statelog.changelog.base import Level
+from statelog.changelog.materializer import Order
 from statelog.changelog.segment import MissingSegments
 from statelog.checkpoint.redistribution import Start
 from statelog.metrics import Recorded
@@ -101,6 +103,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
     start : Start or None
         The state before the batch of an operator without keys; its chain digests are empty.
+    order : Order or None
+        What to do after the batch for the upkeep of keyed state, or before its end if the changelog is off.
     """
 
     epoch: int
@@ -117,6 +121,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     certain_generations: dict[str, int] = {}
     initial: str = ""
     start: Start | None = None
+    order: Order | None = None
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -187,6 +192,15 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         The parts of the changeset before the last one, in order: what a later part says of an entry counts.
     measured : Recorded
         What was measured of the subtask's requests to the store.
+    levels : list of Level
+        The subtask's state as of an earlier batch, or of this one, that is materialized now; empty if none is. Runs
+        without a name follow the changeset as bytes, in order.
+    has_changeset : bool
+        Whether the changes are in a changeset; otherwise they are in the levels, or there are none.
+    materialization_failure : str
+        Why a materialization failed; empty if none did.
+    has_backlog : bool
+        Whether local runs are to be merged that are too large for the end of a batch.
     """
 
     task: TaskId
@@ -204,6 +218,10 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     copies: dict[str, bytes] = {}
     parts: list[UploadedPart] = []
     measured: Recorded = Recorded()
+    levels: list[Level] = []
+    has_changeset: bool = True
+    materialization_failure: str = ""
+    has_backlog: bool = False
 
     @property
     def checksums(self) -> list[bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from statelog.changelog.base import StoredRun
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 
@@ -29,8 +30,8 @@ class _File:
 class Retention:
     """Counts the references of checkpoints to files, by name, whatever shares the files.
 
-    What the log holds of keyed state is not counted: the checkpoints build on each other, so its files stay as long as
-    the entries in them.
+    Changesets of keyed state inside the log are not counted: the checkpoints build on each other, so they stay as long
+    as the entries.
 
     Parameters
     ----------
@@ -58,7 +59,11 @@ class Retention:
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Count what a checkpoint names."""
-        for segment in self._counted(checkpoint):
+        self.add_runs(self._counted(checkpoint))
+
+    def add_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
+        """Count stored runs, or segments, each as often as it is given."""
+        for segment in runs:
             file = self._files.setdefault(segment.name, _File())
             growth = max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
@@ -73,7 +78,11 @@ class Retention:
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Give up a checkpoint that was added."""
-        for segment in self._counted(checkpoint):
+        self.remove_runs(self._counted(checkpoint))
+
+    def remove_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
+        """Give up what was counted."""
+        for segment in runs:
             file = self._files[segment.name]
             held = file.segments[segment.offset]
             held.references -= 1
@@ -96,13 +105,13 @@ class Retention:
         """Whether something is needed of a file."""
         return name in self._files
 
-    def choose_wasteful(self, open_file: str) -> None:
+    def choose_wasteful(self, log_from: str) -> None:
         """Find the files to empty: the most wasteful ones, until the others are not too large together.
 
         Parameters
         ----------
-        open_file : str
-            The file that is still written to, which is never emptied.
+        log_from : str
+            Files of the log from this one on are never emptied.
         """
         self._wasteful = frozenset()
         limit = self.needed_bytes * self._max_amplification
@@ -110,7 +119,9 @@ class Retention:
         if excess <= 0:
             return
         closed = [
-            (file.size_bytes - file.needed_bytes, name) for name, file in self._files.items() if name != open_file
+            (file.size_bytes - file.needed_bytes, name)
+            for name, file in self._files.items()
+            if not (name.startswith(self._log_folder) and name >= log_from)
         ]
         chosen: list[str] = []
         for wasted, name in sorted(closed, reverse=True):
@@ -121,8 +132,13 @@ class Retention:
             excess -= wasted
         self._wasteful = frozenset(chosen)
 
+    @property
+    def has_wasteful(self) -> bool:
+        """Whether there are files to empty."""
+        return bool(self._wasteful)
+
     def is_wasteful(self, name: str) -> bool:
-        """Whether what is needed of a file is to be moved to another one."""
+        """Whether what is needed of a file is to be moved to another one, or stored again."""
         return name in self._wasteful
 
     def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:

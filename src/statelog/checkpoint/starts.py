@@ -62,5 +62,8 @@ class StartingPoints:
             chain.extend(head, batch.number, [part.checksum for part in parts])
             for head, parts in zip(self.heads, batch.durable.by_subtask(), strict=True)
         ]
+        for base in batch.durable.bases:
+            if base.through == batch.number:
+                heads[base.subtask] = base.digest
         fired = [batch.acks[subtask].ack.timers_to_ms for subtask in range(len(heads))]
         return replace(self, heads=heads, timers_after_ms=fired)

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.materializer import Materialized, Materializer
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
 from statelog.changelog.uploads import Uploads
 from statelog.changelog.writer import Changeset, ChangesetWriter
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Reply, Request, TaskId, UploadedPart
+from statelog.checkpoint.upkeep import Upkeep
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
 from statelog.metrics import Measurements
@@ -139,6 +141,7 @@ class BatchTask:
         path = [edge for edge, _ in runs]
         self.local.sweep(path, certain=task.batch - 1)
         self._step(Step.RESTORED)
+        upkeep = self._upkeep(begun, path)
 
         table = self._table(begun, [run for _, run in runs])
         subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
@@ -159,20 +162,29 @@ class BatchTask:
         held: pa.RecordBatch | None = None
         try:
             for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
-                writer.offer()
+                if self.options.changelog:
+                    writer.offer()
                 if held is not None:
                     yield held
                 held = output
             started_s = self.clock.monotonic_s()
-            changeset = writer.finish(self.local, begun.head, task.batch, self.token)
+            if self.options.changelog:
+                changeset = writer.finish(self.local, begun.head, task.batch, self.token)
+                materialized = upkeep.materializer.result()
+            else:
+                edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self.token)
+                materialized = upkeep.store_now(edge)
         except (Exception, GeneratorExit):
             # Only before the ack: once it is sent an entry may name them, whatever the answer.
             uploads.abandon()
             raise
-        self._ack(subtask, changeset, read.rows.num_rows, started_s)
+        self._ack(subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog)
         if held is not None:
             yield held
-        self._compact(begun, path)
+        if materialized is not None:
+            upkeep.materializer.discard()
+        elif self.options.changelog:
+            upkeep.work()
 
     def _context(self, begun: Begun) -> BatchContext:
         return BatchContext(
@@ -240,7 +252,15 @@ class BatchTask:
             return self.tables.at(self.local, begun.genesis, begun.head)
         return RunsTable(runs)
 
-    def _ack(self, subtask: KeyedSubtask, changeset: Changeset, input_rows: int, started_s: float) -> None:
+    def _ack(
+        self,
+        subtask: KeyedSubtask,
+        changeset: Changeset,
+        materialized: Materialized | None,
+        input_rows: int,
+        started_s: float,
+        has_backlog: bool,
+    ) -> None:
         *parts, last = changeset.parts
         self._step(Step.ACKING)
         ack = Ack(
@@ -256,19 +276,38 @@ class BatchTask:
             timers_to_ms=subtask.timers_to_ms,
             parts=[UploadedPart(part.name, part.checksum, part.length, part.rows) for part in parts],
             measured=self.measurements.take(),
+            levels=materialized.levels if materialized else [],
+            has_changeset=self.options.changelog,
+            materialization_failure=materialized.failure if materialized else "",
+            has_backlog=has_backlog,
         )
-        self.call(ack, changeset.payload)
+        self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
         self._step(Step.ACKED)
 
-    def _compact(self, begun: Begun, path: list[Edge]) -> None:
+    def _upkeep(self, begun: Begun, path: list[Edge]) -> Upkeep:
+        garbage = self._garbage(begun)
+        materializer = Materializer(
+            self.local,
+            within=hash_range(self.task.subtask, self.parallelism),
+            genesis=begun.genesis,
+            epoch=begun.epoch,
+            compression=self.options.codec,
+            garbage=garbage,
+            open_store=lambda: self.open_store(begun.store),
+            monotonic_s=self.clock.monotonic_s,
+            token=self.token,
+        )
         # Everything up to the batch before is certain now, so it may be merged.
-        self.local.compact(
-            path,
-            begun.genesis,
-            self.options.merge_fan_in,
-            self.token,
-            garbage=self._garbage(begun),
-            before_merge=lambda: self._step(Step.MERGING),
+        return Upkeep(
+            local=self.local,
+            path=path,
+            materializer=materializer,
+            order=begun.order,
+            genesis=begun.genesis,
+            fan_in=self.options.merge_fan_in,
+            garbage=garbage,
+            token=self.token,
+            step=self._step,
         )
 
     def _step(self, step: Step) -> None:

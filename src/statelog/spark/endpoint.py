@@ -243,6 +243,7 @@ class Endpoint:
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
             measurements=measurements,
+            slots=plan.session.sparkContext.defaultParallelism,
         )
         coordinator.open(task.batch)
         if task.batch == 0 and plan.initial is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.schema import StateDescriptor, is_deleted
 from statelog.state.times import Moment
 
-__all__ = ["Garbage", "choose_merge", "merge_runs"]
+__all__ = ["Garbage", "MergePosition", "RunMerge", "choose_merge", "merge_runs"]
 
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
@@ -118,18 +118,59 @@ def merge_runs(
     CorruptionError
         If an input is damaged.
     """
-    states: dict[str, StateDescriptor] = {}
-    for run in runs:
-        for name, section in run.sections.items():
-            states[name] = merged_schema(states.get(name, section.state), section.state)
-    for state in states.values():
-        if garbage is not None and is_deleted(state.name, garbage.generations):
-            continue
-        sections = [found for run in runs if (found := run.section(state)) is not None]
-        for first, last in _slices(sections, within, slice_rows):
-            merged = _merge_slice(state, sections, first, last, is_bottom=is_bottom, garbage=garbage)
-            writer.add(state, merged)
+    merge = RunMerge(runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows)
+    for _ in merge.write(writer):
+        pass
     return writer.finish()
+
+
+class MergePosition(NamedTuple):
+    """How far a merge has come: everything before a hash of a state is written, and all states before that one."""
+
+    state: int
+    first_hash: int
+
+
+class RunMerge:
+    """A merge that can be stopped after every slice and gone on with, also by another process.
+
+    The parameters are those of :func:`merge_runs`.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        is_bottom: bool,
+        within: HashRange | None = None,
+        garbage: Garbage | None = None,
+        slice_rows: int = LOCAL_BLOCK_ROWS,
+    ) -> None:
+        self._runs = runs
+        self._is_bottom = is_bottom
+        self._within = within
+        self._garbage = garbage
+        self._slice_rows = slice_rows
+        states: dict[str, StateDescriptor] = {}
+        for run in runs:
+            for name, section in run.sections.items():
+                states[name] = merged_schema(states.get(name, section.state), section.state)
+        self._states = list(states.values())
+
+    def write(self, writer: RunWriter, start: MergePosition | None = None) -> Iterator[MergePosition]:
+        """Write slice after slice, and say after each where the next one begins; `start` is where to begin."""
+        first_state, first_hash = start or MergePosition(0, 0)
+        for number, state in enumerate(self._states[first_state:], first_state):
+            if self._garbage is not None and is_deleted(state.name, self._garbage.generations):
+                continue
+            sections = [found for run in self._runs if (found := run.section(state)) is not None]
+            slices = list(_slices(sections, self._within, self._slice_rows))
+            for first, last in slices:
+                if number == first_state and first < first_hash:
+                    continue
+                merged = _merge_slice(state, sections, first, last, is_bottom=self._is_bottom, garbage=self._garbage)
+                writer.add(state, merged)
+                yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
 
 
 def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows: int) -> Iterator[tuple[int, int]]:

@@ -60,6 +60,11 @@ class BatchChanges:
             self.buffer = ChangeBuffer()
 
     @property
+    def rows(self) -> int:
+        """Number of changes."""
+        return self.buffer.rows + sum([run.rows for run in self._runs])
+
+    @property
     def unstored_bytes(self) -> int:
         """Size in memory of the changes that no part has."""
         return self.buffer.unstored_bytes + sum([run.size_bytes for run in self._unstored])

@@ -56,15 +56,25 @@ class RunWriter:
         How the blocks' buffers are compressed; uncompressed blocks can be mapped.
     block_rows : int
         Rows per block; a block grows beyond it when rows of one hash would be parted.
+    written : Footer, optional
+        What is in the sink already; then the sink must be at its end.
     """
 
-    def __init__(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
+    def __init__(
+        self, sink: pa.NativeFile, *, compression: str | None, block_rows: int, written: Footer | None = None
+    ) -> None:
         self._sink = sink
         self._compression = compression
         self._block_rows = block_rows
-        self._states: list[StateSchema] = []
-        self._blocks: list[StoredBlock] = []
-        sink.write(MAGIC)
+        self._states: list[StateSchema] = list(written.states) if written else []
+        self._blocks: list[StoredBlock] = list(written.blocks) if written else []
+        if not written:
+            sink.write(MAGIC)
+
+    @property
+    def written(self) -> Footer:
+        """What has been written, to go on with later."""
+        return Footer(self._states, self._blocks)
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
         """Write changes of a state.

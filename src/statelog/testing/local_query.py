@@ -238,6 +238,7 @@ class LocalQuery:
             new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
             batch_time=lambda batch: self.times[batch],
             deletes_in_background=False,
+            slots=2,
         )
         coordinator.open(first_batch)
         if first_batch == 0:

@@ -1,0 +1,413 @@
+"""Materializing a subtask's state in slices: large merges of local runs, and storing what the store lacks.
+
+A job goes on from slice to slice, whichever process of the host has the subtask's task. What it has reached is in a
+folder beside the local runs; a job that is lost is begun again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from statelog.changelog import chain
+from statelog.changelog.base import Level, StoredRun
+from statelog.changelog.local_runs import JOB_FOLDER, Edge, LocalRuns, local_edge
+from statelog.errors import StatelogError
+from statelog.state.key_groups import HashRange
+from statelog.state.merge import Garbage, MergePosition, RunMerge, merge_runs
+from statelog.state.run import Run
+from statelog.state.run_format import Footer
+from statelog.state.run_writer import STORED_BLOCK_ROWS, RunWriter
+from statelog.storage import Store
+
+__all__ = ["Materialized", "Materializer", "Order"]
+
+_SLICE_ROWS: Final = 262_144
+_RUN_BYTES: Final = 16 << 20
+"""Size of a local run from which a stored one is made: about a tenth of a second of work."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a subtask is to do for the upkeep of its state after a batch.
+
+    Parameters
+    ----------
+    slice_s : float
+        How long it may take; it ends with the step that goes beyond.
+    materializes : bool
+        Whether to materialize, or only to merge local runs.
+    known : list of Level
+        What the store has of the state already.
+    prefix : str
+        Stored runs are written under this prefix.
+    inline_bytes : int
+        A state whose new runs are not larger travels with the next ack instead.
+    """
+
+    slice_s: float
+    materializes: bool
+    known: list[Level]
+    prefix: str
+    inline_bytes: int
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """The outcome of a job.
+
+    Parameters
+    ----------
+    levels : list of Level
+        The materialized state; none if the job failed.
+    payload : bytes
+        The bytes of runs without a name.
+    failure : str
+        Why it failed; empty if it did not.
+    """
+
+    levels: list[Level]
+    payload: bytes = b""
+    failure: str = ""
+
+
+class _Merging(msgspec.Struct, frozen=True):
+    """How far the merge of the inputs has come; nothing is left to do without inputs."""
+
+    inputs: list[str]
+    position: MergePosition | None = None
+    written: Footer | None = None
+    size_bytes: int = 0
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """A job between two slices."""
+
+    epoch: int
+    target: str
+    merging: _Merging
+    materializes: bool
+    levels: list[Level] = []
+    prefix: str = ""
+    runs: list[StoredRun] = []
+    next_hash: int | None = None
+    is_done: bool = False
+    failure: str = ""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Job)
+
+
+class Materializer:
+    """The upkeep of one subtask's local runs and of what the store has of them.
+
+    Parameters
+    ----------
+    local : LocalRuns
+        The local runs.
+    within : HashRange
+        The subtask's hashes.
+    genesis : bytes
+        Chain digest of the empty state.
+    epoch : int
+        The run's epoch; jobs of another one are void.
+    compression : {"lz4", "zstd", None}
+        Of stored runs.
+    garbage : Garbage
+        What may be left out.
+    open_store : callable
+        Opens the store.
+    monotonic_s : callable
+        Tells the time.
+    token : str
+        Unique among all attempts.
+    """
+
+    def __init__(
+        self,
+        local: LocalRuns,
+        *,
+        within: HashRange,
+        genesis: bytes,
+        epoch: int,
+        compression: str | None,
+        garbage: Garbage,
+        open_store: Callable[[], Store],
+        monotonic_s: Callable[[], float],
+        token: str,
+    ) -> None:
+        self._local = local
+        self._folder = local.directory / JOB_FOLDER
+        self._within = within
+        self._genesis = genesis
+        self._epoch = epoch
+        self._compression = compression
+        self._garbage = garbage
+        self._open_store = open_store
+        self._monotonic_s = monotonic_s
+        self._token = token
+
+    # ---- What a job has reached ----
+
+    def result(self) -> Materialized | None:
+        """The outcome of the job, if it is over."""
+        job = self._load()
+        if job is None or not job.materializes or not (job.is_done or job.failure):
+            return None
+        if job.failure:
+            return Materialized([], failure=job.failure)
+        path = self._folder / "inline.run"
+        try:
+            payload = path.read_bytes() if any(not run.name for run in job.levels[-1].runs) else b""
+        except FileNotFoundError:
+            self.discard()
+            return None
+        return Materialized(job.levels, payload)
+
+    def discard(self) -> None:
+        """Forget the job; it is over, or void."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def inputs(self) -> set[str]:
+        """File names of the local runs that the job reads."""
+        job = self._load()
+        return set() if job is None or job.is_done else {*job.merging.inputs, job.target}
+
+    # ---- Slices ----
+
+    def work(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> None:
+        """Do one slice.
+
+        Parameters
+        ----------
+        order : Order
+            What to do.
+        path : sequence of Edge
+            The local runs of a state that is certain, oldest first.
+        merges : sequence of Edge
+            Those of them that are to be merged anyway, adjacent; may be empty.
+        """
+        end_s = self._monotonic_s() + order.slice_s
+        with self._locked() as is_mine:
+            if not is_mine:
+                return  # another attempt is at it
+            job = self._load()
+            if job is not None and (job.is_done or job.failure):
+                return
+            if job is None or not self._fits(job, path, order):
+                job = self._begin(order, path, merges)
+            if job is None:
+                return
+            try:
+                while not job.is_done and self._monotonic_s() < end_s:
+                    job = self._step(job, order, end_s)
+            except (StatelogError, OSError, pa.ArrowInvalid) as error:
+                self._fail(job, f"{type(error).__name__}: {error}")
+
+    def store_now(self, order: Order, path: Sequence[Edge]) -> Materialized:
+        """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be stored.
+        """
+        job = self._begin(order, path, ())
+        if job is None:
+            return Materialized(list(order.known))
+        while not job.is_done:
+            job = self._step(job, order, float("inf"), keeps_inputs=True)
+        data = (self._folder / "inline.run").read_bytes() if any(not run.name for run in job.levels[-1].runs) else b""
+        self.discard()
+        return Materialized(job.levels, data)
+
+    def _begin(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> _Job | None:
+        """Decide what to merge, and what to store."""
+        self.discard()
+        inputs = list(merges)
+        levels: list[Level] = []
+        if order.materializes and not inputs:
+            levels = _stored_part(path, order.known)
+            rows = [self._local.open(edge).rows for edge in path]
+            # Levels that are small beside what is new are stored again with it, so that there are few.
+            while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
+                levels.pop()
+            inputs = list(path[len(levels) :])
+            if levels and not sum(rows[len(levels) :]):
+                return self._extend(path, levels)
+        if not inputs:
+            return None
+        target = Edge(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
+        materializes = order.materializes and not merges
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        job = _Job(
+            epoch=self._epoch,
+            target=target.file_name,
+            merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
+            materializes=materializes,
+            levels=levels,
+            prefix=f"{order.prefix}/{target.last}-{self._token}",
+        )
+        self._save(job)
+        return job
+
+    def _extend(self, path: Sequence[Edge], levels: list[Level]) -> _Job:
+        """Nothing has changed since the last level: it stands for the batches since as well."""
+        newest, last = path[len(levels) - 1], path[-1]
+        target = Edge(newest.first, last.last, newest.before, last.after)
+        self._local.link(newest, target)
+        longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self._save(
+            _Job(self._epoch, target.file_name, _Merging([]), True, levels=[*levels[:-1], longer], is_done=True)
+        )
+
+    def _fits(self, job: _Job, path: Sequence[Edge], order: Order) -> bool:
+        """Whether a job is about the state that is here, and may go on."""
+        names = {edge.file_name for edge in path}
+        needed = set(job.merging.inputs) or {job.target}
+        return needed <= names and (order.materializes or not job.materializes)
+
+    def _step(self, job: _Job, order: Order, end_s: float, *, keeps_inputs: bool = False) -> _Job:
+        if job.merging.inputs:
+            return self._merge(job, end_s, keeps_inputs)
+        if job.materializes:
+            return self._store_next(job, order)
+        self.discard()
+        return msgspec.structs.replace(job, is_done=True)
+
+    def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
+        """Merge slices until the time is over, or the result is there and replaces the inputs."""
+        merging, target = job.merging, local_edge(job.target)
+        runs = [self._local.open(local_edge(name)) for name in merging.inputs]
+        part = self._folder / "merge.part"
+        with part.open("r+b" if merging.written else "wb") as file:
+            file.truncate(merging.size_bytes)
+            file.seek(merging.size_bytes)
+            sink = pa.PythonFile(file, mode="w")
+            writer = RunWriter(sink, compression=None, block_rows=_SLICE_ROWS, written=merging.written)
+            merge = RunMerge(
+                runs,
+                is_bottom=target.before == self._genesis,
+                within=self._within,
+                garbage=self._garbage,
+                slice_rows=_SLICE_ROWS,
+            )
+            for position in merge.write(writer, merging.position):
+                if self._monotonic_s() >= end_s:
+                    file.flush()
+                    at = _Merging(merging.inputs, position, writer.written, file.tell())
+                    return self._save(msgspec.structs.replace(job, merging=at))
+            writer.finish()
+        part.rename(self._local.directory / target.file_name)
+        if not keeps_inputs:
+            self._local.remove(merging.inputs)
+        return self._save(msgspec.structs.replace(job, merging=_Merging([])))
+
+    def _store_next(self, job: _Job, order: Order) -> _Job:
+        """Store the run of the next range of hashes."""
+        target = local_edge(job.target)
+        run = self._local.open(target)
+        first = self._within.first if job.next_hash is None else job.next_hash
+        last = _end_of_run(self._within, first, run.size_bytes)
+        data = b""
+        runs = list(job.runs)
+        if run.rows:
+            data, rows = _encode([run], HashRange(first, last), self._compression)
+            name = f"{job.prefix}-{len(runs)}.run"
+            if first == self._within.first and last == self._within.last and len(data) <= order.inline_bytes:
+                name = ""
+                (self._folder / "inline.run").write_bytes(data)
+            else:
+                self._open_store().put(name, data)
+            runs.append(StoredRun(name, 0, len(data), chain.checksum(data), rows, first, last))
+        if last < self._within.last:
+            return self._save(msgspec.structs.replace(job, runs=runs, next_hash=last + 1))
+        level = Level(
+            target.first, target.last, target.before, target.after, self._within.first, self._within.last, runs
+        )
+        return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], runs=runs, is_done=True))
+
+    def _fail(self, job: _Job, reason: str) -> None:
+        stored = self._load() or job
+        names = [run.name for run in stored.runs if run.name]
+        try:
+            if names:
+                self._open_store().delete(names)
+            if job.materializes:
+                self._save(msgspec.structs.replace(job, failure=reason))
+            else:
+                self.discard()
+        except (StatelogError, OSError):
+            self.discard()  # what is stored goes with the next start
+
+    # ---- The folder ----
+
+    def _load(self) -> _Job | None:
+        try:
+            job = _decoder.decode((self._folder / "job.msgpack").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except msgspec.MsgspecError:
+            self.discard()
+            return None
+        if job.epoch != self._epoch:
+            self.discard()
+            return None
+        return job
+
+    def _save(self, job: _Job) -> _Job:
+        temporary = self._folder / f"{os.getpid()}.tmp"
+        temporary.write_bytes(_encoder.encode(job))
+        temporary.rename(self._folder / "job.msgpack")
+        return job
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Whether no other process works on the subtask's job; a process that dies lets go."""
+        lock = self._local.directory / "job.lock"
+        with lock.open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def _stored_part(path: Sequence[Edge], known: Sequence[Level]) -> list[Level]:
+    """The levels that are the beginning of a path, one for each of its runs."""
+    levels: list[Level] = []
+    for edge, level in zip(path, known, strict=False):
+        if (edge.before, edge.after) != (level.before, level.after):
+            break
+        levels.append(level)
+    return levels
+
+
+def _end_of_run(within: HashRange, first: int, size_bytes: int) -> int:
+    """Cut a range of hashes so that a run of about the right size is stored; hashes are evenly spread."""
+    count = max(1, -(-size_bytes // _RUN_BYTES))
+    width = -(-(within.last - within.first + 1) // count)
+    return min(first + width - 1, within.last)
+
+
+def _encode(runs: Sequence[Run], within: HashRange, compression: str | None) -> tuple[bytes, int]:
+    sink = pa.BufferOutputStream()
+    rows = merge_runs(
+        runs,
+        RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS),
+        is_bottom=False,
+        within=within,
+        slice_rows=_SLICE_ROWS,
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data, rows

@@ -1,0 +1,160 @@
+"""Which materialized state counts for which keys, when subtasks materialize one by one and their number changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from statelog.changelog import chain
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.state.key_groups import HashRange, hash_range
+
+__all__ = ["Cover", "Piece", "StartingState"]
+
+_LAST_HASH = (1 << 64) - 1
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A range of key hashes, and the base that counts for it.
+
+    Parameters
+    ----------
+    first_hash, last_hash : int
+        The range, within that of the base's subtask.
+    base : Base
+        The materialized state.
+    """
+
+    first_hash: int
+    last_hash: int
+    base: Base
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        """The runs of the base."""
+        return [run for level in self.base.levels for run in level.runs]
+
+
+@dataclass(frozen=True)
+class StartingState:
+    """The materialized state that a subtask starts from.
+
+    Parameters
+    ----------
+    levels : list of Level
+        The levels, oldest first; none is the empty state.
+    digest : bytes
+        Chain digest of the state.
+    first_batch : int
+        The first batch whose changes are to be added.
+    """
+
+    levels: list[Level]
+    digest: bytes
+    first_batch: int
+
+
+class Replacement(NamedTuple):
+    """A cover with a new base, and which pieces that adds and removes."""
+
+    cover: Cover
+    added: list[Piece]
+    removed: list[Piece]
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The bases of all keys.
+
+    Parameters
+    ----------
+    pieces : tuple of Piece
+        Disjoint, by hash. A range without a piece has no base.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+
+    def replace(self, base: Base) -> Replacement:
+        """Let a base count for all keys of its subtask."""
+        own = base.within
+        kept: list[Piece] = []
+        removed: list[Piece] = []
+        added = [Piece(own.first, own.last, base)]
+        for piece in self.pieces:
+            if piece.last_hash < own.first or own.last < piece.first_hash:
+                kept.append(piece)
+                continue
+            removed.append(piece)
+            if piece.first_hash < own.first:
+                added.append(Piece(piece.first_hash, own.first - 1, piece.base))
+            if own.last < piece.last_hash:
+                added.append(Piece(own.last + 1, piece.last_hash, piece.base))
+        return Replacement(Cover(tuple(sorted([*kept, *added], key=lambda piece: piece.first_hash))), added, removed)
+
+    def within(self, hashes: HashRange) -> list[Piece]:
+        """The parts of the pieces that lie in a range, by hash."""
+        return [
+            Piece(max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last), piece.base)
+            for piece in self.pieces
+            if piece.first_hash <= hashes.last and hashes.first <= piece.last_hash
+        ]
+
+    @property
+    def through(self) -> int:
+        """The last batch that the bases of all keys hold; -1 if some keys have none."""
+        return _through(self.pieces, HashRange(0, _LAST_HASH))
+
+    def base_of(self, subtask: int, parallelism: int) -> Base | None:
+        """The base that a subtask has made itself, if it counts for all its keys."""
+        own = hash_range(subtask, parallelism)
+        pieces = self.within(own)
+        if len(pieces) != 1:
+            return None
+        base = pieces[0].base
+        is_whole = (pieces[0].first_hash, pieces[0].last_hash) == (own.first, own.last)
+        return base if is_whole and (base.subtask, base.parallelism) == (subtask, parallelism) else None
+
+    def start_of(self, origin: bytes, subtask: int, parallelism: int) -> StartingState:
+        """The materialized state of a subtask, of any parallelism.
+
+        Parameters
+        ----------
+        origin : bytes
+            Chain digest of the subtask's empty state.
+        subtask, parallelism : int
+            The subtask. Of another parallelism than the bases' it gets what they hold of its keys, as levels whose
+            digests follow from theirs.
+        """
+        base = self.base_of(subtask, parallelism)
+        if base is not None:
+            return StartingState(base.levels, base.digest, base.through + 1)
+        hashes = hash_range(subtask, parallelism)
+        pieces = self.within(hashes)
+        levels: list[Level] = []
+        digest = origin
+        for piece in pieces:
+            for level in piece.base.levels:
+                first, last = max(piece.first_hash, level.first_hash), min(piece.last_hash, level.last_hash)
+                if first > last:
+                    continue
+                bounds = first.to_bytes(8, "big") + last.to_bytes(8, "big")
+                after = chain.extend(digest, level.last, [level.after, bounds])
+                runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
+                levels.append(Level(level.first, level.last, digest, after, first, last, runs))
+                digest = after
+        return StartingState(levels, digest, _through(pieces, hashes) + 1)
+
+
+def _through(pieces: Sequence[Piece], hashes: HashRange) -> int:
+    """The last batch that pieces hold for all of a range; -1 if they leave gaps."""
+    next_hash = hashes.first
+    for piece in pieces:
+        if piece.first_hash != next_hash:
+            return -1
+        next_hash = piece.last_hash + 1
+    if next_hash != hashes.last + 1:
+        return -1
+    return min(piece.base.through for piece in pieces)

@@ -1,0 +1,47 @@
+"""When an entry repeats all materialized states, so that the log before it can go."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.history import Record
+
+__all__ = ["Truncation"]
+
+_PIECE_BYTES: Final = 100
+_RUN_BYTES: Final = 60
+_SEGMENT_BYTES: Final = 80
+
+
+class Truncation:
+    """Decides which entries repeat the materialized states.
+
+    One does if the log can then begin later, and if the log has grown by as much since the last time; so repeating
+    at most doubles the log.
+    """
+
+    def __init__(self) -> None:
+        self._repeated_through = -1
+        self._grown_bytes = 0
+        self._seen: Cover | None = None
+        self._seen_through = -1
+        self._seen_bytes = 0
+
+    def cover_to_repeat(self, before: Record) -> Cover | None:
+        """What the entry after a checkpoint repeats; None for nothing."""
+        cover = before.cover
+        if cover is None or not cover.pieces:
+            return None
+        if cover is not self._seen:
+            runs = sum(len(piece.runs) for piece in cover.pieces)
+            self._seen, self._seen_through = cover, cover.through
+            self._seen_bytes = _PIECE_BYTES * len(cover.pieces) + _RUN_BYTES * runs
+        is_useful = self._seen_through > self._repeated_through
+        return cover if is_useful and self._seen_bytes <= self._grown_bytes else None
+
+    def committed(self, record: Record, repeated: Cover | None, payload_bytes: int) -> None:
+        """An entry is durable."""
+        if repeated is not None:
+            self._repeated_through, self._grown_bytes = self._seen_through, 0
+        self._grown_bytes += payload_bytes + _SEGMENT_BYTES * len(record.checkpoint.segments)

@@ -1,0 +1,94 @@
+"""The upkeep of a subtask's state: merging its local runs, and materializing, after a batch or as a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.materializer import Materialized, Materializer, Order
+from statelog.observer import Step
+from statelog.state.merge import Garbage, choose_merge
+
+__all__ = ["Upkeep"]
+
+_AT_ONCE_ROWS: Final = 524_288
+"""Rows of a merge that is done at once, in about a fifth of a second."""
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """What a subtask can do for its state beside the changes of a batch.
+
+    Parameters
+    ----------
+    local : LocalRuns
+        The subtask's local runs.
+    path : sequence of Edge
+        Those of the state before the batch, oldest first; that state is certain.
+    materializer : Materializer
+        Does what takes long.
+    order : Order or None
+        What the coordinator wants.
+    genesis : bytes
+        Chain digest of the empty state.
+    fan_in : int
+        As in :func:`statelog.state.merge.choose_merge`.
+    garbage : Garbage
+        What may be left out.
+    token : str
+        Unique among all attempts.
+    step : callable
+        Told about steps.
+    """
+
+    local: LocalRuns
+    path: Sequence[Edge]
+    materializer: Materializer
+    order: Order | None
+    genesis: bytes
+    fan_in: int
+    garbage: Garbage
+    token: str
+    step: Callable[[Step], None]
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether local runs are to be merged that are too many for one go."""
+        return self._rows(self._to_merge()) > _AT_ONCE_ROWS
+
+    def work(self) -> None:
+        """Merge what is to be merged, and do a slice of what the coordinator wants."""
+        merges = self._to_merge()
+        is_large = self._rows(merges) > _AT_ONCE_ROWS
+        if merges and not is_large:
+            self.step(Step.MERGING)
+            self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)
+        elif self.order is not None:
+            self.step(Step.MATERIALIZING)
+            self.materializer.work(self.order, self.path, merges)
+
+    def store_now(self, edge: Edge) -> Materialized | None:
+        """Materialize the state after the batch; None if there is nothing new.
+
+        Parameters
+        ----------
+        edge : Edge
+            The local run of the batch.
+        """
+        assert self.order is not None
+        if not self.order.materializes and not self.local.open(edge).rows:
+            return None
+        return self.materializer.store_now(self.order, [*self.path, edge])
+
+    def _to_merge(self) -> list[Edge]:
+        """The newest runs that are to be merged, without those that a job is about."""
+        busy = self.materializer.inputs()
+        places = [place for place, edge in enumerate(self.path) if edge.file_name in busy]
+        free = list(self.path[places[-1] + 1 if places else 0 :])
+        newest = choose_merge([self.local.open(edge).rows for edge in free], self.fan_in)
+        return free[len(free) - newest :]
+
+    def _rows(self, edges: Sequence[Edge]) -> int:
+        return sum(self.local.open(edge).rows for edge in edges)
