@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +22,9 @@ from statelog.changelog import chain
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch
+from statelog.metrics import Recorded
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.crashes import Crash
 from tests.model.engine import Engine, Key
 
@@ -103,6 +107,31 @@ def test_other_result_of_an_earlier_attempt_does_not_count(engine: Engine) -> No
     ack(engine, 0, 0, 1, b"earlier")
     [entry] = checkpoints(engine)
     assert entry.segments[0].attempt == 2
+
+
+def test_acks_of_many_threads_at_once(tmp_path: Path) -> None:
+    """Two attempts of each subtask, with other results: every entry is whole, and the later attempts count."""
+
+    class Slow(FaultPlan):
+        def fault(self, call: Call) -> Fault | None:
+            return Fault(action=lambda: time.sleep(0.005)) if call.operation == "append" else None
+
+    engine = Engine(tmp_path, low_hash, open_store=lambda location: FaultStore(LocalStore(location), Slow()))
+    engine.start(12, 0)
+    attempts = [(subtask, number * 12 + subtask) for number in range(2) for subtask in range(12)]
+    results = {attempt: f"{attempt} of {subtask} ".encode() * (1 + subtask) for subtask, attempt in attempts}
+    for subtask, attempt in attempts:
+        begin(engine, 0, subtask, attempt)
+    random.Random(4).shuffle(attempts)
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        list(pool.map(lambda one: ack(engine, 0, one[0], one[1], results[one[1]]), attempts))
+    entries = checkpoints(engine)
+    assert [entry.revision for entry in entries] == list(range(len(entries)))
+    for entry in entries:
+        for segment in entry.segments:
+            stored = LocalStore(engine.location).read(segment.name, offset=segment.offset, length=segment.length)
+            assert stored == results[segment.attempt]
+    assert [segment.attempt for segment in entries[-1].segments] == list(range(12, 24))
 
 
 def test_certain_batch_refuses_late_tasks(engine: Engine) -> None:
@@ -294,6 +323,33 @@ def test_crash_before_the_entry_leaves_the_previous_checkpoint(engine: Engine) -
     engine.start(1, 1)
     [[_, found]] = engine.run_commands(1, 0, [((1, None), ("read",))])
     assert found[0] == [1]
+
+
+def test_what_tasks_have_measured_comes_with_the_checkpoint_once(engine: Engine) -> None:
+    engine.start(2, 0)
+    for subtask in range(2):
+        begin(engine, 0, subtask, subtask)
+        message = Ack(
+            *(engine.task_id(0, subtask, subtask), chain.checksum(b"data"), 4, 1, 0, "", 0.0),
+            measured=Recorded({"upload_requests": 2 + subtask}, {"upload_size_bytes": [float(subtask)]}),
+        )
+        engine.coordinator.ack(message, b"data")
+    complete(engine, 1, b"10", b"11")
+    first, second = (metrics.measured for metrics in engine.crash_point.checkpoints)
+    assert first == Recorded({"upload_requests": 5}, {"upload_size_bytes": [0.0, 1.0]})
+    assert second == Recorded()
+
+
+@pytest.mark.parametrize(("merging", "objects"), [("across", 0), ("within", 1), ("off", 1 + 2)])
+def test_checkpoints_tell_how_many_objects_they_took(tmp_path: Path, merging: str, objects: int) -> None:
+    engine = Engine(tmp_path, low_hash, file_merging=merging)
+    engine.start(2, 0)
+    for batch in range(2):
+        before = len(LocalStore(engine.location).list())
+        for subtask, key in enumerate([(1, None), (None, "a")]):
+            engine.run_commands(batch, subtask, [(key, ("set", batch))])
+        assert len(LocalStore(engine.location).list()) - before == objects
+        assert engine.crash_point.checkpoints[-1].objects == objects
 
 
 def test_fetch_names_only_what_is_missing(engine: Engine) -> None:

@@ -364,12 +364,58 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path: Path) -> None:
     assert load.engine.leaked() == []
 
 
-def test_frames_of_one_file_are_read_back(tmp_path: Path) -> None:
-    """A file may begin with a fence and go on with any number of entries."""
-    log = open_log(tmp_path, ManualClock(1000), "across")
+@pytest.mark.parametrize("spare_bytes", [-1, 0])
+def test_a_file_is_filled_up_to_its_limit_and_not_beyond(tmp_path: Path, spare_bytes: int) -> None:
+    store = LocalStore(tmp_path)
+    claim_bytes = sum(map(len, encode_frame(make_claim("a")(1), [])))
+    entry_bytes = sum(map(len, encode_frame(*make_checkpoint("a", 1, 0))))
+    limit = claim_bytes + 3 * entry_bytes + spare_bytes
+    log = NumberedLog(store, PREFIX, ManualClock(1000), appends=True, max_file_bytes=limit)
     log.claim(make_claim("a"))
-    sizes = [sum(map(len, encode_frame(*make_checkpoint("a", 1, batch)))) for batch in range(5)]
-    for batch in range(5):
-        entry = log.append(*make_checkpoint("a", 1, batch))
-        assert entry.number == log.number
-    assert max(path.stat().st_size for path in (tmp_path / PREFIX).iterdir()) <= 600 + max(sizes)
+    written = [log.append(*make_checkpoint("a", 1, batch)) for batch in range(9)]
+    assert max(info.size_bytes for info in store.list()) <= limit
+    assert [entry.number for entry in written[:4]] == ([1, 1, 1, 2] if spare_bytes == 0 else [1, 1, 2, 2])
+    for batch, entry in enumerate(written):
+        texts = [store.read(it.name, offset=it.offset, length=it.length) for it in entry.segments]
+        assert texts == make_checkpoint("a", 1, batch)[1]
+
+
+# ---- What is still needed ----
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_nothing_is_deleted_before_the_entry_that_makes_it_superfluous(tmp_path: Path, merging: str) -> None:
+    """A process that dies at that moment leaves as many checkpoints as are to be retained."""
+
+    class Watched(FaultStore):
+        def delete(self, names: list[str]) -> None:
+            kept = list(History(load.engine.read_log()).checkpoints)[-3:]
+            assert len(kept) == min(3, kept[-1].batch + 1)
+            needed = {segment.name for entry in kept for segment in entry.segments}
+            needed.update(name for name in names if name.endswith(".log") and int(Path(name).stem) >= kept[0].number)
+            assert needed.isdisjoint(names)
+            deleted.extend(names)
+            super().delete(names)
+
+    deleted: list[str] = []
+    load = Load(tmp_path, seed=3)
+    load.engine.retained_checkpoints = 3
+    load.engine.open_store = lambda location: Watched(LocalStore(location), FaultPlan())
+    for parallelism in (2, 3):
+        load.start(merging, parallelism)
+        for _ in range(60):
+            load.run_batch()
+    assert len(deleted) > 10
+
+
+@pytest.mark.parametrize("merging", MERGING)
+def test_a_late_attempt_finds_what_its_batch_started_from(tmp_path: Path, merging: str) -> None:
+    """On another host, and with as few checkpoints retained as there may be."""
+    engine = OperatorEngine(tmp_path, file_merging=merging, max_file_bytes=1, retained_checkpoints=2)
+    engine.start(2, 0)
+    for batch in range(8):
+        for subtask in (0, 1, 0):
+            engine.host += 1
+            found = engine.run_subtask(batch, subtask, [["read"], ["add", "items", str(batch)]])
+            assert found[1][0]["items"] == [str(before) for before in range(batch)]
+    assert engine.leaked() == []

@@ -242,11 +242,20 @@ class TestRetries:
             assert raised.value.kind == kind
             assert len(simulation.inner.calls) == 1
 
-    def test_what_is_no_failure_of_the_store_is_raised_at_once(self, tmp_path: Path) -> None:
-        store = RetryingStore(LocalStore(tmp_path), RetryPolicy(), clock=ManualClock(), recorder=Measurements())
+    def test_what_is_no_failure_of_the_store_is_raised_at_once(self) -> None:
+        simulation = Simulation(RetryPolicy())
+        tried: list[str] = []
 
-        with pytest.raises(ConfigurationError):
-            store.put("../x", b"")
+        def refuse(name: str, data: bytes | memoryview) -> None:
+            tried.append(name)
+            raise ConfigurationError("no such name")
+
+        simulation.inner.put = refuse  # type: ignore[method-assign]  # only for the test
+
+        with pytest.raises(ConfigurationError, match="no such name"):
+            simulation.store.put("../x", b"")
+
+        assert tried == ["../x"]
 
     def test_delays_have_full_jitter(self) -> None:
         delays = []

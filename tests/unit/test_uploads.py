@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -15,6 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog import Options, ProcessorError, Step, StorageError
 from statelog.changelog.uploads import Uploads
 from statelog.checkpoint.history import History
+from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.metrics import Measurements, Metric
 from statelog.state.grouping import GroupedRows
 from statelog.storage import LocalStore, Store
@@ -117,6 +119,29 @@ def test_capacity_comes_back_after_failures(tmp_path: Path) -> None:
     uploads.abandon()
 
 
+def test_an_upload_that_cannot_be_started_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    uploads, _ = make_uploads(LocalStore(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            uploads.add("a", b"x")
+    uploads.abandon()
+    assert LocalStore(tmp_path).list() == []
+
+
+@pytest.mark.parametrize("end", [Uploads.finish, Uploads.abandon])
+def test_no_thread_is_left(tmp_path: Path, end: Callable[[Uploads], None]) -> None:
+    before = set(threading.enumerate())
+    uploads, _ = make_uploads(LocalStore(tmp_path))
+    for name in "abc":
+        uploads.add(name, b"x")
+    end(uploads)
+    assert set(threading.enumerate()) <= before
+
+
 def test_nothing_is_opened_before_it_is_needed() -> None:
     def open_store() -> Store:
         raise AssertionError("nothing was added")
@@ -216,6 +241,14 @@ def test_parts_are_written_while_the_batch_runs() -> None:
         assert harness.checkpoints[-1].changes >= 3 * len(ROWS)
 
 
+def test_a_changeset_holds_what_its_batch_has_changed() -> None:
+    with make_harness(1 << 30) as harness:
+        for rows, time_ms in ((ROWS, 1000), (ROWS[:2], 1000), ([], 1000), ([], 1001)):
+            harness.push(rows, time_ms)
+        # A text, an element and a timer per key; what only fires has a text and the timer.
+        assert [metrics.changes for metrics in harness.checkpoints] == [180, 6, 0, 120]
+
+
 @pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
 @pytest.mark.parametrize("table", ["runs", "memory"])
 def test_a_changeset_in_parts_is_the_same_changeset(inline_bytes: int, table: str) -> None:
@@ -241,6 +274,25 @@ def test_a_failing_attempt_removes_what_it_has_written() -> None:
         assert uploads_of(harness) == []
         harness.push(ROWS)
         assert lost_uploads(harness) == []
+
+
+def test_an_attempt_whose_output_is_not_read_to_its_end_removes_what_it_has_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = BatchTask.run
+
+    def read_a_little(task: BatchTask, read: BatchInput) -> Iterator[pa.RecordBatch]:
+        outputs = process(task, read)
+        yield next(outputs)
+        EVENTS.extend(uploads_of(harness))
+        outputs.close()  # type: ignore[attr-defined]  # it is a generator
+
+    EVENTS.clear()
+    with make_harness(1, inline_bytes=0, parallelism=1) as harness:
+        monkeypatch.setattr(BatchTask, "run", read_a_little)
+        harness.push(ROWS)
+        assert [event for event in EVENTS if isinstance(event, str)]
+        assert uploads_of(harness) == []
 
 
 @pytest.mark.parametrize("step", [Step.RESTORED, Step.ACKING, Step.ACKED])
