@@ -361,3 +361,71 @@ def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
     fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [begun.genesis, middle]))
     assert fetch.missing.since == middle
     assert [segment.checksum for segment in fetch.missing.segments] == [chain.checksum(b"11")]
+
+
+# ---- Entries that are in the log although their writer does not know ----
+
+
+@pytest.mark.parametrize(("merging", "operation"), [("across", "append"), ("within", "put_if_absent")])
+def test_close_keeps_uploads_of_an_entry_in_doubt(tmp_path: Path, merging: str, operation: str) -> None:
+    """The entry was written and its answer lost: what it names stays when the run ends."""
+    call = 1 if operation == "append" else 2  # the first put_if_absent is the claim
+    stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at(operation, call=call, when="after"))])
+    engine = Engine(
+        tmp_path,
+        lambda key: 0,
+        file_merging=merging,
+        inline_budget_bytes=0,
+        open_store=lambda location: next(stores, None) or LocalStore(location),
+    )
+    engine.start(1, 0)
+    with pytest.raises(StorageError):
+        engine.run_commands(0, 0, [((1, None), ("set", 7))])
+    engine.coordinator.close()
+    [entry] = checkpoints(engine)  # the checkpoint exists for everybody who reads the log
+    held = {info.name for info in LocalStore(engine.location).list()}
+    assert {segment.name for segment in entry.segments} <= held
+    engine.start(1, 1, keep_local=False)
+    assert engine.run_commands(1, 0, [((1, None), ("read",))])[0][1][0] == [7]
+
+
+def test_close_keeps_uploads_that_a_newer_run_has_counted(tmp_path: Path) -> None:
+    """A claim between the append and the look for it: the newer run counts an entry that the older does not know of."""
+    newer = Engine(tmp_path, lambda key: 0, inline_budget_bytes=0)
+    newer.runs = 5
+    plan = FaultPlan.at("append", when="after", action=lambda: newer.start(1, 0))
+    stores = iter([FaultStore(LocalStore(tmp_path / "location"), plan)])
+    older = Engine(
+        tmp_path,
+        lambda key: 0,
+        inline_budget_bytes=0,
+        open_store=lambda location: next(stores, None) or LocalStore(location),
+    )
+    older.start(1, 0)
+    with pytest.raises(FencedError):
+        older.run_commands(0, 0, [((1, None), ("set", 7))])
+    older.coordinator.close()
+    [entry] = checkpoints(newer)
+    assert {segment.name for segment in entry.segments} <= {info.name for info in LocalStore(newer.location).list()}
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
+def test_a_revision_in_doubt_is_settled_before_the_next_batch(tmp_path: Path, inline_bytes: int) -> None:
+    """A copy of a task that Spark no longer waits for has another result, and the answer to its revision is lost.
+
+    The run and its restart must go on from the same of the two.
+    """
+    stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at("append", call=2, when="after"))])
+    engine = Engine(
+        tmp_path,
+        lambda key: 0,
+        inline_budget_bytes=inline_bytes,
+        open_store=lambda location: next(stores, None) or LocalStore(location),
+    )
+    engine.start(1, 0)
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
+    with pytest.raises(StorageError):  # nobody waits for it: its first attempt has succeeded
+        engine.run_commands(0, 0, [((1, None), ("set", 2))])
+    before = engine.run_commands(1, 0, [((1, None), ("read",))])
+    engine.start(1, 2, keep_local=False)
+    assert engine.run_commands(2, 0, [((1, None), ("read",))]) == before

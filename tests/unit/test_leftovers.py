@@ -12,6 +12,7 @@ from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
+from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 
 
@@ -61,3 +62,15 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         statelog.list_orphans("hdfs://host/folder")
     (tmp_path / "file").write_text("no directory")
     assert statelog.list_orphans(str(tmp_path / "file")) == []
+
+
+def test_half_written_files_of_killed_writers_go_with_a_later_start(tmp_path: Path) -> None:
+    """A process that is killed while it writes leaves a file that no listing shows."""
+    engine = Engine(tmp_path, lambda key: 0, inline_budget_bytes=0)
+    engine.start(1, 0)
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
+    [upload] = (tmp_path / "location").rglob("*.run")
+    left = upload.with_name(".4711.killed.tmp")
+    left.write_bytes(bytes(5 << 20))
+    engine.start(1, 1)
+    assert not left.exists()

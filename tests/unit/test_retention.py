@@ -70,24 +70,24 @@ def test_files_of_the_log_are_released_by_the_log() -> None:
 
 def test_the_most_wasteful_closed_files_are_emptied() -> None:
     retention = Retention(2.0, "op/log")
-    files = ["full", "half", "little", "open"]
+    full, half, little, newest = files = [f"op/log/{number}" for number in range(4)]
     everything = checkpoint(0, *((name, offset, 10) for name in files for offset in range(0, 100, 10)))
-    parts = {"full": 10, "half": 5, "little": 1, "open": 1}
+    parts = {full: 10, half: 5, little: 1, newest: 1}
     needed = checkpoint(1, *((name, offset * 10, 10) for name, count in parts.items() for offset in range(count)))
     for added in (everything, needed):
         retention.add(added)
-    retention.choose_wasteful("open")
+    retention.choose_wasteful(newest)
     assert not any(map(retention.is_wasteful, files)), "nothing is wasted yet"
     retention.remove(everything)
     assert (retention.size_bytes, retention.needed_bytes) == (400, 170)
-    retention.choose_wasteful("open")
-    assert [name for name in files if retention.is_wasteful(name)] == ["little"]
-    for limit, chosen in ((3.0, []), (1.0, ["half", "little"])):
+    retention.choose_wasteful(newest)
+    assert [name for name in files if retention.is_wasteful(name)] == [little]
+    for limit, chosen in ((3.0, []), (1.0, [half, little])):
         other = Retention(limit, "op/log")
         for added in (everything, needed):
             other.add(added)
         other.remove(everything)
-        other.choose_wasteful("open")
+        other.choose_wasteful(newest)
         assert [name for name in files if other.is_wasteful(name)] == chosen
 
 

@@ -38,7 +38,8 @@ class Uploads:
         self._recorder = recorder
         self._store: Store | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._running: dict[str, Future[None]] = {}
+        self._names: list[str] = []
+        self._running: list[Future[None]] = []
         self._changed = threading.Condition()
         self._bytes = 0
 
@@ -58,7 +59,8 @@ class Uploads:
             self._bytes += len(data)
             self._recorder.observe(Metric.UPLOAD_QUEUE_BYTES, self._bytes)
         self._require_success()
-        self._running[name] = self._pool.submit(self._write, name, data)
+        self._names.append(name)
+        self._running.append(self._pool.submit(self._write, name, data))
 
     def finish(self) -> None:
         """Wait until everything is written.
@@ -78,7 +80,7 @@ class Uploads:
             return
         self._pool.shutdown(cancel_futures=True)
         try:
-            self._store.delete(list(self._running))
+            self._store.delete(self._names)
         except StorageError:
             return  # the coordinator finds it once the batch is over
 
@@ -92,6 +94,6 @@ class Uploads:
                 self._changed.notify()
 
     def _require_success(self, *, wait: bool = False) -> None:
-        for upload in self._running.values():
+        for upload in self._running:
             if wait or upload.done():
                 upload.result()

@@ -64,7 +64,7 @@ class ChangesetWriter:
     part_bytes : int
         Size in memory from which a part is written before the batch is over.
     inline_bytes : int
-        The last part travels with the ack if it is not larger.
+        The last part travels with the ack if it is not larger, or has no changes.
     compression : {"lz4", "zstd", None}
         Of the stored form.
     """
@@ -119,7 +119,7 @@ class ChangesetWriter:
         """
         last = self._changes.take_part(self._compression)
         payload = b""
-        if len(last.data) <= self._inline_bytes:
+        if len(last.data) <= self._inline_bytes or not last.rows:
             payload = last.data
             self._parts.append(StoredPart(chain.checksum(payload), len(payload), last.rows, ""))
         else:

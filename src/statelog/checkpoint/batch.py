@@ -85,6 +85,8 @@ class Batch:
         The ack that counts, by subtask.
     durable : Checkpoint or None
         The log entry, once there is one.
+    is_written : bool
+        Whether an entry may be in the log, although nobody has seen it.
     """
 
     number: int
@@ -92,6 +94,7 @@ class Batch:
     begun: dict[int, int] = field(default_factory=dict)
     acks: dict[int, TakenAck] = field(default_factory=dict)
     durable: Checkpoint | None = None
+    is_written: bool = False
 
     def missing(self, parallelism: int) -> list[int]:
         """Subtasks that have not acked."""

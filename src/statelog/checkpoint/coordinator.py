@@ -191,6 +191,7 @@ class OperatorCoordinator:
         if orphans:
             _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
             self._store.delete(orphans)
+        self._store.remove_unfinished(f"{self._root}/", self._clock.now_s() - self._options.orphan_min_age_s)
 
     def begin(self, request: Begin) -> Begun:
         """A subtask begins a batch, for the first time or again.
@@ -267,6 +268,9 @@ class OperatorCoordinator:
             raise self._stale(task, current)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
             raise self._incomplete(task, current)
+        if current is not None and not all(one.is_stored for one in current.acks.values()):
+            # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
+            self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
         if current is None:
             self._starts = StartingPoints.of_first_batch(self._run, self._history, task.batch)
@@ -481,6 +485,7 @@ class OperatorCoordinator:
             cover=cover,
         )
         files_before = self._log.files_made
+        batch.is_written = True
         try:
             batch.durable = self._log.append(entry, payload)
         except FencedError as error:
@@ -614,7 +619,7 @@ class OperatorCoordinator:
                     kind=ErrorKind.STALE_RUN,
                     hint="The task is a leftover of an earlier run.",
                 )
-            if self._batch is not None and self._batch.durable is None:
+            if self._batch is not None and not self._batch.is_written:
                 for taken in self._batch.acks.values():
                     self._deleter.delete(taken.ack.names)
             self._remove_initial_state()

@@ -171,6 +171,9 @@ class FaultStore(Store):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         return self._run("list", prefix, lambda: self._inner.list(prefix))
 
+    def remove_unfinished(self, prefix: str, before_s: float) -> None:
+        self._inner.remove_unfinished(prefix, before_s)
+
     def close(self) -> None:
         self._inner.close()
 

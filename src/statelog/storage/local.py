@@ -137,6 +137,16 @@ class LocalStore(Store):
             found = _walk(top, folder + slash, start)
             return sorted(found, key=lambda info: info.name)
 
+    def remove_unfinished(self, prefix: str, before_s: float) -> None:
+        top = self._path(prefix.rstrip("/"))
+        with _reported("remove unfinished files of", top):
+            for directory, _, names in os.walk(top):
+                for name in filter(_is_temporary, names):
+                    path = f"{directory}/{name}"
+                    with suppress(FileNotFoundError):
+                        if os.stat(path).st_mtime < before_s:
+                            os.unlink(path)
+
     def close(self) -> None:
         for file in tuple(self._append_files().values()):
             file.close()

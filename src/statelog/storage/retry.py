@@ -116,6 +116,9 @@ class RetryingStore(Store):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         return self._repeat(lambda: self._inner.list(prefix))
 
+    def remove_unfinished(self, prefix: str, before_s: float) -> None:
+        self._repeat(lambda: self._inner.remove_unfinished(prefix, before_s))
+
     def close(self) -> None:
         if conditions := self._conditions.get(os.getpid()):
             conditions.races.close()

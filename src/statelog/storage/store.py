@@ -87,5 +87,16 @@ class Store(ABC):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose name starts with `prefix`, sorted by name."""
 
+    def remove_unfinished(self, prefix: str, before_s: float) -> None:  # noqa: B027 - most stores leave nothing
+        """Remove what writers that were killed have left of objects that they did not finish.
+
+        Parameters
+        ----------
+        prefix : str
+            Of the objects' names; a folder.
+        before_s : float
+            Only what was last written to before, in seconds since the Unix epoch.
+        """
+
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
         """Release files and connections; the store opens them again when it is used again."""
