@@ -12,12 +12,18 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import pytest
 import xxhash
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
+from statelog.changelog import materializer
+from statelog.checkpoint import upkeep
+from statelog.checkpoint.history import History
+from statelog.clock import ManualClock
+from statelog.storage import LocalStore
 from statelog.testing import Harness
 from tests.model.keyed_commands import INPUT, LISTS, MAPS, OUTPUT, READ_ALL, SUMS, VALUES, Command, Commands, write_all
 from tests.model.keyed_model import Key, Model, Row, Rules
@@ -84,6 +90,23 @@ def colliding_hash(key: Key) -> int:
 
 
 file_merging = st.sampled_from(["across", "within", "off"])
+intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are a large merge, and are stored as several runs."""
+    monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
+    monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
+    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 30)
+
+
+class TickingClock(ManualClock):
+    """Time passes whenever somebody looks, so that a slice of upkeep is over after some steps."""
+
+    def monotonic_s(self) -> float:
+        self.advance(0.05)
+        return super().monotonic_s()
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -100,6 +123,8 @@ class StateMachine(RuleBasedStateMachine):
         merging=file_merging,
         file_bytes=st.sampled_from([4000, 32 << 20]),
         part_bytes=st.sampled_from([1, 1000, 5 << 20]),
+        interval_s=intervals_s,
+        changelog=st.sampled_from([True, True, False]),
     )
     def begin(
         self,
@@ -111,6 +136,8 @@ class StateMachine(RuleBasedStateMachine):
         merging: str,
         file_bytes: int,
         part_bytes: int,
+        interval_s: float,
+        changelog: bool,
     ) -> None:
         self.rules = rules
         self.model = Model(rules)
@@ -137,8 +164,14 @@ class StateMachine(RuleBasedStateMachine):
                 merge_fan_in=2,
                 inline_budget_bytes=inline,
                 orphan_min_age_s=0,
+                log_min_age_s=0,
+                retained_checkpoints=2,
+                changelog=changelog,
+                materialization_interval_s=interval_s,
+                max_log_to_base=1e9,
             ),
         )
+        self.harness._query.clock = TickingClock(1e10)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
@@ -158,7 +191,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule(
         rows=rows_of_batch,
         step_ms=steps_ms,
-        step=st.sampled_from([Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING]),
+        step=st.sampled_from([Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]),
         subtask=st.one_of(st.none(), st.integers(0, 3)),
     )
     def kill_task(self, rows: list[Row], step_ms: int, step: Step, subtask: int | None) -> None:
@@ -201,17 +234,45 @@ class StateMachine(RuleBasedStateMachine):
         self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
         self._push(rows, step_ms)
 
-    @rule(parallelism=st.integers(1, 5), keep_local=st.booleans(), merging=file_merging)
-    def restart(self, parallelism: int, keep_local: bool, merging: str) -> None:
+    @rule(
+        parallelism=st.integers(1, 5),
+        keep_local=st.booleans(),
+        merging=file_merging,
+        interval_s=intervals_s,
+        changelog=st.booleans(),
+    )
+    def restart(self, parallelism: int, keep_local: bool, merging: str, interval_s: float, changelog: bool) -> None:
         query = self.harness._query
-        query.options = replace(query.options, file_merging=merging)
+        query.options = replace(
+            query.options, file_merging=merging, changelog=changelog, materialization_interval_s=interval_s
+        )
         self.harness.restart(parallelism, keepLocal=keep_local)
 
     @invariant()
     def local_runs_stay_few(self) -> None:
         if hasattr(self, "harness"):
             for folder in (self.harness._query.local / str(self.harness.parallelism)).glob("*/"):
-                assert len(list(folder.glob("*.run"))) <= 8
+                assert len(list(folder.glob("*.run"))) <= 20
+
+    @precondition(lambda self: self.harness.batchId >= 0)
+    @invariant()
+    def nothing_is_lost_or_left(self) -> None:
+        """What can be gone back to is there, and what crashed runs have written is not."""
+        query = self.harness._query
+        store = LocalStore(query.location)
+        stored = {info.name for info in store.list("main/")}
+        entries = query.open_log(store).read()
+        history = History(entries)
+        for record in list(history.records)[-2:]:
+            assert history.has_batch(record.batch)
+            segments = [part for one in history.between(record.needed_from, record.batch) for part in one.segments]
+            cover = record.cover.pieces if record.cover else ()
+            assert {part.name for part in segments} | {run.name for piece in cover for run in piece.runs} <= stored
+        epoch = max(entry.epoch for entry in entries)
+        named = history.object_names()
+        for name in stored - named:
+            folder, of_epoch = name.split("/")[1:3]
+            assert folder in ("log", "initial") or int(of_epoch) >= epoch, name
 
     # ---- Comparing ----
 

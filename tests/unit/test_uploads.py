@@ -331,7 +331,7 @@ def test_what_a_killed_attempt_has_written_goes_with_the_next_batch(step: Step) 
 
 def test_a_failing_store_changes_nothing() -> None:
     for seed in range(8):
-        with make_harness(1, inline_bytes=0, storeFaults=0.03, seed=seed) as harness:
+        with make_harness(1, inline_bytes=0, storeFaults=0.02, seed=seed) as harness:
             for _ in range(3):
                 harness.push(ROWS[:20])
             assert [harness.list("sizes", key) for key in range(20)] == [[(400 + key,)] * 3 for key in range(20)]

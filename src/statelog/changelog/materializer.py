@@ -236,6 +236,8 @@ class Materializer:
         levels: list[Level] = []
         if order.materializes and not inputs:
             levels = _stored_part(path, order.known)
+            if len(levels) == len(path):
+                return None
             rows = [self._local.open(edge).rows for edge in path]
             # Levels that are small beside what is new are stored again with it, so that there are few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):

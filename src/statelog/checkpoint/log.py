@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from statelog.checkpoint.entry import Checkpoint, Claim, Entry
 
-__all__ = ["Log"]
+__all__ = ["Log", "base_name"]
 
 
 class Log(ABC):
@@ -94,3 +94,8 @@ class Log(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the writer's files. If this claim is all that the log holds, remove it."""
+
+
+def base_name(number: int) -> str:
+    """Name of a file of the log, in its folder."""
+    return f"{number:020}.log"

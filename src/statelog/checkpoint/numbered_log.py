@@ -27,7 +27,7 @@ from statelog.checkpoint.entry import (
     encode_frame,
 )
 from statelog.checkpoint.frames import FrameReader
-from statelog.checkpoint.log import Log
+from statelog.checkpoint.log import Log, base_name
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
 from statelog.storage.store import ObjectInfo, Store
@@ -134,7 +134,7 @@ class NumberedLog(Log):
         return self.name_of(self._number)
 
     def name_of(self, number: int) -> str:
-        return f"{self._prefix}/{_base_name(number)}"
+        return f"{self._prefix}/{base_name(number)}"
 
     def read(self) -> list[Entry]:
         return self._read().entries
@@ -201,7 +201,7 @@ class NumberedLog(Log):
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:
-            del self._existing[int(name[-len(_base_name(0)) : -len(".log")])]
+            del self._existing[int(name[-len(base_name(0)) : -len(".log")])]
 
     def close(self) -> None:
         # Later numbers are never removed here: an older writer must find them taken.
@@ -238,7 +238,7 @@ class NumberedLog(Log):
         was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
         while True:
             name = self.name_of(self._number + 1)
-            ends = {_base_name(self._number): self._end}
+            ends = {base_name(self._number): self._end}
             head = encode_frame(Fence(self._epoch, ends), []) if self._appends else []
             data = b"".join([*head, *parts])
             if self._store.put_if_absent(name, data):
@@ -316,7 +316,7 @@ class NumberedLog(Log):
                     f"{self._store!r}: the log {self._prefix} has files up to {newest}, but not {number}.",
                     hint="Restore the missing file from a copy; without it the log would lose checkpoints.",
                 )
-            name = _base_name(number)
+            name = base_name(number)
             # Only the last file of an epoch can have been written to after the next one was made.
             found, end = self._read_file(number, files[number], fenced_ends.get(name), epoch)
             if found[0].epoch != epoch and name not in fenced_ends and self._store.can_append:
@@ -422,7 +422,3 @@ class NumberedLog(Log):
             f"{self._store!r}: epoch {self._epoch} does not own the log {self._prefix}: {reason}.",
             hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
         )
-
-
-def _base_name(number: int) -> str:
-    return f"{number:020}.log"

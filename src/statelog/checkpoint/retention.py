@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statelog.changelog.base import StoredRun
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.log import base_name
 
 __all__ = ["Retention"]
 
@@ -30,8 +31,8 @@ class _File:
 class Retention:
     """Counts the references of checkpoints to files, by name, whatever shares the files.
 
-    Changesets of keyed state inside the log are not counted: the checkpoints build on each other, so they stay as long
-    as the entries.
+    Changesets of keyed state inside the entry that names them are not counted: they stay as long as the entry, which
+    later checkpoints build on.
 
     Parameters
     ----------
@@ -142,6 +143,8 @@ class Retention:
         return name in self._wasteful
 
     def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:
+        own = f"{self._log_folder}{base_name(checkpoint.number)}"
         for segment in checkpoint.segments:
-            if checkpoint.is_whole or not segment.name.startswith(self._log_folder):
+            # A revision names what the entry before it holds.
+            if checkpoint.is_whole or segment.name != own:
                 yield segment
