@@ -16,6 +16,7 @@ from statelog.storage import LocalStore
 from statelog.storage.faults import Call, Fault, FaultPlan
 from statelog.testing import Harness
 from statelog.testing.crashes import Crash
+from statelog.testing.local_query import LocalQuery
 
 When = Literal["before", "after"]
 
@@ -147,9 +148,8 @@ def run(harness: Harness, plan: KillAt) -> list[Any]:
     return output
 
 
-def leftovers(harness: Harness) -> set[str]:
+def leftovers(query: LocalQuery) -> set[str]:
     """Objects that no checkpoint names and that are no part of the log."""
-    query = harness._query
     store = LocalStore(query.location)
     history = History(query.open_log(store).read())
     start = next(iter(history.checkpoints)).log_start
@@ -180,5 +180,5 @@ def test_a_process_dies_at_every_store_operation(merging: str, when: When, only_
             harness.restart(2)
             harness.push([], 2000)
             harness.push([], 2000)
-            assert leftovers(harness) == set(), plan.killed_at
+            assert leftovers(harness._query) == set(), plan.killed_at
     pytest.fail("there is no end of operations")
