@@ -1,0 +1,350 @@
+"""Keyed state and timers: random batches, crashes, repetitions, restarts and rescales against plain dictionaries.
+
+Every answer of the processor and all state is compared, so a timer that fires twice or not at all, across whatever
+crashes, is a difference.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from statelog import Options, Step, Ttl, Watermark
+from statelog.changelog import materializer
+from statelog.checkpoint import upkeep
+from statelog.checkpoint.history import History
+from statelog.clock import ManualClock
+from statelog.storage import LocalStore
+from statelog.testing import Harness
+from tests.model.keyed_commands import INPUT, LISTS, MAPS, OUTPUT, READ_ALL, SUMS, VALUES, Command, Commands, write_all
+from tests.model.keyed_model import Key, Model, Row, Rules
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+keys: st.SearchStrategy[Key] = st.sampled_from([(None, None), (None, "x"), (5, None), (None, "5"), (-1, "é")])
+texts = st.sampled_from(["", "a", "b", "long " * 4, "ü"])
+numbers = st.integers(-(2**40), 2**40)
+times_ms = st.integers(0, 120)
+delays_ms = st.integers(-9, 15)
+
+
+def _command(*parts: Any) -> st.SearchStrategy[Command]:
+    """A command of fixed words and drawn arguments."""
+    drawn = [part if isinstance(part, st.SearchStrategy) else st.just(part) for part in parts]
+    return st.tuples(*drawn).map(list)
+
+
+_some_texts = st.lists(texts, min_size=1, max_size=3)
+_values, _lists, _maps = st.sampled_from(VALUES), st.sampled_from(LISTS), st.sampled_from(MAPS)
+_sums, _any = st.sampled_from(SUMS), st.sampled_from((*VALUES, *LISTS, *MAPS, *SUMS))
+commands: st.SearchStrategy[Command] = st.one_of(
+    _command("set", _values, numbers),
+    _command("get", _values),
+    _command("add", _sums, numbers),
+    _command("sum", _sums),
+    st.tuples(_lists, _some_texts).map(lambda it: ["append", it[0], *it[1]]),
+    st.tuples(_lists, _some_texts).map(lambda it: ["replace", it[0], *it[1]]),
+    _command("elements", _lists),
+    _command("put", _maps, texts, numbers),
+    _command("remove", _maps, texts),
+    _command("lookup", _maps, texts),
+    _command("contains", _maps, texts),
+    _command("entries", _maps),
+    _command("exists", _any),
+    _command("clear", _any),
+    *[st.lists(delays_ms, min_size=1, max_size=5).map(lambda it: ["register", "+", *it])] * 3,
+    _command("delete", "+", delays_ms),
+    *[st.builds(write_all, texts, numbers)] * 3,
+    *[st.just(READ_ALL)] * 6,
+)
+rows_of_batch: st.SearchStrategy[list[Row]] = st.lists(
+    st.tuples(keys, st.one_of(st.none(), times_ms), commands), max_size=10
+)
+steps_ms = st.sampled_from([0, 1, 5, 10, 20])
+rule_sets = st.builds(
+    Rules,
+    event_time=st.booleans(),
+    delay_ms=st.sampled_from([None, 0, 10]),
+    ttl_ms=st.sampled_from([1, 15, 30]),
+    ttl_by_event=st.booleans(),
+    renews=st.booleans(),
+).filter(lambda rules: rules.event_time or (rules.delay_ms is None and not rules.ttl_by_event))
+
+
+def good_hash(key: Key) -> int:
+    return xxhash.xxh64_intdigest(repr(key).encode())
+
+
+def colliding_hash(key: Key) -> int:
+    """Few hashes, so that different keys share one, spread over the key groups."""
+    return (good_hash(key) % 4) * (1 << 62) + 17
+
+
+file_merging = st.sampled_from(["across", "within", "off"])
+intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are a large merge, and are stored as several runs."""
+    monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
+    monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
+    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 30)
+
+
+class TickingClock(ManualClock):
+    """Time passes whenever somebody looks, so that a slice of upkeep is over after some steps."""
+
+    def monotonic_s(self) -> float:
+        self.advance(0.05)
+        return super().monotonic_s()
+
+
+class StateMachine(RuleBasedStateMachine):
+    """The harness beside the model."""
+
+    table: ClassVar[str] = "runs"
+
+    @initialize(
+        rules=rule_sets,
+        collide=st.booleans(),
+        parallelism=st.integers(1, 4),
+        inline=st.sampled_from([0, 400, 8 << 20]),
+        initial=st.one_of(st.none(), rows_of_batch),
+        merging=file_merging,
+        file_bytes=st.sampled_from([4000, 32 << 20]),
+        part_bytes=st.sampled_from([1, 1000, 5 << 20]),
+        interval_s=intervals_s,
+        changelog=st.sampled_from([True, True, False]),
+    )
+    def begin(
+        self,
+        rules: Rules,
+        collide: bool,
+        parallelism: int,
+        inline: int,
+        initial: list[Row] | None,
+        merging: str,
+        file_bytes: int,
+        part_bytes: int,
+        interval_s: float,
+        changelog: bool,
+    ) -> None:
+        self.rules = rules
+        self.model = Model(rules)
+        self.initial = initial or []
+        self.harness = Harness(
+            Commands(
+                Ttl(rules.ttl_ms, "event" if rules.ttl_by_event else "processing", rules.renews),
+                by_watermark=rules.event_time,
+            ),
+            input=INPUT,
+            output=OUTPUT,
+            keys=["a", "b"],
+            timeMode="EventTime" if rules.event_time else "ProcessingTime",
+            eventTime="at" if rules.event_time and rules.delay_ms is None else None,
+            watermark=None if rules.delay_ms is None else Watermark("at", rules.delay_ms),
+            keyHash=colliding_hash if collide else good_hash,
+            initialState=None if initial is None else (INPUT, [_as_input(row) for row in initial]),
+            parallelism=parallelism,
+            options=Options(
+                table=self.table,
+                file_merging=merging,
+                max_file_bytes=file_bytes,
+                upload_part_bytes=part_bytes,
+                merge_fan_in=2,
+                inline_budget_bytes=inline,
+                orphan_min_age_s=0,
+                log_min_age_s=0,
+                retained_checkpoints=2,
+                changelog=changelog,
+                materialization_interval_s=interval_s,
+                max_log_to_base=1e9,
+            ),
+        )
+        self.harness._query.clock = TickingClock(1e10)
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.close()
+
+    @rule(rows=rows_of_batch, step_ms=steps_ms)
+    def run_batch(self, rows: list[Row], step_ms: int) -> None:
+        self._push(rows, step_ms)
+
+    @precondition(lambda self: self.rules.event_time and self.rules.delay_ms is None)
+    @rule(step_ms=steps_ms)
+    def move_watermark(self, step_ms: int) -> None:
+        watermark_ms = self.harness.watermarkMs + step_ms
+        before = self._next_model([], self.harness.processingTimeMs, watermark_ms)
+        self._check(self.harness.advanceWatermark(watermark_ms), before)
+
+    @rule(
+        rows=rows_of_batch,
+        step_ms=steps_ms,
+        step=st.sampled_from([Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]),
+        subtask=st.one_of(st.none(), st.integers(0, 3)),
+    )
+    def kill_task(self, rows: list[Row], step_ms: int, step: Step, subtask: int | None) -> None:
+        """A worker dies; Spark tries the subtask again, in another process."""
+        self.harness.crash(step, subtask)
+        self._push(rows, step_ms)
+
+    @rule(
+        rows=rows_of_batch,
+        step_ms=steps_ms,
+        step=st.sampled_from(list(Step)),
+        parallelism=st.integers(1, 5),
+        keep_local=st.booleans(),
+    )
+    def kill_driver(self, rows: list[Row], step_ms: int, step: Step, parallelism: int, keep_local: bool) -> None:
+        """The driver dies, with the task or alone; a new run repeats the batch with another parallelism."""
+        self.harness.crash(step, driver=True, parallelism=parallelism, keepLocal=keep_local)
+        self._push(rows, step_ms)
+
+    @precondition(lambda self: self.harness.batchId >= 0)
+    @rule(restart=st.booleans())
+    def repeat_batch(self, restart: bool) -> None:
+        """Spark runs the batch again; that answers and state are the same is what the harness checks."""
+        self.harness.repeatBatch(restart=restart)
+
+    @rule(rows=rows_of_batch, other=rows_of_batch, step_ms=steps_ms, parallelism=st.integers(1, 5))
+    def other_result_in_next_run(self, rows: list[Row], other: list[Row], step_ms: int, parallelism: int) -> None:
+        """A batch is durable, but Spark did not note it as done; the new run's input differs."""
+        now_ms = self.harness.processingTimeMs
+        self.harness.push([_as_input(row) for row in other], now_ms)
+        self.harness._batches.forget(parallelism)
+        self._push(rows, step_ms)
+
+    @rule(rows=rows_of_batch, step_ms=steps_ms, again=st.data())
+    def other_result_of_earlier_attempts(self, rows: list[Row], step_ms: int, again: st.DataObject) -> None:
+        """Attempts that see the rows in another order; the last attempt of each subtask counts."""
+        order = again.draw(st.permutations(rows))
+        now_ms = self.harness.processingTimeMs + step_ms
+        data = self.harness._described.data([_as_input(row) for row in order])
+        self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
+        self._push(rows, step_ms)
+
+    @rule(
+        parallelism=st.integers(1, 5),
+        keep_local=st.booleans(),
+        merging=file_merging,
+        interval_s=intervals_s,
+        changelog=st.booleans(),
+    )
+    def restart(self, parallelism: int, keep_local: bool, merging: str, interval_s: float, changelog: bool) -> None:
+        query = self.harness._query
+        query.options = replace(
+            query.options, file_merging=merging, changelog=changelog, materialization_interval_s=interval_s
+        )
+        self.harness.restart(parallelism, keepLocal=keep_local)
+
+    @invariant()
+    def local_runs_stay_few(self) -> None:
+        if hasattr(self, "harness"):
+            for folder in (self.harness._query.local / str(self.harness.parallelism)).glob("*/"):
+                assert len(list(folder.glob("*.run"))) <= 20
+
+    @precondition(lambda self: self.harness.batchId >= 0)
+    @invariant()
+    def nothing_is_lost_or_left(self) -> None:
+        """What can be gone back to is there, and what crashed runs have written is not."""
+        query = self.harness._query
+        store = LocalStore(query.location)
+        stored = {info.name for info in store.list("main/")}
+        entries = query.open_log(store).read()
+        history = History(entries)
+        for record in list(history.records)[-2:]:
+            assert history.has_batch(record.batch)
+            segments = [part for one in history.between(record.needed_from, record.batch) for part in one.segments]
+            cover = record.cover.pieces if record.cover else ()
+            assert {part.name for part in segments} | {run.name for piece in cover for run in piece.runs} <= stored
+        epoch = max(entry.epoch for entry in entries)
+        named = history.object_names()
+        for name in stored - named:
+            folder, of_epoch = name.split("/")[1:3]
+            assert folder in ("log", "initial") or int(of_epoch) >= epoch, name
+
+    # ---- Comparing ----
+
+    def _push(self, rows: list[Row], step_ms: int) -> None:
+        now_ms = self.harness.processingTimeMs + step_ms
+        expected = self._next_model(rows, now_ms, None)
+        self._check(self.harness.push([_as_input(row) for row in rows], now_ms), expected)
+
+    def _next_model(self, rows: list[Row], now_ms: int, watermark_ms: int | None) -> dict[Key, list[Any]]:
+        initial = self.initial if self.harness.batchId < 0 else []
+        return self.model.run(rows, now_ms, watermark_ms, initial)
+
+    def _check(self, output: list[Any], expected: dict[Key, list[Any]]) -> None:
+        found: dict[Key, list[Any]] = defaultdict(list)
+        for (text,) in output:
+            key, *answer = json.loads(text)
+            found[tuple(key)].append(answer)
+        assert found == json_like(expected)
+        if self.harness.batchId % 5 == 0:
+            self._check_states()
+
+    def _check_states(self) -> None:
+        for key in self.model.keys:
+            assert self.harness._view.look(key, _read_all) == self.model.seen(key)
+
+
+def _read_all(handle: Any) -> dict[str, Any]:
+    """Everything that a key has; Harness.value and the like read it one by one."""
+    processor = Commands(Ttl(1))
+    processor.init(handle)
+    held: dict[str, Any] = {}
+    for name in VALUES:
+        held[name] = _listed(processor.states[name].get())
+    for name in SUMS:
+        state = processor.states[name]
+        held[name] = _listed(state.getAccumulator() if name == "mean" else state.get())
+    for name in LISTS:
+        held[name] = [text for (text,) in processor.states[name].get()]
+    for name in MAPS:
+        held[name] = {text: n for (text,), (n,) in processor.states[name].iterator()}
+    held["timers"] = sorted(handle.listTimers())
+    return held
+
+
+def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:
+    return None if row is None else list(row)
+
+
+def _as_input(row: Row) -> tuple[Any, ...]:
+    key, at, command = row
+    time = None if at is None else _EPOCH + datetime.timedelta(milliseconds=at)
+    return (*key, time, json.dumps(command))
+
+
+def json_like(answers: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
+    return {key: json.loads(json.dumps(held)) for key, held in answers.items()}
+
+
+_settings = settings(
+    phases=(Phase.generate,),
+    max_examples=400,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class MemoryTableMachine(StateMachine):
+    table = "memory"
+
+
+TestRunsTable = StateMachine.TestCase
+TestRunsTable.settings = _settings
+TestMemoryTable = MemoryTableMachine.TestCase
+TestMemoryTable.settings = settings(_settings, max_examples=100)

@@ -1,0 +1,73 @@
+"""Which materialized state counts for which keys, against a table of key groups."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.checkpoint.cover import Cover
+from statelog.state.key_groups import KEY_GROUPS, hash_range
+
+ORIGIN = b"origin"
+GROUP = (1 << 64) // KEY_GROUPS
+SAMPLES = range(0, KEY_GROUPS, 331)
+_subtasks = st.integers(1, 9).flatmap(lambda count: st.tuples(st.integers(0, count - 1), st.just(count)))
+
+
+def base(subtask: int, parallelism: int, through: int, number: int = 0) -> Base:
+    own = hash_range(subtask, parallelism)
+    middle = (own.first + own.last) // 2
+    runs = [
+        StoredRun(f"{number}-low", 0, 10, b"", 1, own.first, middle),
+        StoredRun(f"{number}-high", 0, 10, b"", 1, middle + 1, own.last),
+    ]
+    return Base(subtask, parallelism, [Level(0, through, ORIGIN, b"%d" % number, own.first, own.last, runs)])
+
+
+@given(st.lists(_subtasks, max_size=12), _subtasks)
+def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked: tuple[int, int]) -> None:
+    cover = Cover()
+    counts: dict[int, Base] = {}
+    pieces: list[object] = []
+    for number, (subtask, parallelism) in enumerate(made):
+        new = base(subtask, parallelism, number, number)
+        replacement = cover.replace(new)
+        for piece in replacement.removed:
+            pieces.remove(piece)
+        pieces += replacement.added
+        cover = replacement.cover
+        counts |= {group: new for group in SAMPLES if group * parallelism // KEY_GROUPS == subtask}
+    assert sorted(map(id, pieces)) == sorted(map(id, cover.pieces)), "what is added and removed is what is there"
+    for group in SAMPLES:
+        found = [piece.base for piece in cover.pieces if piece.first_hash <= group * GROUP <= piece.last_hash]
+        assert found == [counts[group]] if group in counts else found == []
+    assert cover.through == min((counts[g].through if g in counts else -1 for g in SAMPLES), default=-1)
+
+    subtask, parallelism = asked
+    own = hash_range(subtask, parallelism)
+    start = cover.start_of(ORIGIN, subtask, parallelism)
+    digest = ORIGIN
+    for level in start.levels:
+        assert level.before == digest
+        assert own.first <= level.first_hash <= level.last_hash <= own.last
+        assert level.runs, "a level without keys of its range"
+        digest = level.after
+    assert digest == start.digest
+    for group in (group for group in SAMPLES if own.first <= group * GROUP <= own.last):
+        levels = [level for level in start.levels if level.first_hash <= group * GROUP <= level.last_hash]
+        names = [run.name for level in levels for run in level.runs if run.first_hash <= group * GROUP <= run.last_hash]
+        expected = [run.name for level in counts[group].levels for run in level.runs] if group in counts else []
+        assert len(names) == min(len(expected), 1)
+        assert set(names) <= set(expected)
+        assert start.first_batch <= (counts[group].through + 1 if group in counts else 0)
+
+
+def test_a_subtask_that_made_its_base_goes_on_from_its_digest() -> None:
+    cover = Cover().replace(base(1, 3, 7, 5)).cover
+    assert cover.start_of(ORIGIN, 1, 3).digest == b"5"
+    assert cover.base_of(1, 3) is not None
+    other = cover.replace(base(0, 2, 9, 6)).cover
+    assert other.base_of(1, 3) is None, "another one counts for a part of its keys"
+    assert other.start_of(ORIGIN, 1, 3).digest not in (b"5", b"6", ORIGIN)
+    assert other.start_of(ORIGIN, 1, 3) == other.start_of(ORIGIN, 1, 3)

@@ -1,0 +1,400 @@
+"""Materialization: what is stored when, what goes from the log, and what happens when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import CorruptionError, ErrorKind, Options, StorageError
+from statelog.changelog import materializer
+from statelog.checkpoint import upkeep
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.history import History, Record
+from statelog.checkpoint.schedule import Schedule
+from statelog.clock import ManualClock
+from statelog.storage import LocalStore
+from statelog.storage.faults import Call, Fault, FaultPlan
+from statelog.testing import Harness
+
+LONG_S = 10_000.0
+"""Longer than any interval with its jitter."""
+
+
+class Texts(StatefulProcessor):
+    """Appends texts to the list of their key; an empty one clears it."""
+
+    def init(self, handle: Any) -> None:
+        self._texts = handle.getListState("texts", "text string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.text:
+                self._texts.appendValue((row.text,))
+            else:
+                self._texts.clear()
+        yield Row(k=key[0], n=len(list(self._texts.get())))
+
+    def close(self) -> None:
+        pass
+
+
+def texts(faults: FaultPlan | None = None, parallelism: int = 1, **options: Any) -> Harness:
+    defaults: dict[str, Any] = {"retained_checkpoints": 2, "log_min_age_s": 0, "orphan_min_age_s": 0}
+    return Harness(
+        Texts(),
+        input="k long, text string",
+        output="k long, n long",
+        keys=["k"],
+        parallelism=parallelism,
+        storeFaults=faults or 0,
+        options=Options(**(defaults | options)),
+    )
+
+
+def clock_of(harness: Harness) -> ManualClock:
+    clock = harness._query.clock
+    assert isinstance(clock, ManualClock)
+    return clock
+
+
+def stored(harness: Harness, folder: str) -> list[str]:
+    """The batch of every object in one of the operator's folders, by name."""
+    names = [info.name for info in LocalStore(harness._query.location).list(f"main/{folder}/")]
+    return sorted(name.rpartition("/")[2].partition("-")[0] for name in names)
+
+
+def newest(harness: Harness) -> Record:
+    record = harness._batches.history().latest_record
+    assert record is not None
+    return record
+
+
+def entries(harness: Harness) -> list[Checkpoint]:
+    store = LocalStore(harness._query.location)
+    return [entry for entry in harness._query.open_log(store).read() if isinstance(entry, Checkpoint)]
+
+
+def listed(harness: Harness, key: int) -> list[str]:
+    return [text for (text,) in harness.list("texts", key)]
+
+
+# ---- What is stored, and what goes ----
+
+
+def test_the_worked_example_of_flip_158() -> None:
+    """A list gets a, b, c, d; while c is written, a and b become one run; then their changesets go, not before."""
+    with texts(file_merging="off") as harness:
+        harness.push([(1, "a")])
+        harness.push([(1, "b")])
+        assert (stored(harness, "changes"), stored(harness, "runs")) == (["0", "1"], [])
+        clock_of(harness).advance(LONG_S)
+        harness.push([(1, "c")])  # the first checkpoint before the materialization: a, b, c
+        assert (stored(harness, "changes"), stored(harness, "runs")) == (["0", "1", "2"], ["1"])
+        assert newest(harness).cover is not None
+        assert newest(harness).added == []
+        harness.push([(1, "d")])  # the first after it: (a, b) materialized, c, d
+        cover = newest(harness).cover
+        assert cover is not None
+        assert [piece.base.through for piece in cover.pieces] == [1]
+        assert stored(harness, "changes") == ["0", "1", "2", "3"], "the checkpoint before needs a and b"
+        harness.push([])
+        harness.push([])
+        assert (stored(harness, "changes"), stored(harness, "runs")) == (["2", "3"], ["1"])
+        harness.restart(1, keepLocal=False)
+        assert listed(harness, 1) == ["a", "b", "c", "d"]
+
+
+def test_a_materialization_that_goes_on_for_long_keeps_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends in its own time, in slices between batches; until an entry names it, nothing is cut."""
+    monkeypatch.setattr(materializer, "_RUN_BYTES", 2000)
+    monkeypatch.setattr(materializer, "_SLICE_ROWS", 8)
+
+    class Slow(ManualClock):
+        def monotonic_s(self) -> float:
+            self.advance(0.2)
+            return super().monotonic_s()
+
+    with texts() as harness:
+        for number in range(40):
+            harness.push([(key, f"{number}") for key in range(5)])
+        harness._query.clock = Slow(clock_of(harness).now_s() + LONG_S)
+        harness.restart(1, keepLocal=True)
+        clock_of(harness).advance(LONG_S)
+        harness.push([])
+        batches = 0
+        while not newest(harness).added:
+            assert len(entries(harness)) == 41 + batches
+            harness._query.new_workers()
+            harness.push([(1, "more")])
+            batches += 1
+            assert batches < 100
+        assert batches > 3
+        [piece] = newest(harness).added
+        assert len(piece.runs) > 1, "in several objects"
+        harness.push([])
+        harness.push([])
+        assert len(entries(harness)) < 41
+        harness.restart(3, keepLocal=False)
+        assert listed(harness, 1) == [str(number) for number in range(40)] + ["more"] * batches
+
+
+def test_only_new_runs_are_stored_again() -> None:
+    with texts(file_merging="off", materialization_interval_s=0) as harness:
+        harness.push([(key, "x" * 20 + str(key)) for key in range(40_000)])
+        for _ in range(4):
+            harness.push([(1, "y")])
+        large = max(info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/"))
+        before = {info.name for info in LocalStore(harness._query.location).list("main/runs/")}
+        for parallelism in (1, 2, 1):
+            harness.restart(parallelism, keepLocal=False)
+            for _ in range(10):
+                harness.push([(1, "y")])
+        after = {info.name: info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/")}
+        assert [size for name, size in after.items() if name not in before and size > large / 2] == []
+        assert large in after.values(), "the large run is still there, also for another number of subtasks"
+        assert len(listed(harness, 1)) == 35
+
+
+def test_the_log_and_what_is_kept_of_it_stay_bounded() -> None:
+    """Thousands of checkpoints of one event each, with restarts in between."""
+    with texts(replay_budget_s=0.5, merge_fan_in=4) as harness:
+        count = 1500
+        for number in range(count):
+            harness.push([(number % 7, "" if number % 50 < 7 else "t")])
+            if number % 450 == 449:
+                harness.restart(1 + number % 3, keepLocal=number % 2 == 0)
+        assert len(entries(harness)) < 350
+        assert len(list(harness._query.coordinator._history.records)) < 350
+        store = LocalStore(harness._query.location)
+        assert sum(info.size_bytes for info in store.list()) < 2 << 20
+        assert len(store.list()) < 20
+        expected = len([number for number in range(count) if number % 7 == 3 and number % 50 >= 7])
+        cleared = [number for number in range(count) if number % 7 == 3 and number % 50 < 7]
+        expected = len([n for n in range(cleared[-1], count) if n % 7 == 3 and n % 50 >= 7])
+        assert len(listed(harness, 3)) == expected
+
+
+def test_without_materialization_the_log_stays() -> None:
+    with texts(materialization=False, materialization_interval_s=0, max_log_to_base=0) as harness:
+        for _ in range(20):
+            harness.push([(1, "t")])
+        assert len(entries(harness)) == 20
+        assert [entry.bases for entry in entries(harness)] == [[]] * 20
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_the_changelog_is_switched_off_and_on(parallelism: int) -> None:
+    with texts(parallelism=2) as harness:
+        total = 0
+        for changelog in (True, False, False, True, False, True):
+            query = harness._query
+            query.options = Options(retained_checkpoints=2, log_min_age_s=0, orphan_min_age_s=0, changelog=changelog)
+            harness.restart(parallelism if total else 2, keepLocal=total % 2 == 0)
+            for _ in range(3):
+                harness.push([(key, "t") for key in range(20)])
+                total += 1
+            [*_, last] = entries(harness)
+            assert bool(last.segments) == changelog
+            assert bool(last.bases) == (not changelog)
+            assert listed(harness, 7) == ["t"] * total
+
+
+def test_without_changelog_only_the_newest_state_is_kept() -> None:
+    with texts(changelog=False, file_merging="off") as harness:
+        for number in range(50):
+            harness.push([(key, "t" * 50) for key in range(30)] if number % 3 else [])
+        assert stored(harness, "changes") == []
+        levels = [level for piece in newest(harness).added for level in piece.base.levels]
+        size = sum(info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/"))
+        assert size <= 3 * sum(level.length for level in levels)
+        assert len(levels) < 8
+
+
+# ---- Failures ----
+
+
+class FailingRuns(FaultPlan):
+    """Fails so many writes of materialized runs."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def fault(self, call: Call) -> Fault | None:
+        if call.operation == "put" and "/runs/" in call.name and self.left:
+            self.left -= 1
+            return Fault("after", reason="no room")
+        return None
+
+
+def test_a_failed_materialization_is_tried_again() -> None:
+    plan = FailingRuns(3)
+    with texts(plan, file_merging="off", materialization_interval_s=0) as harness:
+        for _ in range(12):
+            harness.push([(1, "t")])
+        assert plan.left == 0
+        assert len(entries(harness)) < 12, "and the log is cut after it"
+        assert listed(harness, 1) == ["t"] * 12
+        named = harness._batches.history().object_names()
+        left = {info.name for info in LocalStore(harness._query.location).list("main/runs/")} - named
+        assert len(left) <= 1, "one that the next checkpoint will name"
+
+
+def test_too_many_failures_in_a_row_fail_the_query_and_nothing_is_lost() -> None:
+    plan = FailingRuns(1000)
+    options = {"file_merging": "off", "materialization_interval_s": 0, "materialization_max_failures": 2}
+    with texts(plan, **options) as harness:
+        for _ in range(6):
+            harness.push([(1, "t")])
+        pushed = 6
+        with pytest.raises(
+            StorageError, match="materialization of subtask 0 failed more than 2 times.*no room"
+        ) as found:
+            harness.push([(1, "t")])
+        assert found.value.kind is ErrorKind.MATERIALIZATION
+        assert len(entries(harness)) == pushed, "the log of retained checkpoints is never cut"
+        plan.left = 0
+        for _ in range(6):
+            harness.push([(1, "t")])
+        assert listed(harness, 1) == ["t"] * (pushed + 6)
+        assert len(entries(harness)) < pushed + 6
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_run_is_named(damage: str) -> None:
+    with texts(file_merging="off", materialization_interval_s=0) as harness:
+        for _ in range(5):
+            harness.push([(1, "t")])
+        store = LocalStore(harness._query.location)
+        cover = newest(harness).cover
+        assert cover is not None
+        name = cover.pieces[0].runs[0].name
+        data = bytearray(store.read(name))
+        data[len(data) // 2] ^= 1
+        if damage == "remove":
+            store.delete([name])
+        else:
+            store.put(name, bytes(data) if damage == "flip" else store.read(name)[:-1])
+        harness.restart(1, keepLocal=False)
+        with pytest.raises(CorruptionError, match=name):
+            harness.push([(1, "t")])
+
+
+def test_a_valid_local_copy_is_used_again() -> None:
+    """After a restart on the host only the log is read; on another host everything that is needed, each once."""
+    reads: list[tuple[str, str]] = []
+
+    class Recording(FaultPlan):
+        def fault(self, call: Call) -> Fault | None:
+            if call.operation == "read":
+                reads.append((call.operation, call.name))
+            return None
+
+    with texts(Recording(), file_merging="off", materialization_interval_s=0) as harness:
+        for _ in range(9):
+            harness.push([(1, "t")])
+        reads.clear()
+        harness.restart(1, keepLocal=True)
+        harness.push([(1, "t")])
+        assert [name for _, name in reads if "/log/" not in name] == []
+        reads.clear()
+        harness.restart(1, keepLocal=False)
+        harness.push([(1, "t")])
+        fetched = [name for _, name in reads if "/log/" not in name]
+        assert len(fetched) == len(set(fetched)) > 1
+        assert any("/runs/" in name for name in fetched)
+        assert any("/changes/" in name for name in fetched)
+
+
+# ---- When ----
+
+
+def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> Schedule:
+    return Schedule(Options(**options), "query/op", parallelism, slots, 0.0)
+
+
+def commit(planned: Schedule, size: int, parallelism: int = 4) -> None:
+    planned.committed([size] * parallelism, [False] * parallelism)
+
+
+def test_subtasks_materialize_at_different_times() -> None:
+    planned = schedule(slots=99, materialization_interval_s=100)
+    commit(planned, 1)
+    first: dict[int, int] = {}
+    for now_s in range(0, 300):
+        for subtask in range(4):
+            if planned.grant(subtask, now_s, now_s):
+                first.setdefault(subtask, now_s)
+    assert len(set(first.values())) == 4
+    assert all(100 <= now_s <= 200 for now_s in first.values())
+
+
+def test_no_more_subtasks_than_run_at_a_time() -> None:
+    planned = schedule(slots=2, materialization_interval_s=0)
+    commit(planned, 1)
+    assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None]
+    assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None], "a repetition"
+    assert planned.grant(3, 2, 50.0) is None, "the others are not done yet"
+    planned.materialized(0, 10, 50.0)
+    assert planned.grant(3, 3, 50.0) is True
+    assert not planned.failed(1, 50.0)
+    commit(planned, 1)
+    assert [planned.grant(subtask, 4, 50.0) for subtask in range(4)] == [True, None, None, True]
+
+
+def test_large_local_merges_take_turns() -> None:
+    planned = schedule(slots=1)
+    planned.committed([1] * 4, [False, True, True, False])
+    assert [planned.grant(subtask, 1, 0.0) for subtask in range(4)] == [None, False, None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "commits", "expected"),
+    [
+        ({}, 3 << 20, 1, None),
+        ({}, 5 << 20, 1, True),
+        ({"max_log_to_base": 0.5}, 3 << 20, 1, True),
+        ({"max_log_to_base": 0}, 1 << 19, 1, None),
+        ({"replay_budget_s": 0.1}, 1, 10, None),
+        ({"replay_budget_s": 0.1}, 1, 30, True),
+        ({"replay_budget_s": 0.01}, 1 << 20, 1, True),
+        ({"materialization": False, "replay_budget_s": 0}, 5 << 20, 9, None),
+    ],
+)
+def test_a_large_log_materializes_earlier(
+    options: dict[str, Any], size: int, commits: int, expected: bool | None
+) -> None:
+    planned = schedule(**options)
+    commit(planned, 1)
+    assert planned.grant(0, 0, 0.0, is_forced=True) or not options.get("materialization", True)
+    planned.materialized(0, 4 << 20, 0.0)
+    for _ in range(commits):
+        commit(planned, size)
+    assert planned.grant(0, 1, 0.0) is expected
+
+
+def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whichever process runs the subtask; what is merged is the same."""
+    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(materializer, "_SLICE_ROWS", 30)
+
+    class Slow(ManualClock):
+        def monotonic_s(self) -> float:
+            self.advance(0.03)
+            return super().monotonic_s()
+
+    with texts(merge_fan_in=2, materialization=False) as harness:
+        harness._query.clock = Slow(1e10)
+        sliced = 0
+        for number in range(30):
+            harness.push([(key, f"{number}") for key in range(40)])
+            harness._query.new_workers()
+            sliced += len(list(harness._query.local.rglob("job/merge.part")))
+        assert sliced > 3
+        assert len(list(harness._query.local.rglob("*.run"))) < 15
+        assert listed(harness, 39) == [str(number) for number in range(30)]
+        history = History(entries(harness))
+        assert history.has_batch(29)
