@@ -47,8 +47,8 @@ class Garbage:
 def choose_merge(rows: Sequence[int], fan_in: int) -> int:
     """Decide how many of the newest runs to merge: size-tiered compaction of adjacent runs.
 
-    Runs belong to tiers, each `fan_in` times larger than the one below. Once a tier and those below hold
-    `fan_in` runs they become one, so a row is rewritten once per tier and a search visits at most
+    Runs belong to tiers, each `fan_in` times larger than the one below. Once a tier has `fan_in` runs they become one,
+    with the smaller ones among and after them; so a row is rewritten about once per tier, and a search visits at most
     ``fan_in - 1`` runs per tier.
 
     Parameters
@@ -68,7 +68,7 @@ def choose_merge(rows: Sequence[int], fan_in: int) -> int:
         newest = 0
         while newest < len(tiers) and tiers[-1 - newest] <= tier:
             newest += 1
-        if newest >= fan_in:
+        if tiers[len(tiers) - newest :].count(tier) >= fan_in:
             return newest
     return 0
 
