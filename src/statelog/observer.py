@@ -56,6 +56,14 @@ class CheckpointMetrics:
     subtask_s : float
         The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
         run, and an upload, up to the moment when it sends the ack.
+    base_bytes, log_bytes : int
+        Size of the materialized keyed state, and of the changesets since, which a restart would read as well.
+    materialized, materialized_bytes : int
+        Subtasks whose materialized state counts from this checkpoint on, and what they have newly stored of it.
+    materialization_failures : int
+        Subtasks that reported with this checkpoint that one has failed.
+    stored_bytes, needed_bytes : int
+        Size of the files that hold operator state, large changesets and materialized runs, and what is needed of them.
     measured : Recorded
         Requests to an object store since the checkpoint before, of the driver and of the tasks; see
         :class:`statelog.Metric`.
@@ -74,6 +82,13 @@ class CheckpointMetrics:
     objects: int
     commit_s: float
     subtask_s: float
+    base_bytes: int = 0
+    log_bytes: int = 0
+    materialized: int = 0
+    materialized_bytes: int = 0
+    materialization_failures: int = 0
+    stored_bytes: int = 0
+    needed_bytes: int = 0
     measured: Recorded = field(default_factory=Recorded)
 
 

@@ -40,9 +40,15 @@ def expected() -> Model:
     return model
 
 
-def write(directory: Path, file_merging: str) -> None:
-    """Write a location with two epochs, a change of parallelism, and inline and uploaded changesets."""
+def write(directory: Path, form: str) -> None:
+    """Write a location with two epochs, a change of parallelism, and inline and uploaded changesets.
+
+    The form ``materialized`` has bases beside them, also pieces of those of the first epoch.
+    """
+    file_merging = "across" if form == "materialized" else form
     engine = Engine(directory, fixture_hash, file_merging=file_merging)
+    if form == "materialized":
+        engine.options = replace(engine.options, materialization_interval_s=0, retained_checkpoints=2)
     engine.start(2, 0)
     for batch, rows in enumerate(SCRIPT):
         if batch == 3:
@@ -72,7 +78,7 @@ def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: 
 
 
 def test_every_form_has_a_fixture() -> None:
-    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-within", "v2-across", "v2-within"}
+    assert {path.name for path in FIXTURES.iterdir()} >= {"v1-within", "v2-across", "v2-within", "v2-materialized"}
 
 
 if __name__ == "__main__":

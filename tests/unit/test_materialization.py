@@ -214,6 +214,23 @@ def test_without_changelog_only_the_newest_state_is_kept() -> None:
         assert len(levels) < 8
 
 
+def test_a_normal_stop_leaves_nothing_that_no_checkpoint_names() -> None:
+    with texts(file_merging="off", materialization_interval_s=0, parallelism=2) as harness:
+        for _ in range(8):
+            harness.push([(key, "t") for key in range(9)])
+
+        def unnamed() -> set[str]:
+            store = LocalStore(harness._query.location)
+            named = harness._batches.history().object_names()
+            return {info.name for info in store.list() if "/log/" not in info.name} - named
+
+        assert unnamed(), "materialized, and not yet told the coordinator"
+        harness._batches.stop()
+        assert unnamed() == set()
+        harness.restart(2)
+        assert listed(harness, 3) == ["t"] * 8
+
+
 # ---- Failures ----
 
 

@@ -563,6 +563,13 @@ class OperatorCoordinator:
             objects=uploads + log_files,
             commit_s=commit_s,
             subtask_s=max(one.ack.subtask_s for one in taken),
+            base_bytes=self._schedule.base_bytes,
+            log_bytes=self._schedule.log_bytes,
+            materialized=len(entry.bases),
+            materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
+            materialization_failures=sum(bool(one.ack.materialization_failure) for one in taken),
+            stored_bytes=self._retention.size_bytes,
+            needed_bytes=self._retention.needed_bytes,
             measured=self._measurements.take(),
         )
 
@@ -603,6 +610,12 @@ class OperatorCoordinator:
             folder = f"{self._root}/{RUNS_FOLDER}/{self._epoch}/{base.subtask}/"
             self._deleter.delete_all(folder, keeps=partial(self._keeps_run, folder, base.through))
 
+    def _remove_unnamed_runs(self) -> None:
+        """Delete what materializations in progress have stored; no entry will name it any more."""
+        batch = self._batch
+        if batch is not None and (batch.durable is not None or not batch.is_written):
+            self._deleter.delete_all(f"{self._root}/{RUNS_FOLDER}/{self._epoch}/", keeps=self._retention.needs)
+
     def _keeps_run(self, folder: str, through: int, name: str) -> bool:
         batch = name.removeprefix(folder).partition("-")[0]
         return self._retention.needs(name) or not batch.isdecimal() or int(batch) > through
@@ -614,6 +627,7 @@ class OperatorCoordinator:
         """Stop serving tasks and release the log. Uploads that no entry references are removed."""
         with self._lock:
             if self._stopped is None:
+                self._remove_unnamed_runs()
                 self._stopped = FencedError(
                     f"{self._name}: the run {self._run.run_id} is over.",
                     kind=ErrorKind.STALE_RUN,

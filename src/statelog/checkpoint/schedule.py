@@ -109,6 +109,16 @@ class Schedule:
             subtask.log_bytes = log_bytes // parallelism
             subtask.checkpoints = count
 
+    @property
+    def base_bytes(self) -> int:
+        """Size of the materialized state of all subtasks."""
+        return sum([one.base_bytes for one in self._subtasks])
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the changesets since."""
+        return sum([one.log_bytes for one in self._subtasks])
+
     def grant(self, subtask: int, batch: int, now_s: float, *, is_forced: bool = False) -> bool | None:
         """Whether a subtask does upkeep after a batch.
 

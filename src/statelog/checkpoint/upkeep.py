@@ -60,14 +60,14 @@ class Upkeep:
 
     def work(self) -> None:
         """Merge what is to be merged, and do a slice of what the coordinator wants."""
-        merges = self._to_merge()
-        is_large = self._rows(merges) > _AT_ONCE_ROWS
-        if merges and not is_large:
+        path, merges = list(self.path), self._to_merge()
+        if merges and self._rows(merges) <= _AT_ONCE_ROWS:
             self.step(Step.MERGING)
-            self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)
-        elif self.order is not None:
+            path[-len(merges) :] = [self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)]
+            merges = []
+        if self.order is not None:
             self.step(Step.MATERIALIZING)
-            self.materializer.work(self.order, self.path, merges)
+            self.materializer.work(self.order, path, merges)
 
     def store_now(self, edge: Edge) -> Materialized | None:
         """Materialize the state after the batch; None if there is nothing new.
