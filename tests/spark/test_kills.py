@@ -7,6 +7,7 @@ their own, and what they leave behind is taken over by the shared session.
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,21 @@ from tests.spark.support import Job, Ledger, make_orders, start_driver
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("step", [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING])
+STEPS = [Step.RESTORED, Step.ACKING, Step.ACKED, Step.MERGING, Step.MATERIALIZING]
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("inline_bytes", [8 << 20, 0], ids=["inline", "uploaded"])
 def test_a_worker_killed_at_a_step_loses_nothing(
     spark: SparkSession, tmp_path: Path, step: Step, inline_bytes: int
 ) -> None:
     job = Job(tmp_path).add(make_orders(5, seed=3))
     kill = KillAt(step, 3, make_marker(tmp_path / "kill"))
-    options = Options(merge_fan_in=2, inline_budget_bytes=inline_bytes, orphan_min_age_s=0)
+    options = Options(
+        merge_fan_in=2, inline_budget_bytes=inline_bytes, orphan_min_age_s=0, materialization_interval_s=0
+    )
 
-    text = job.fail(job.ledger(spark, 2, Options(merge_fan_in=2, inline_budget_bytes=inline_bytes, observer=kill)))
+    text = job.fail(job.ledger(spark, 2, replace(options, observer=kill)))
     assert "Python worker exited unexpectedly" in text
     job.run(job.ledger(spark, 3, options))
 
@@ -101,13 +107,20 @@ def test_a_driver_killed_around_the_log_entry_loses_nothing(
 
 @pytest.mark.parametrize("seed", [11, 12])
 def test_kills_at_any_moment_lose_nothing(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """With materialization after every batch in both lives, and in one of them without a changelog."""
     job = Job(tmp_path)
     for life in range(2):
         job.add(make_orders(12, seed=100 * seed + life, rows=60))
         arguments = {
             "parallelism": 1 + (seed + life) % 3,
             "kill_seed": 10 * seed + life,
-            "options": {"merge_fan_in": 2, "inline_budget_bytes": 0 if life else 8 << 20},
+            "options": {
+                "merge_fan_in": 2,
+                "inline_budget_bytes": 0 if life else 8 << 20,
+                "materialization_interval_s": 0,
+                "retained_checkpoints": 2,
+                "changelog": (seed + life) % 2 == 0,
+            },
         }
         assert start_driver("ledger", tmp_path, arguments).wait() != 0, f"seed {seed}: nothing was killed"
     job.run(job.ledger(spark, 4))
