@@ -9,6 +9,7 @@ needed for correctness: what is missing or damaged is fetched again.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +225,11 @@ class LocalRuns:
         """
         kept = {edge.file_name for edge in path}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name not in kept and name not in _KEPT_NAMES and _last_batch(name) <= certain:
+            if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain:
+                continue
+            if name.endswith(f".{JOB_FOLDER}"):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+            else:
                 (self.directory / name).unlink(missing_ok=True)
         for name in [name for name in self._opened if name not in kept]:
             del self._opened[name]

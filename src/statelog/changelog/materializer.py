@@ -7,6 +7,7 @@ folder beside the local runs; a job that is lost is begun again.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,10 @@ from statelog.storage import Store
 
 __all__ = ["Materialized", "Materializer", "Order"]
 
+_log = logging.getLogger(__name__)
+
+_STATE: Final = "job.msgpack"
+_INLINE: Final = "inline.run"
 _SLICE_ROWS: Final = 262_144
 _RUN_BYTES: Final = 16 << 20
 """Size of a local run from which a stored one is made: about a tenth of a second of work."""
@@ -164,13 +169,15 @@ class Materializer:
             return None
         if job.failure:
             return Materialized([], failure=job.failure)
-        path = self._folder / "inline.run"
         try:
-            payload = path.read_bytes() if any(not run.name for run in job.levels[-1].runs) else b""
+            return Materialized(job.levels, self._inline(job))
         except FileNotFoundError:
             self.discard()
             return None
-        return Materialized(job.levels, payload)
+
+    def _inline(self, job: _Job) -> bytes:
+        has_inline = any(not run.name for run in job.levels[-1].runs)
+        return (self._folder / _INLINE).read_bytes() if has_inline else b""
 
     def discard(self) -> None:
         """Forget the job; it is over, or void."""
@@ -202,15 +209,13 @@ class Materializer:
             job = self._load()
             if job is not None and (job.is_done or job.failure):
                 return
-            if job is None or not self._fits(job, path, order):
-                job = self._begin(order, path, merges)
-            if job is None:
-                return
             try:
-                while not job.is_done and self._monotonic_s() < end_s:
+                if job is None or not self._fits(job, path, order):
+                    job = self._begin(order, path, merges)
+                while job is not None and not job.is_done and self._monotonic_s() < end_s:
                     job = self._step(job, order, end_s)
             except (StatelogError, OSError, pa.ArrowInvalid) as error:
-                self._fail(job, f"{type(error).__name__}: {error}")
+                self._fail(order, f"{type(error).__name__}: {error}")
 
     def store_now(self, order: Order, path: Sequence[Edge]) -> Materialized:
         """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
@@ -220,14 +225,16 @@ class Materializer:
         StorageError
             If it cannot be stored.
         """
+        # Not the folder of jobs in slices: two attempts may do this at a time.
+        self._folder = self._local.directory / f"{path[-1].last}-{self._token}.{JOB_FOLDER}"
         job = self._begin(order, path, ())
-        if job is None:
-            return Materialized(list(order.known))
-        while not job.is_done:
-            job = self._step(job, order, float("inf"), keeps_inputs=True)
-        data = (self._folder / "inline.run").read_bytes() if any(not run.name for run in job.levels[-1].runs) else b""
-        self.discard()
-        return Materialized(job.levels, data)
+        assert job is not None, "the batch itself is not stored yet"
+        try:
+            while not job.is_done:
+                job = self._step(job, order, float("inf"), keeps_inputs=True)
+            return Materialized(job.levels, self._inline(job))
+        finally:
+            self.discard()
 
     def _begin(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> _Job | None:
         """Decide what to merge, and what to store."""
@@ -327,7 +334,7 @@ class Materializer:
             name = f"{job.prefix}-{len(runs)}.run"
             if first == self._within.first and last == self._within.last and len(data) <= order.inline_bytes:
                 name = ""
-                (self._folder / "inline.run").write_bytes(data)
+                (self._folder / _INLINE).write_bytes(data)
             else:
                 self._open_store().put(name, data)
             runs.append(StoredRun(name, 0, len(data), chain.checksum(data), rows, first, last))
@@ -338,24 +345,27 @@ class Materializer:
         )
         return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], runs=runs, is_done=True))
 
-    def _fail(self, job: _Job, reason: str) -> None:
-        stored = self._load() or job
-        names = [run.name for run in stored.runs if run.name]
+    def _fail(self, order: Order, reason: str) -> None:
+        """Give the job up, and note why for the next ack."""
+        job = self._load()
         try:
-            if names:
+            if job is not None and (names := [run.name for run in job.runs if run.name]):
                 self._open_store().delete(names)
-            if job.materializes:
-                self._save(msgspec.structs.replace(job, failure=reason))
-            else:
-                self.discard()
-        except (StatelogError, OSError):
-            self.discard()  # what is stored goes with the next start
+        except StatelogError as error:
+            _log.warning("stored runs of a job that failed could not be deleted yet: %s", error)
+        self.discard()
+        if order.materializes:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._save(_Job(self._epoch, "", _Merging([]), materializes=True, failure=reason))
+            except OSError as error:
+                _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 
     # ---- The folder ----
 
     def _load(self) -> _Job | None:
         try:
-            job = _decoder.decode((self._folder / "job.msgpack").read_bytes())
+            job = _decoder.decode((self._folder / _STATE).read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.MsgspecError:
@@ -369,7 +379,7 @@ class Materializer:
     def _save(self, job: _Job) -> _Job:
         temporary = self._folder / f"{os.getpid()}.tmp"
         temporary.write_bytes(_encoder.encode(job))
-        temporary.rename(self._folder / "job.msgpack")
+        temporary.rename(self._folder / _STATE)
         return job
 
     @contextmanager

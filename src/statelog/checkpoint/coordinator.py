@@ -234,16 +234,15 @@ class OperatorCoordinator:
         """What a subtask is to do for the upkeep of its state."""
         subtask = task.subtask
         is_forced = self._retention.has_wasteful and len(self._known_levels(task)) < len(self._levels(task))
-        materializes: bool | None = True
-        if self._options.changelog:
-            now_s = self._clock.monotonic_s()
-            materializes = self._schedule.grant(subtask, task.batch, now_s, is_forced=is_forced)
-        if materializes is None:
+        now_s = self._clock.monotonic_s()
+        materializes = self._schedule.grant(subtask, task.batch, now_s, is_forced=is_forced)
+        is_part_of_batch = not self._options.changelog
+        if materializes is None and not is_part_of_batch:
             return None
         return Order(
             slice_s=SLICE_S,
-            materializes=materializes,
-            known=self._known_levels(task) if materializes else [],
+            materializes=bool(materializes),
+            known=self._known_levels(task) if materializes or is_part_of_batch else [],
             prefix=f"{self._root}/{RUNS_FOLDER}/{self._epoch}/{subtask}",
             inline_bytes=self._options.inline_bytes(self._run.parallelism),
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.materializer import Materialized, Materializer, Order
 from statelog.observer import Step
@@ -80,7 +82,7 @@ class Upkeep:
         assert self.order is not None
         if not self.order.materializes and not self.local.open(edge).rows:
             return None
-        return self.materializer.store_now(self.order, [*self.path, edge])
+        return self.materializer.store_now(replace(self.order, materializes=True), [*self.path, edge])
 
     def _to_merge(self) -> list[Edge]:
         """The newest runs that are to be merged, without those that a job is about."""
