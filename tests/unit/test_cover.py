@@ -60,7 +60,11 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
         expected = [run.name for level in counts[group].levels for run in level.runs] if group in counts else []
         assert len(names) == min(len(expected), 1)
         assert set(names) <= set(expected)
-        assert start.first_batch <= (counts[group].through + 1 if group in counts else 0)
+        first_batch = counts[group].through + 1 if group in counts else 0
+        for batch in range(len(made) + 1):
+            ranges = start.ranges_of(batch)
+            counted = [one for one in ranges if one.first <= group * GROUP <= one.last]
+            assert len(counted) == (batch >= first_batch), "changes count that the base lacks, and no others"
 
 
 def test_a_subtask_that_made_its_base_goes_on_from_its_digest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,6 +202,20 @@ def test_the_changelog_is_switched_off_and_on(parallelism: int) -> None:
             assert bool(last.segments) == changelog
             assert bool(last.bases) == (not changelog)
             assert listed(harness, 7) == ["t"] * total
+
+
+def test_changesets_count_only_where_the_base_lacks_them() -> None:
+    """Of one subtask the newest state is materialized, of the other only its log exists; then both become one."""
+    with texts(parallelism=2) as harness:
+        harness.push([(key, "old") for key in range(20)])
+        harness._query.options = replace(harness._query.options, changelog=False)
+        harness.restart(2)
+        harness.push([(1, ""), (1, "new")])
+        assert len(newest(harness).added) == 1
+        harness.restart(1, keepLocal=False)
+        harness.push([])
+        assert listed(harness, 1) == ["new"]
+        assert [listed(harness, key) for key in (0, 2, 3, 19)] == [["old"]] * 4
 
 
 def test_without_changelog_only_the_newest_state_is_kept() -> None:

@@ -10,10 +10,10 @@ import pyarrow as pa
 from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.segment import MissingSegments, SegmentRef
+from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
 from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.state.key_groups import HashRange
-from statelog.state.merge import Garbage
+from statelog.state.merge import Garbage, clip_run
 from statelog.state.run import Run
 from statelog.storage import Store
 
@@ -78,7 +78,7 @@ def restore_runs(
                 local.write_merged(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
             if missing.since != head:
                 edge = Edge(missing.first_batch, last_batch, missing.since, head)
-                runs = read_segments(open_store(), missing.segments)
+                runs = read_segments(open_store(), missing.segments, within)
                 is_bottom = missing.since == genesis
                 local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
             continue
@@ -93,8 +93,17 @@ def restore_runs(
     )
 
 
-def read_segments(store: Store, segments: Iterable[SegmentRef]) -> Iterator[Run]:
-    """Read stored changesets one after the other.
+def read_segments(store: Store, segments: Iterable[ClippedSegment], within: HashRange) -> Iterator[Run]:
+    """Read stored changesets one after the other, each once.
+
+    Parameters
+    ----------
+    store : Store
+        Holds them.
+    segments : iterable of ClippedSegment
+        The changesets; one that counts for several ranges of hashes follows itself.
+    within : HashRange
+        The hashes that are of interest.
 
     Raises
     ------
@@ -103,8 +112,13 @@ def read_segments(store: Store, segments: Iterable[SegmentRef]) -> Iterator[Run]
     StorageError
         If one cannot be read.
     """
-    for segment in segments:
-        yield Run(pa.py_buffer(read_segment(store, segment)), segment.name, segment.offset)
+    last: SegmentRef | None = None
+    for clipped in segments:
+        segment, clip = clipped.segment, HashRange(clipped.first_hash, clipped.last_hash)
+        if segment != last:
+            run = Run(pa.py_buffer(read_segment(store, segment)), segment.name, segment.offset)
+            last = segment
+        yield run if clip == within else clip_run(run, clip)
 
 
 def read_level(store: Store, level: Level) -> Iterator[Run]:

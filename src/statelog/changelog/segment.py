@@ -6,7 +6,7 @@ import msgspec
 
 from statelog.changelog.base import Level
 
-__all__ = ["MissingSegments", "SegmentRef"]
+__all__ = ["ClippedSegment", "MissingSegments", "SegmentRef"]
 
 
 class SegmentRef(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +44,14 @@ class SegmentRef(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
+class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A segment, and the key hashes for which it counts."""
+
+    segment: SegmentRef
+    first_hash: int
+    last_hash: int
+
+
 class MissingSegments(msgspec.Struct, frozen=True):
     """What a subtask lacks of a state.
 
@@ -54,7 +62,7 @@ class MissingSegments(msgspec.Struct, frozen=True):
         none.
     first_batch : int
         The first batch whose changes it lacks beside the levels.
-    segments : list of SegmentRef
+    segments : list of ClippedSegment
         What leads from there to the wanted state, oldest first. They may hold other subtasks' keys too.
     levels : list of Level
         Materialized state that it lacks, oldest first.
@@ -62,5 +70,5 @@ class MissingSegments(msgspec.Struct, frozen=True):
 
     since: bytes
     first_batch: int
-    segments: list[SegmentRef]
+    segments: list[ClippedSegment]
     levels: list[Level] = []

@@ -12,7 +12,7 @@ from statelog.changelog import chain
 from statelog.changelog.base import Base, Level, StoredRun
 from statelog.state.key_groups import HashRange, hash_range
 
-__all__ = ["Cover", "Piece", "StartingState"]
+__all__ = ["Cover", "Piece", "StartingState", "Window"]
 
 _LAST_HASH = (1 << 64) - 1
 
@@ -38,6 +38,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return [run for level in self.base.levels for run in level.runs]
 
 
+class Window(NamedTuple):
+    """For a range of key hashes the first batch whose changes its materialized state lacks."""
+
+    first_hash: int
+    last_hash: int
+    first_batch: int
+
+
 @dataclass(frozen=True)
 class StartingState:
     """The materialized state that a subtask starts from.
@@ -48,13 +56,30 @@ class StartingState:
         The levels, oldest first; none is the empty state.
     digest : bytes
         Chain digest of the state.
-    first_batch : int
-        The first batch whose changes are to be added.
+    windows : list of Window
+        What is to be added, for all of its key hashes, in order.
     """
 
     levels: list[Level]
     digest: bytes
-    first_batch: int
+    windows: list[Window]
+
+    @property
+    def first_batch(self) -> int:
+        """The first batch whose changes are to be added."""
+        return min(window.first_batch for window in self.windows)
+
+    def ranges_of(self, batch: int) -> list[HashRange]:
+        """The hashes for which the changes of a batch are to be added, in as few ranges as possible."""
+        ranges: list[HashRange] = []
+        for window in self.windows:
+            if batch < window.first_batch:
+                continue
+            if ranges and ranges[-1].last + 1 == window.first_hash:
+                ranges[-1] = HashRange(ranges[-1].first, window.last_hash)
+            else:
+                ranges.append(HashRange(window.first_hash, window.last_hash))
+        return ranges
 
 
 class Replacement(NamedTuple):
@@ -105,7 +130,7 @@ class Cover:
     @property
     def through(self) -> int:
         """The last batch that the bases of all keys hold; -1 if some keys have none."""
-        return _through(self.pieces, HashRange(0, _LAST_HASH))
+        return min(window.first_batch for window in _windows(self.pieces, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:
         """The base that a subtask has made itself, if it counts for all its keys."""
@@ -129,9 +154,9 @@ class Cover:
             digests follow from theirs.
         """
         base = self.base_of(subtask, parallelism)
-        if base is not None:
-            return StartingState(base.levels, base.digest, base.through + 1)
         hashes = hash_range(subtask, parallelism)
+        if base is not None:
+            return StartingState(base.levels, base.digest, [Window(hashes.first, hashes.last, base.through + 1)])
         pieces = self.within(hashes)
         levels: list[Level] = []
         digest = origin
@@ -145,16 +170,18 @@ class Cover:
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after
-        return StartingState(levels, digest, _through(pieces, hashes) + 1)
+        return StartingState(levels, digest, _windows(pieces, hashes))
 
 
-def _through(pieces: Sequence[Piece], hashes: HashRange) -> int:
-    """The last batch that pieces hold for all of a range; -1 if they leave gaps."""
+def _windows(pieces: Sequence[Piece], hashes: HashRange) -> list[Window]:
+    """What pieces lack, for all of a range of hashes."""
+    windows: list[Window] = []
     next_hash = hashes.first
     for piece in pieces:
-        if piece.first_hash != next_hash:
-            return -1
+        if next_hash < piece.first_hash:
+            windows.append(Window(next_hash, piece.first_hash - 1, 0))
+        windows.append(Window(piece.first_hash, piece.last_hash, piece.base.through + 1))
         next_hash = piece.last_hash + 1
-    if next_hash != hashes.last + 1:
-        return -1
-    return min(piece.base.through for piece in pieces)
+    if next_hash <= hashes.last:
+        windows.append(Window(next_hash, hashes.last, 0))
+    return windows

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import MissingSegments, SegmentRef
+from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
 from statelog.checkpoint.cover import Cover, Piece, StartingState
 from statelog.checkpoint.entry import Checkpoint, Entry
 from statelog.state.key_groups import KEY_GROUPS
@@ -236,9 +236,8 @@ class History:
 
     def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> StartingState:
         record = self.record(batch)
-        if record is None or record.cover is None:
-            return StartingState([], origin, 0)
-        return record.cover.start_of(origin, subtask, parallelism)
+        cover = record.cover if record else None
+        return (cover or Cover()).start_of(origin, subtask, parallelism)
 
     def levels(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
         """The materialized state that a subtask has after a batch; the parameters are those of :meth:`digest`."""
@@ -263,9 +262,14 @@ class History:
                 levels = start.levels[count:]
         since = digest = start.digest
         first_batch = start.first_batch
-        segments: list[SegmentRef] = []
+        segments: list[ClippedSegment] = []
         for checkpoint in self.between(start.first_batch, batch):
-            segments.extend(overlapping(checkpoint, subtask, parallelism))
+            ranges = start.ranges_of(checkpoint.batch)
+            segments.extend(
+                ClippedSegment(segment, clip.first, clip.last)
+                for segment in overlapping(checkpoint, subtask, parallelism)
+                for clip in ranges
+            )
             digest = _extended(digest, checkpoint, subtask, parallelism)
             if digest in known:
                 levels, since, first_batch, segments = [], digest, checkpoint.batch + 1, []

@@ -22,7 +22,7 @@ from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.schema import StateDescriptor, is_deleted
 from statelog.state.times import Moment
 
-__all__ = ["Garbage", "MergePosition", "RunMerge", "choose_merge", "merge_runs"]
+__all__ = ["Garbage", "MergePosition", "RunMerge", "choose_merge", "clip_run", "merge_runs"]
 
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
@@ -122,6 +122,13 @@ def merge_runs(
     for _ in merge.write(writer):
         pass
     return writer.finish()
+
+
+def clip_run(run: Run, within: HashRange) -> Run:
+    """The rows of a run whose hashes lie in a range, as a run in memory."""
+    sink = pa.BufferOutputStream()
+    merge_runs([run], RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS), is_bottom=False, within=within)
+    return Run(sink.getvalue(), run.name)
 
 
 class MergePosition(NamedTuple):
