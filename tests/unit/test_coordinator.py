@@ -360,7 +360,7 @@ def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
     middle = chain.extend(begun.genesis, 0, [chain.checksum(b"01")])
     fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [begun.genesis, middle]))
     assert fetch.missing.since == middle
-    assert [segment.checksum for segment in fetch.missing.segments] == [chain.checksum(b"11")]
+    assert [part.segment.checksum for part in fetch.missing.segments] == [chain.checksum(b"11")]
 
 
 # ---- Entries that are in the log although their writer does not know ----

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Self
 
+from statelog.changelog import chain
 from statelog.changelog.base import Level
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.protocol import Ack
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 
 __all__ = ["Batch", "BatchTime", "TakenAck"]
 
@@ -67,6 +69,39 @@ class TakenAck:
     levels: list[Level] = field(default_factory=list)
     levels_payload: bytes = b""
     is_stored: bool = False
+
+    @classmethod
+    def of(cls, ack: Ack, payload: bytes, name: str) -> Self:
+        """An ack with the bytes that came with it, checked.
+
+        Parameters
+        ----------
+        ack : Ack
+            The ack.
+        payload : bytes
+            The changeset unless it is an object or there is none, and the materialized runs without a name.
+        name : str
+            The operator, for messages.
+
+        Raises
+        ------
+        CorruptionError
+            If the bytes are not what the ack says.
+        """
+        size = ack.length if ack.has_changeset and not ack.name and not ack.is_unchanged else 0
+        sent = [(size, ack.checksum)] if size else []
+        sent += [(run.length, run.checksum) for level in ack.levels for run in level.runs if not run.name]
+        start = 0
+        for length, checksum in sent:
+            if chain.checksum(payload[start : start + length]) != checksum:
+                break
+            start += length
+        if start != len(payload) or start != sum(length for length, _ in sent):
+            raise CorruptionError(
+                f"{name}: the changeset of subtask {ack.task.subtask} was damaged on its way.",
+                hint="Start the query again.",
+            )
+        return cls(ack, payload[:size], levels=ack.levels, levels_payload=payload[size:])
 
 
 @dataclass

@@ -5,38 +5,27 @@ It knows nothing of Spark: the batch's time comes from a callable, tasks call it
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
-from statelog.changelog import chain
-from statelog.changelog.base import Level
-from statelog.changelog.materializer import Order
 from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.composition import compose, generations_of
-from statelog.checkpoint.cover import Cover
-from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.entry import Checkpoint, Claim
 from statelog.checkpoint.history import History
+from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
-from statelog.checkpoint.open_log import LOG_FOLDER
-from statelog.checkpoint.orphans import CHANGES_FOLDER, RUNS_FOLDER, find_orphans
+from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
-from statelog.checkpoint.retention import Retention
-from statelog.checkpoint.schedule import SLICE_S, Schedule
 from statelog.checkpoint.starts import StartingPoints
-from statelog.checkpoint.truncation import Truncation
 from statelog.clock import Clock
 from statelog.errors import (
     ConfigurationError,
-    CorruptionError,
     ErrorKind,
     FencedError,
     ProtocolError,
@@ -116,17 +105,18 @@ class OperatorCoordinator:
         self._batch_time = batch_time
         self._lock = threading.Lock()
         self._measurements = measurements or Measurements()
-        self._history = History()
-        self._retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
-        self._deleter = Deleter(store, self._name, in_background=deletes_in_background)
-        self._schedule = Schedule(options, f"{run.query_id}/{run.uid}", run.parallelism, slots, clock.monotonic_s())
-        self._truncation = Truncation()
+        self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
+        self._orders = Orders(run, self._inventory, options, clock, slots, self._name)
         self._generations: dict[str, int] = {}
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
         self._starts = StartingPoints([], [], [], [])
         self._stopped: StatelogError | None = None
+
+    @property
+    def _history(self) -> History:
+        return self._inventory.history
 
     @property
     def _name(self) -> str:
@@ -149,13 +139,9 @@ class OperatorCoordinator:
         require_admission(self._run, History(self._log.read()), first_batch, self._name)
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
-        self._history = History(entries)
-        for record in self._history.records:
-            self._retention.add(record.checkpoint)
-            self._retention.add_runs(record.added_runs)
-        self._schedule.restore(self._history, first_batch - 1)
+        self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
+        self._orders.restore(first_batch - 1)
         self._generations = generations_of(self._run, self._history.at(first_batch - 1))
-        self._remove_orphans()
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
         self._options.observer.restore(
@@ -177,21 +163,6 @@ class OperatorCoordinator:
         run = self._run
         now_ms = int(self._clock.now_s() * 1000)
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
-
-    def _remove_orphans(self) -> None:
-        orphans = find_orphans(
-            self._store,
-            self._root,
-            self._history,
-            epoch=self._epoch,
-            run_id=self._run.run_id,
-            min_age_s=self._options.orphan_min_age_s,
-            clock=self._clock,
-        )
-        if orphans:
-            _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
-            self._store.delete(orphans)
-        self._store.remove_unfinished(f"{self._root}/", self._clock.now_s() - self._options.orphan_min_age_s)
 
     def begin(self, request: Begin) -> Begun:
         """A subtask begins a batch, for the first time or again.
@@ -217,7 +188,7 @@ class OperatorCoordinator:
                 genesis=self._starts.origins[task.subtask],
                 head=self._starts.heads[task.subtask],
                 inline_bytes=self._options.inline_bytes(self._run.parallelism),
-                upload_prefix=self._upload_prefix(task.subtask),
+                upload_prefix=self._inventory.changes_folder(task.subtask),
                 store=self._location,
                 batch_time_ms=batch.time.time_ms,
                 watermark_ms=batch.time.watermark_ms,
@@ -227,36 +198,8 @@ class OperatorCoordinator:
                 certain_generations={} if before is None else before.generations,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
-                order=self._order(task) if self._run.has_keys else None,
+                order=self._orders.order(task, self._starts.origins[task.subtask]) if self._run.has_keys else None,
             )
-
-    def _order(self, task: TaskId) -> Order | None:
-        """What a subtask is to do for the upkeep of its state."""
-        subtask = task.subtask
-        is_forced = self._retention.has_wasteful and len(self._known_levels(task)) < len(self._levels(task))
-        now_s = self._clock.monotonic_s()
-        materializes = self._schedule.grant(subtask, task.batch, now_s, is_forced=is_forced)
-        is_part_of_batch = not self._options.changelog
-        if materializes is None and not is_part_of_batch:
-            return None
-        return Order(
-            slice_s=SLICE_S,
-            materializes=bool(materializes),
-            known=self._known_levels(task) if materializes or is_part_of_batch else [],
-            prefix=f"{self._root}/{RUNS_FOLDER}/{self._epoch}/{subtask}",
-            inline_bytes=self._options.inline_bytes(self._run.parallelism),
-        )
-
-    def _levels(self, task: TaskId) -> list[Level]:
-        origin = self._starts.origins[task.subtask]
-        return self._history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
-
-    def _known_levels(self, task: TaskId) -> list[Level]:
-        """The levels of a subtask's materialized state, up to the first that is to be stored again."""
-        return list(itertools.takewhile(lambda level: not self._is_wasteful(level), self._levels(task)))
-
-    def _is_wasteful(self, level: Level) -> bool:
-        return any(self._retention.is_wasteful(run.name) for run in level.runs)
 
     def _enter(self, task: TaskId) -> Batch:
         """The batch that a task belongs to; the first task of a batch starts it."""
@@ -276,7 +219,7 @@ class OperatorCoordinator:
         else:
             self._starts = self._starts.after(current)
             self._remove_initial_state()
-            self._remove_lost_uploads(current)
+            self._inventory.remove_lost(current)
         self._batch = batch
         return batch
 
@@ -379,66 +322,27 @@ class OperatorCoordinator:
             If the entry could not be written; the task may call again.
         """
         received_s = self._clock.monotonic_s()
-        taken = self._received(ack, payload)
+        taken = TakenAck.of(ack, payload, self._name)
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
             if ack.length > LARGE_SNAPSHOT_BYTES and not self._run.has_keys:
                 self._warn_of_size(ack)
             self._measurements.add(ack.measured)
-            self._note_upkeep(taken)
+            taken.kept = self._kept(ack)
+            self._note(taken)
             replaced = batch.take(taken, self._name)
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
             if replaced is not None:
-                self._deleter.delete(replaced.ack.names)
+                self._inventory.deleter.delete(replaced.ack.names)
 
-    def _received(self, ack: Ack, payload: bytes) -> TakenAck:
-        """An ack with the bytes that came with it, checked."""
-        size = ack.length if ack.has_changeset and not ack.name and not ack.is_unchanged else 0
-        changeset, rest = payload[:size], payload[size:]
-        inline = [run for level in ack.levels for run in level.runs if not run.name]
-        is_whole = len(payload) == size + sum(run.length for run in inline)
-        if not is_whole or (size and chain.checksum(changeset) != ack.checksum):
-            raise self._damaged(ack)
-        start = 0
-        for run in inline:
-            if chain.checksum(rest[start : start + run.length]) != run.checksum:
-                raise self._damaged(ack)
-            start += run.length
-        return TakenAck(ack, changeset, levels=ack.levels, levels_payload=rest)
-
-    def _damaged(self, ack: Ack) -> CorruptionError:
-        return CorruptionError(
-            f"{self._name}: the changeset of subtask {ack.task.subtask} was damaged on its way.",
-            hint="Start the query again.",
-        )
-
-    def _note_upkeep(self, taken: TakenAck) -> None:
-        """Take note of how a subtask's materialization went."""
-        ack = taken.ack
-        taken.kept = self._kept(ack)
-        latest = self._history.latest_record
-        base = latest.cover.base_of(ack.task.subtask, self._run.parallelism) if latest and latest.cover else None
-        if ack.levels and base is not None and ack.levels[-1].last <= base.through and ack.has_changeset:
-            taken.levels, taken.levels_payload = [], b""  # a late one, of an attempt that was given up
-        if not ack.materialization_failure:
-            return
-        _log.warning(
-            "%s: the materialization of subtask %d failed and will be tried again: %s",
-            self._name,
-            ack.task.subtask,
-            ack.materialization_failure,
-        )
-        if self._schedule.failed(ack.task.subtask, self._clock.monotonic_s()):
-            self._stopped = StorageError(
-                f"{self._name}: the materialization of subtask {ack.task.subtask} failed more than"
-                f" {self._options.materialization_max_failures} times in a row: {ack.materialization_failure}",
-                kind=ErrorKind.MATERIALIZATION,
-                hint="Mend the cause and start the query again; no state is lost. Until then Options("
-                "materialization=False) runs it without, and the log grows.",
-            )
-            raise self._stopped
+    def _note(self, taken: TakenAck) -> None:
+        try:
+            self._orders.note(taken)
+        except StorageError as error:
+            self._stopped = error
+            raise
 
     def _kept(self, ack: Ack) -> SegmentRef | None:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
@@ -471,8 +375,7 @@ class OperatorCoordinator:
         self._move_from_wasteful_files(taken)
         oldest = batch.number - self._options.retained_checkpoints + 1
         log_start = self._history.log_start(oldest, batch.number)
-        before = self._history.record(batch.number - 1)
-        cover = self._truncation.cover_to_repeat(before) if before and self._run.has_keys else None
+        cover = self._inventory.cover_to_repeat(batch.number) if self._run.has_keys else None
         entry, payload = compose(
             self._run,
             batch,
@@ -494,57 +397,23 @@ class OperatorCoordinator:
             one.stored, one.payload, one.moved, one.levels_payload, one.is_stored = stored, b"", b"", b"", True
         for base in batch.durable.bases:
             taken[base.subtask].levels = base.levels
-        self._remember(batch.durable, cover, sum(map(len, payload)))
-        self._note_sizes(batch.durable, taken)
+        self._inventory.add(batch.durable, cover, sum(map(len, payload)))
+        if self._run.has_keys:
+            self._orders.committed(batch.durable, taken)
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s, log_files))
-        self._release(batch.durable, oldest)
-
-    def _remember(self, checkpoint: Checkpoint, cover: Cover | None, payload_bytes: int) -> None:
-        """Count what a durable checkpoint names, and no more what it replaces."""
-        self._retention.add(checkpoint)
-        replaced = self._history.add(checkpoint)
-        record = self._history.latest_record
-        assert record is not None
-        self._retention.add_runs(record.added_runs)
-        for other in replaced:
-            self._retention.remove(other.checkpoint)
-            self._retention.remove_runs(other.added_runs)
-        self._truncation.committed(record, cover, payload_bytes)
-
-    def _note_sizes(self, checkpoint: Checkpoint, taken: list[TakenAck]) -> None:
-        if checkpoint.is_whole:
-            return
-        self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])
-        now_s = self._clock.monotonic_s()
-        for base in checkpoint.bases:
-            self._schedule.materialized(base.subtask, base.length, now_s)
+        self._inventory.release(batch.durable, oldest, self._log)
 
     def _move_from_wasteful_files(self, taken: list[TakenAck]) -> None:
         for one in taken:
-            if one.kept is not None and self._retention.is_wasteful(one.kept.name):
+            if one.kept is not None and self._inventory.is_wasteful(one.kept.name):
                 try:
                     one.moved = read_segment(self._store, one.kept)
                 except StorageError as error:
                     # It can stay where it is; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
-
-    def _release(self, checkpoint: Checkpoint, oldest: int) -> None:
-        """Have deleted what only checkpoints before the oldest retained one needed; the new entry is durable."""
-        for settled in self._history.settle(oldest):
-            self._retention.remove_runs(settled.removed_runs)
-        for given_up in self._history.retain(oldest):
-            self._retention.remove(given_up.checkpoint)
-        released = self._retention.release()
-        # The log's files stay anyway from its start on; of operator state only the newest is certain to.
-        log_from = self._log.file_name if checkpoint.is_whole else self._log.name_of(checkpoint.log_start)
-        self._retention.choose_wasteful(log_from)
-        # A file of the log goes when no entry in it is needed, and no snapshot that a later entry names.
-        log_files = [name for name in self._log.removable(checkpoint.log_start) if not self._retention.needs(name)]
-        self._log.forget(log_files)
-        self._deleter.delete([*log_files, *released])
 
     def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float, log_files: int) -> CheckpointMetrics:
         uploads = sum(len(one.ack.names) for one in taken)
@@ -562,13 +431,13 @@ class OperatorCoordinator:
             objects=uploads + log_files,
             commit_s=commit_s,
             subtask_s=max(one.ack.subtask_s for one in taken),
-            base_bytes=self._schedule.base_bytes,
-            log_bytes=self._schedule.log_bytes,
+            base_bytes=self._orders.base_bytes,
+            log_bytes=self._orders.log_bytes,
             materialized=len(entry.bases),
             materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
             materialization_failures=sum(bool(one.ack.materialization_failure) for one in taken),
-            stored_bytes=self._retention.size_bytes,
-            needed_bytes=self._retention.needed_bytes,
+            stored_bytes=self._inventory.stored_bytes,
+            needed_bytes=self._inventory.needed_bytes,
             measured=self._measurements.take(),
         )
 
@@ -590,43 +459,15 @@ class OperatorCoordinator:
 
     def _remove_initial_state(self) -> None:
         """The first batch is over, or will be repeated by a run that stores the rows again."""
-        self._deleter.delete([name for name in self._initial if name])
+        self._inventory.deleter.delete([name for name in self._initial if name])
         self._initial = ()
-
-    def _remove_lost_uploads(self, batch: Batch) -> None:
-        """Delete what attempts have written that ended without an ack that counts; the batch is certain."""
-        assert batch.durable is not None
-        counted = {segment.attempt for segment in batch.durable.segments}
-        named = {segment.name for segment in batch.durable.segments}
-        for subtask in sorted({subtask for attempt, subtask in batch.begun.items() if attempt not in counted}):
-            prefix = f"{self._upload_prefix(subtask)}/{batch.number}-"
-            self._deleter.delete_all(prefix, keeps=named.__contains__)
-        self._remove_lost_runs(batch.durable)
-
-    def _remove_lost_runs(self, checkpoint: Checkpoint) -> None:
-        """Delete what jobs have stored that were given up, once another one of the subtask is over."""
-        for base in checkpoint.bases:
-            folder = f"{self._root}/{RUNS_FOLDER}/{self._epoch}/{base.subtask}/"
-            self._deleter.delete_all(folder, keeps=partial(self._keeps_run, folder, base.through))
-
-    def _remove_unnamed_runs(self) -> None:
-        """Delete what materializations in progress have stored; no entry will name it any more."""
-        batch = self._batch
-        if batch is not None and (batch.durable is not None or not batch.is_written):
-            self._deleter.delete_all(f"{self._root}/{RUNS_FOLDER}/{self._epoch}/", keeps=self._retention.needs)
-
-    def _keeps_run(self, folder: str, through: int, name: str) -> bool:
-        batch = name.removeprefix(folder).partition("-")[0]
-        return self._retention.needs(name) or not batch.isdecimal() or int(batch) > through
-
-    def _upload_prefix(self, subtask: int) -> str:
-        return f"{self._root}/{CHANGES_FOLDER}/{self._epoch}/{subtask}"
 
     def close(self) -> None:
         """Stop serving tasks and release the log. Uploads that no entry references are removed."""
         with self._lock:
             if self._stopped is None:
-                self._remove_unnamed_runs()
+                if self._batch is not None and (self._batch.durable is not None or not self._batch.is_written):
+                    self._inventory.remove_unnamed_runs()
                 self._stopped = FencedError(
                     f"{self._name}: the run {self._run.run_id} is over.",
                     kind=ErrorKind.STALE_RUN,
@@ -634,7 +475,7 @@ class OperatorCoordinator:
                 )
             if self._batch is not None and not self._batch.is_written:
                 for taken in self._batch.acks.values():
-                    self._deleter.delete(taken.ack.names)
+                    self._inventory.deleter.delete(taken.ack.names)
             self._remove_initial_state()
-            self._deleter.close()
+            self._inventory.deleter.close()
             self._log.close()
