@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -121,13 +124,21 @@ class Cover:
 
     def within(self, hashes: HashRange) -> list[Piece]:
         """The parts of the pieces that lie in a range, by hash."""
-        return [
-            Piece(max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last), piece.base)
-            for piece in self.pieces
-            if piece.first_hash <= hashes.last and hashes.first <= piece.last_hash
-        ]
+        first = bisect.bisect_left(self._last_hashes, hashes.first)
+        found: list[Piece] = []
+        for piece in itertools.islice(self.pieces, first, None):
+            if piece.first_hash > hashes.last:
+                break
+            bounds = max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last)
+            is_whole = bounds == (piece.first_hash, piece.last_hash)
+            found.append(piece if is_whole else Piece(*bounds, piece.base))
+        return found
 
-    @property
+    @cached_property
+    def _last_hashes(self) -> list[int]:
+        return [piece.last_hash for piece in self.pieces]
+
+    @cached_property
     def through(self) -> int:
         """The last batch that the bases of all keys hold; -1 if some keys have none."""
         return min(window.first_batch for window in _windows(self.pieces, HashRange(0, _LAST_HASH))) - 1

@@ -120,8 +120,17 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of some subtasks, the last one included."""
-        start = bisect_left(self.segments, first, key=_subtask)
-        return self.segments[start : bisect_right(self.segments, last, lo=start, key=_subtask)]
+        segments = self.segments
+        if len(segments) == self.parallelism and self._begins(first, first) and self._begins(last + 1, last + 1):
+            return segments[first : last + 1]
+        start = bisect_left(segments, first, key=_subtask)
+        return segments[start : bisect_right(segments, last, lo=start, key=_subtask)]
+
+    def _begins(self, subtask: int, place: int) -> bool:
+        """Whether the segments from a subtask on are those from a place on, which is usual."""
+        segments = self.segments
+        is_end = place == len(segments) or segments[place].subtask >= subtask
+        return is_end and (place == 0 or segments[place - 1].subtask < subtask)
 
     def by_subtask(self) -> list[list[SegmentRef]]:
         """The segments of each subtask."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
 from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
@@ -146,8 +150,9 @@ class History:
 
     def record(self, batch: int) -> Record | None:
         """The checkpoint of a batch with its bases; None if there is none."""
-        newest_first = reversed(self._records)
-        return next((record for record in newest_first if record.batch == batch), None)
+        place = bisect.bisect_left(self._records, batch, key=_batch)
+        found = self._records[place] if place < len(self._records) else None
+        return found if found is not None and found.batch == batch else None
 
     def at(self, batch: int) -> Checkpoint | None:
         """The checkpoint of a batch; None if there is none."""
@@ -156,7 +161,9 @@ class History:
 
     def between(self, first: int, last: int) -> Iterator[Checkpoint]:
         """Checkpoints from one batch to another, both included, oldest first."""
-        return (record.checkpoint for record in self._records if first <= record.batch <= last)
+        start = bisect.bisect_left(self._records, first, key=_batch)
+        end = bisect.bisect_right(self._records, last, lo=start, key=_batch)
+        return (record.checkpoint for record in itertools.islice(self._records, start, end))
 
     def settle(self, oldest: int) -> list[Record]:
         """The oldest that can be gone back to, and older ones, each once: what they removed is not needed any more."""
@@ -231,7 +238,7 @@ class History:
         start = self._start(origin, subtask, parallelism, batch)
         digest = start.digest
         for checkpoint in self.between(start.first_batch, batch):
-            digest = _extended(digest, checkpoint, subtask, parallelism)
+            digest = _extended(digest, checkpoint, overlapping(checkpoint, subtask, parallelism))
         return digest
 
     def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> StartingState:
@@ -264,13 +271,10 @@ class History:
         first_batch = start.first_batch
         segments: list[ClippedSegment] = []
         for checkpoint in self.between(start.first_batch, batch):
+            found = overlapping(checkpoint, subtask, parallelism)
             ranges = start.ranges_of(checkpoint.batch)
-            segments.extend(
-                ClippedSegment(segment, clip.first, clip.last)
-                for segment in overlapping(checkpoint, subtask, parallelism)
-                for clip in ranges
-            )
-            digest = _extended(digest, checkpoint, subtask, parallelism)
+            segments += [ClippedSegment(segment, clip.first, clip.last) for segment in found for clip in ranges]
+            digest = _extended(digest, checkpoint, found)
             if digest in known:
                 levels, since, first_batch, segments = [], digest, checkpoint.batch + 1, []
         return MissingSegments(since, first_batch, segments, levels)
@@ -278,6 +282,8 @@ class History:
 
 def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[SegmentRef]:
     """Segments of a checkpoint that may hold keys of a subtask of another parallelism."""
+    if parallelism == checkpoint.parallelism:
+        return checkpoint.segments_of(subtask, subtask)
     first_group = -(-subtask * KEY_GROUPS // parallelism)
     last_group = -(-(subtask + 1) * KEY_GROUPS // parallelism) - 1
     first = first_group * checkpoint.parallelism // KEY_GROUPS
@@ -285,6 +291,8 @@ def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[
     return checkpoint.segments_of(first, last)
 
 
-def _extended(digest: bytes, checkpoint: Checkpoint, subtask: int, parallelism: int) -> bytes:
-    segments = overlapping(checkpoint, subtask, parallelism)
+def _extended(digest: bytes, checkpoint: Checkpoint, segments: list[SegmentRef]) -> bytes:
     return chain.extend(digest, checkpoint.batch, [segment.checksum for segment in segments])
+
+
+_batch: Final = attrgetter("checkpoint.batch")

@@ -34,7 +34,7 @@ class Truncation:
         if cover is None or not cover.pieces:
             return None
         if cover is not self._seen:
-            runs = sum(len(piece.runs) for piece in cover.pieces)
+            runs = sum([len(level.runs) for piece in cover.pieces for level in piece.base.levels])
             self._seen, self._seen_through = cover, cover.through
             self._seen_bytes = _PIECE_BYTES * len(cover.pieces) + _RUN_BYTES * runs
         is_useful = self._seen_through > self._repeated_through
