@@ -56,6 +56,10 @@ class CheckpointMetrics:
     subtask_s : float
         The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
         run, and an upload, up to the moment when it sends the ack.
+    restore_s : float
+        The longest time that a subtask needed from the answer to its begin until its state could be read.
+    restored_bytes : int
+        What all subtasks fetched of their states, as stored, because their local copies did not have it.
     measured : Recorded
         Requests to an object store since the checkpoint before, of the driver and of the tasks; see
         :class:`statelog.Metric`.
@@ -74,6 +78,8 @@ class CheckpointMetrics:
     objects: int
     commit_s: float
     subtask_s: float
+    restore_s: float = 0.0
+    restored_bytes: int = 0
     measured: Recorded = field(default_factory=Recorded)
 
 

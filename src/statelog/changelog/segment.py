@@ -64,3 +64,8 @@ class MissingSegments(msgspec.Struct, frozen=True):
     first_batch: int
     segments: list[SegmentRef]
     levels: list[Level] = []
+
+    @property
+    def length(self) -> int:
+        """Size of all of it in bytes."""
+        return sum([level.length for level in self.levels]) + sum([segment.length for segment in self.segments])

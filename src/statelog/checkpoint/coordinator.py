@@ -563,6 +563,8 @@ class OperatorCoordinator:
             objects=uploads + log_files,
             commit_s=commit_s,
             subtask_s=max(one.ack.subtask_s for one in taken),
+            restore_s=max(one.ack.restore_s for one in taken),
+            restored_bytes=sum(one.ack.restored_bytes for one in taken),
             measured=self._measurements.take(),
         )
 
