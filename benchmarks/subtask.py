@@ -20,7 +20,6 @@ from statelog.state.key_groups import Hashes
 from statelog.state.keys import KeyCodec
 from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.state.run import Run
-from statelog.state.run_writer import STORED_BLOCK_ROWS
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateKind
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
@@ -113,7 +112,7 @@ class Subtask:
         output = list(subtask.process(KeyedRows(rows, hashes)))
         processed_s = time.perf_counter()
         local = subtask.changes.encode_local()
-        subtask.changes.take_part(compression="lz4", block_rows=STORED_BLOCK_ROWS)
+        subtask.changes.take_part("lz4")
         ended_s = time.perf_counter()
         if keep:
             self._table.apply([Run(pa.py_buffer(local), f"batch {self._batch}")])
