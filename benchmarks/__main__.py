@@ -5,10 +5,20 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import commit, count, files, state, tail
+from benchmarks import commit, count, files, growth, recovery, state, tail
 from benchmarks.frame import command_line
 
-main = command_line([count.BENCHMARK, state.BENCHMARK, commit.BENCHMARK, files.BENCHMARK, tail.BENCHMARK])
+main = command_line(
+    [
+        count.BENCHMARK,
+        state.BENCHMARK,
+        recovery.BENCHMARK,
+        growth.BENCHMARK,
+        commit.BENCHMARK,
+        files.BENCHMARK,
+        tail.BENCHMARK,
+    ]
+)
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

@@ -8,18 +8,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-__all__ = ["run_in_child"]
+__all__ = ["kill_child_when", "run_in_child"]
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SHOWN_LINES: Final = 40
+_POLL_S: Final = 0.05
+_ANSWERED: Final = "result.json"
+_LOG: Final = "output.log"
 
 
-def run_in_child(function: str, arguments: dict[str, Any], directory: Path) -> dict[str, Any]:
+def run_in_child(
+    function: str, arguments: dict[str, Any], directory: Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Call a function in a fresh process.
 
     Parameters
@@ -30,38 +38,106 @@ def run_in_child(function: str, arguments: dict[str, Any], directory: Path) -> d
         Its arguments; what JSON can hold.
     directory : Path
         An existing directory for the arguments, the result and the child's output.
+    environment : dict of str, optional
+        More variables of the environment.
 
     Raises
     ------
     click.ClickException
         If the child fails; shows the end of its output.
     """
-    asked, answered, log = (directory / name for name in ("arguments.json", "result.json", "output.log"))
+    with _child(function, arguments, directory, environment or {}) as child:
+        code = child.wait()
+    if code != 0:
+        raise _failed(function, code, directory)
+    result: dict[str, Any] = json.loads((directory / _ANSWERED).read_text())
+    return result
+
+
+def kill_child_when(
+    is_over: Callable[[], bool],
+    function: str,
+    arguments: dict[str, Any],
+    directory: Path,
+    environment: Mapping[str, str],
+    timeout_s: float,
+) -> None:
+    """Call a function in a fresh process, and kill that with all its descendants at some point; Linux only.
+
+    Parameters
+    ----------
+    is_over : callable
+        Whether it is to be killed now; asked again and again.
+    function, arguments, directory, environment
+        As for :func:`run_in_child`.
+    timeout_s : float
+        How long to wait for it.
+
+    Raises
+    ------
+    click.ClickException
+        If the child ends before, or it takes too long.
+    """
+    end_s = time.monotonic() + timeout_s
+    with _child(function, arguments, directory, environment) as child:
+        while not is_over():
+            if child.poll() is not None:
+                raise _failed(function, child.returncode, directory)
+            if time.monotonic() > end_s:
+                raise click.ClickException(f"{function} was not to be killed after {timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+        # Spark's Python workers have a process group of their own, but all are in the child's session.
+        while members := _members(child.pid):
+            for process in members:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            child.poll()
+            time.sleep(_POLL_S)
+
+
+@contextmanager
+def _child(
+    function: str, arguments: dict[str, Any], directory: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    asked = directory / "arguments.json"
     asked.write_text(json.dumps(arguments))
     paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {
+    variables = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **environment,
     }
-    command = [sys.executable, "-m", "benchmarks.child", function, str(asked), str(answered)]
-    with log.open("wb") as output:
+    command = [sys.executable, "-m", "benchmarks.child", function, str(asked), str(directory / _ANSWERED)]
+    with (directory / _LOG).open("wb") as output:
         child = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = child.wait()
+            yield child
         except BaseException:
             # The child's JVM and workers are in its process group.
-            os.killpg(child.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
             child.wait()
             raise
-    if code != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
-        raise click.ClickException(f"{function} failed with exit code {code}; the end of its output:\n{tail}")
-    result: dict[str, Any] = json.loads(answered.read_text())
-    return result
+
+
+def _failed(function: str, code: int, directory: Path) -> click.ClickException:
+    tail = "\n".join((directory / _LOG).read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
+    return click.ClickException(f"{function} failed with exit code {code}; the end of its output:\n{tail}")
+
+
+def _members(session: int) -> list[int]:
+    """The processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _, _, of, *_ = path.read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
 
 
 def _main(function: str, asked: str, answered: str) -> None:

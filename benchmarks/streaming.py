@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,9 @@ _POLL_S: Final = 0.25
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-def make_session(name: str, parallelism: int, batches: int, directory: str) -> SparkSession:
+def make_session(
+    name: str, parallelism: int, batches: int, directory: str, more: Mapping[str, str] | None = None
+) -> SparkSession:
     """A session whose own state store is RocksDB with its changelog, and that remembers the progress of all batches.
 
     Parameters
@@ -34,6 +36,8 @@ def make_session(name: str, parallelism: int, batches: int, directory: str) -> S
         How many batches will run.
     directory : str
         For scratch files.
+    more : dict of str, optional
+        More settings of Spark.
     """
     settings = {
         "spark.ui.enabled": "false",
@@ -47,6 +51,7 @@ def make_session(name: str, parallelism: int, batches: int, directory: str) -> S
         "spark.sql.streaming.numRecentProgressUpdates": str(batches + 100),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        **(more or {}),
     }
     builder = SparkSession.builder.master(f"local[{parallelism}]").appName(f"statelog benchmark: {name}")
     for setting, value in settings.items():

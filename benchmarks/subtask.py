@@ -112,7 +112,7 @@ class Subtask:
         output = list(subtask.process(KeyedRows(rows, hashes)))
         processed_s = time.perf_counter()
         local = subtask.changes.encode_local()
-        subtask.changes.take_part()
+        subtask.changes.take_part("lz4")
         ended_s = time.perf_counter()
         if keep:
             self._table.apply([Run(pa.py_buffer(local), f"batch {self._batch}")])

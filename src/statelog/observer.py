@@ -64,6 +64,10 @@ class CheckpointMetrics:
         Subtasks that reported with this checkpoint that one has failed.
     stored_bytes, needed_bytes : int
         Size of the files that hold operator state, large changesets and materialized runs, and what is needed of them.
+    restore_s : float
+        The longest time that a subtask needed from the answer to its begin until its state could be read.
+    restored_bytes : int
+        What all subtasks fetched of their states, as stored, because their local copies did not have it.
     measured : Recorded
         Requests to an object store since the checkpoint before, of the driver and of the tasks; see
         :class:`statelog.Metric`.
@@ -89,6 +93,8 @@ class CheckpointMetrics:
     materialization_failures: int = 0
     stored_bytes: int = 0
     needed_bytes: int = 0
+    restore_s: float = 0.0
+    restored_bytes: int = 0
     measured: Recorded = field(default_factory=Recorded)
 
 

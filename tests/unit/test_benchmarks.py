@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import statistics
@@ -15,8 +16,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import commit, count, operations, state
-from benchmarks.child import run_in_child
+from benchmarks import commit, count, growth, operations, recovery, state
+from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, require_space, scratch
 from benchmarks.state_expected import EXPECTED, InputBatch
@@ -197,6 +198,22 @@ class TestChild:
     def test_a_failure_shows_the_end_of_the_output(self, tmp_path: Path) -> None:
         with pytest.raises(click.ClickException, match="FileNotFoundError"):
             run_in_child("builtins:open", {"file": str(tmp_path / "missing")}, tmp_path)
+
+    def test_a_kill_reaches_descendants_with_a_process_group_of_their_own(self, tmp_path: Path) -> None:
+        pid_file = tmp_path / "pid"
+        command = ["sh", "-c", f"sleep 300 & echo $! >{pid_file}; wait"]
+
+        def is_over() -> bool:
+            return pid_file.exists() and pid_file.read_text().endswith("\n")
+
+        kill_child_when(is_over, "subprocess:run", {"args": command, "process_group": 0}, tmp_path, {}, 60)
+
+        with contextlib.suppress(FileNotFoundError):  # it may be there until its new parent has seen its end
+            assert Path(f"/proc/{int(pid_file.read_text())}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+    def test_a_child_that_ends_before_its_kill_is_a_failure(self, tmp_path: Path) -> None:
+        with pytest.raises(click.ClickException, match="builtins:print failed with exit code 0"):
+            kill_child_when(lambda: False, "builtins:print", {}, tmp_path, {}, 60)
 
 
 class TestCount:
@@ -452,6 +469,143 @@ class TestOperations:
         targets = operations.as_result(measured).targets
 
         assert [(target.value, target.met) for target in targets] == [(pytest.approx(1.25), True), (None, False)]
+
+
+RECOVERY_OPTIONS: dict[str, Any] = {
+    "keys": 1_000,
+    "value_bytes": 100,
+    "build_batches": 4,
+    "rows_per_batch": 10,
+    "small_batches": 3,
+    "batches": 3,
+    "parallelism": 2,
+    "other_parallelism": 3,
+    "spark": "deduplication",
+    "rounds": 3,
+}
+
+
+class TestRecovery:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        """What the restarts are asked for; the processes only leave some files behind, and say what they measured."""
+        asked: list[dict[str, Any]] = []
+
+        def build(_: Any, __: str, arguments: dict[str, Any], work: Path, *more: Any) -> None:
+            for name in ("checkpoint", "local"):
+                (work / name).mkdir()
+                (work / name / "side").write_text(arguments["side"])
+
+        def restart(_: str, arguments: dict[str, Any], work: Path, __: Any) -> dict[str, Any]:
+            assert (work / "checkpoint" / "side").read_text() == arguments["side"]
+            (work / "checkpoint" / "side").write_text("gone on with")
+            asked.append({**arguments, "keeps_local": (work / "local").exists()})
+            restore_s = 0.5 if arguments["side"] == recovery.CHANGELOG_OFF else 0.4
+            if arguments["side"] == recovery.DEDUPLICATION:
+                restore_s = 1.2
+            if arguments["parallelism"] == 3:
+                restore_s = 0.6
+            if (work / "local").exists():
+                restore_s = 0.02
+            parts = {"start_up_s": 5, "log_s": 0.1, "restore_s": restore_s, "processing_s": 2, "later_batch_s": 1}
+            return {**parts, "total_s": 7.1 + restore_s, "restored_bytes": 1}
+
+        monkeypatch.setattr(recovery, "kill_child_when", build)
+        monkeypatch.setattr(recovery, "run_in_child", restart)
+        monkeypatch.setattr(
+            recovery,
+            "_stored",
+            lambda side, _: {
+                "batch": 6,
+                "base_through": 4,
+                "base_bytes": 10,
+                "changes_bytes": 5 if "on" in side else 0,
+            },
+        )
+        return asked
+
+    def test_every_restart_starts_from_what_the_killed_process_left(
+        self, asked: list[dict[str, Any]], tmp_path: Path
+    ) -> None:
+        result = recovery.run(**RECOVERY_OPTIONS, directory=tmp_path)
+
+        assert [(each["side"], each["parallelism"], each["keeps_local"]) for each in asked] == [
+            (recovery.CHANGELOG_ON, 2, False),
+            (recovery.CHANGELOG_OFF, 2, False),
+            (recovery.CHANGELOG_ON, 2, True),
+            (recovery.CHANGELOG_ON, 3, False),
+            (recovery.DEDUPLICATION, 2, False),
+        ] * 3
+        assert [(target.value, target.met) for target in result.targets] == [
+            (pytest.approx(0.8), True),
+            (pytest.approx(3), True),
+            (pytest.approx(0.05), True),
+            (pytest.approx(1.5), False),
+        ]
+        assert list(tmp_path.iterdir()) == []
+
+    def test_without_changes_after_a_materialization_there_is_no_ratio(self) -> None:
+        variants = recovery.variants_of(recovery.PROCESSOR, 2, 3)
+        measured = {name: [{"restore_s": 1.0}] for name in variants}
+
+        targets = recovery.targets_of(measured, variants, {"base_bytes": 10, "changes_bytes": 0})
+
+        assert [target.value for target in targets] == [None, 1, 1, 1]
+
+
+GROWTH_OPTIONS: dict[str, Any] = {
+    "keys": (10_000, 1_000),
+    "rows_per_batch": 500,
+    "rounds": 8,
+    "warm_up": 1,
+    "materialization_keys": 2_000,
+    "parallelism": 2,
+}
+
+
+class TestGrowth:
+    def test_a_slow_moment_of_the_machine_does_not_count(self) -> None:
+        small = [1.0, 1.0, 9.0, 1.0, 1.0]
+        large = [1.2, 1.2, 9.2, 1.2, 5.0]
+
+        assert growth.growth(small, large) == pytest.approx(1.2)
+        assert growth.longer_s(small, large) == pytest.approx(0.2)
+
+    def test_pairs_are_those_with_a_materialization(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def child(_: str, arguments: dict[str, Any], __: Path) -> dict[str, Any]:
+            measured = {}
+            for name, query in arguments["queries"].items():
+                scale = 1.25 if query["keys"] == 10_000 else 1.0
+                batch = {"commit_s": 0.004, "subtask_s": 0.02, "batch_s": 0.4 * scale, "restore_s": 0.001}
+                measured[name] = [{**batch, "changes": 500, "has_job": False} for _ in range(arguments["rounds"])]
+            for number, batch in enumerate(measured.get(growth.RUNNING, [])):
+                batch["has_job"] = number >= 2
+                batch["batch_s"] += 0.3 if number >= 2 else 9
+                batch["commit_s"] = 0.0044
+            return measured
+
+        monkeypatch.setattr(growth, "run_in_child", child)
+        result = growth.run(**GROWTH_OPTIONS, directory=tmp_path)
+
+        assert [(target.name, target.value, target.met) for target in result.targets] == [
+            ("commit time: 10,000 keys / 1,000 keys", pytest.approx(1), True),
+            ("the subtasks' part: 10,000 keys / 1,000 keys", pytest.approx(1), True),
+            ("batch: 10,000 keys / 1,000 keys", pytest.approx(1.25), True),
+            ("commit time: with a materialization / without", pytest.approx(1.1), True),
+            ("batch: longer with a materialization, ms", pytest.approx(300), False),
+        ]
+        assert [row[1] for row in result.rows] == ["8", "8", "6", "6"]
+
+    def test_too_few_batches_with_a_materialization_leave_the_targets_unmeasured(self) -> None:
+        batch = {"commit_s": 1.0, "subtask_s": 1.0, "batch_s": 1.0}
+
+        targets = growth.targets_of({"1 key": [batch]}, {growth.RUNNING: [batch] * 4, growth.NOT_RUNNING: [batch] * 4})
+
+        assert [target.value for target in targets] == [None, None]
+
+    def test_more_changes_than_keys_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(click.UsageError, match="more than the fewest keys"):
+            growth.run(**{**GROWTH_OPTIONS, "rows_per_batch": 1_001}, directory=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,19 @@ def test_a_changeset_holds_what_its_batch_has_changed() -> None:
         assert [metrics.changes for metrics in harness.checkpoints] == [180, 6, 0, 120]
 
 
+@pytest.mark.parametrize("keeps_local", [True, False])
+def test_a_checkpoint_tells_what_was_fetched_of_the_state_before(keeps_local: bool) -> None:
+    with make_harness(1 << 30, parallelism=1) as harness:
+        for _ in range(2):
+            harness.push(ROWS)
+        changed_bytes = sum(metrics.changed_bytes for metrics in harness.checkpoints)
+        harness.restart(keepLocal=keeps_local)
+        for _ in range(2):
+            harness.push(ROWS)
+        fetched_bytes = [metrics.restored_bytes for metrics in harness.checkpoints]
+        assert fetched_bytes == [0, 0, 0 if keeps_local else changed_bytes, 0]
+
+
 @pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
 @pytest.mark.parametrize("table", ["runs", "memory"])
 def test_a_changeset_in_parts_is_the_same_changeset(inline_bytes: int, table: str) -> None:

@@ -72,3 +72,9 @@ class MissingSegments(msgspec.Struct, frozen=True):
     first_batch: int
     segments: list[ClippedSegment]
     levels: list[Level] = []
+
+    @property
+    def length(self) -> int:
+        """Size of all of it in bytes."""
+        segments = {(part.segment.name, part.segment.offset): part.segment.length for part in self.segments}
+        return sum([level.length for level in self.levels]) + sum(segments.values())

@@ -438,6 +438,8 @@ class OperatorCoordinator:
             materialization_failures=sum(bool(one.ack.materialization_failure) for one in taken),
             stored_bytes=self._inventory.stored_bytes,
             needed_bytes=self._inventory.needed_bytes,
+            restore_s=max(one.ack.restore_s for one in taken),
+            restored_bytes=sum(one.ack.restored_bytes for one in taken),
             measured=self._measurements.take(),
         )
 

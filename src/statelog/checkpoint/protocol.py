@@ -201,6 +201,10 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         Why a materialization failed; empty if none did.
     has_backlog : bool
         Whether local runs are to be merged that are too large for the end of a batch.
+    restore_s : float
+        Time from the answer to begin until the state could be read.
+    restored_bytes : int
+        What was fetched of the state, as stored.
     """
 
     task: TaskId
@@ -222,6 +226,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     has_changeset: bool = True
     materialization_failure: str = ""
     has_backlog: bool = False
+    restore_s: float = 0.0
+    restored_bytes: int = 0
 
     @property
     def checksums(self) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,15 @@ class MemoryTables:
         return table
 
 
+@dataclass
+class _Restoring:
+    """How the state came here: when that began and how long it took, seconds, and bytes fetched."""
+
+    started_s: float
+    took_s: float = 0.0
+    fetched_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class BatchTask:
     """One attempt of one subtask in one batch.
@@ -137,13 +147,15 @@ class BatchTask:
         """
         task = self.task
         begun = self._begin(read)
-        runs = self._restore(begun)
+        restoring = _Restoring(self.clock.monotonic_s())
+        runs = self._restore(begun, restoring)
         path = [edge for edge, _ in runs]
         self.local.sweep(path, certain=task.batch - 1)
         self._step(Step.RESTORED)
         upkeep = self._upkeep(begun, path)
 
         table = self._table(begun, [run for _, run in runs])
+        restoring.took_s = self.clock.monotonic_s() - restoring.started_s
         subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
         uploads = Uploads(
             lambda: self.open_store(begun.store),
@@ -178,7 +190,7 @@ class BatchTask:
             # Only before the ack: once it is sent an entry may name them, whatever the answer.
             uploads.abandon()
             raise
-        self._ack(subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog)
+        self._ack(subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog, restoring)
         if held is not None:
             yield held
         if materialized is not None:
@@ -227,7 +239,7 @@ class BatchTask:
             raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__}.")
         return reply
 
-    def _restore(self, begun: Begun) -> list[tuple[Edge, Run]]:
+    def _restore(self, begun: Begun, restoring: _Restoring) -> list[tuple[Edge, Run]]:
         return restore_runs(
             self.local,
             genesis=begun.genesis,
@@ -235,16 +247,17 @@ class BatchTask:
             last_batch=self.task.batch - 1,
             within=hash_range(self.task.subtask, self.parallelism),
             garbage=self._garbage(begun),
-            fetch=self._fetch,
+            fetch=partial(self._fetch, restoring),
             open_store=lambda: self.open_store(begun.store),
             token=self.token,
         )
 
-    def _fetch(self, known: list[bytes]) -> MissingSegments:
+    def _fetch(self, restoring: _Restoring, known: list[bytes]) -> MissingSegments:
         remove_other_parallelisms(self.local.directory)
         reply = self.call(Fetch(self.task, known), b"")
         if not isinstance(reply, Fetched):
             raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")
+        restoring.fetched_bytes += reply.missing.length
         return reply.missing
 
     def _table(self, begun: Begun, runs: list[Run]) -> StateTable:
@@ -260,6 +273,7 @@ class BatchTask:
         input_rows: int,
         started_s: float,
         has_backlog: bool,
+        restoring: _Restoring,
     ) -> None:
         *parts, last = changeset.parts
         self._step(Step.ACKING)
@@ -280,6 +294,8 @@ class BatchTask:
             has_changeset=self.options.changelog,
             materialization_failure=materialized.failure if materialized else "",
             has_backlog=has_backlog,
+            restore_s=restoring.took_s,
+            restored_bytes=restoring.fetched_bytes,
         )
         self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
         self._step(Step.ACKED)
