@@ -218,6 +218,14 @@ def test_changesets_count_only_where_the_base_lacks_them() -> None:
         assert [listed(harness, key) for key in (0, 2, 3, 19)] == [["old"]] * 4
 
 
+def test_local_runs_of_an_idle_subtask_stay_few() -> None:
+    with texts(parallelism=2, changelog=False) as harness:
+        for _ in range(40):
+            harness.push([(1, "t")])
+        for folder in (harness._query.local / "2").glob("*"):
+            assert len(list(folder.glob("*.run"))) < 15
+
+
 def test_without_changelog_only_the_newest_state_is_kept() -> None:
     with texts(changelog=False, file_merging="off") as harness:
         for number in range(50):

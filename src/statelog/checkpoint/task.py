@@ -195,7 +195,7 @@ class BatchTask:
             yield held
         if materialized is not None:
             upkeep.materializer.discard()
-        elif self.options.changelog:
+        else:
             upkeep.work()
 
     def _context(self, begun: Begun) -> BatchContext:
