@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import pyarrow as pa
-
-from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
-from statelog.errors import CorruptionError, ErrorKind, StorageError
+from statelog.changelog.stored_reader import read_ahead, read_run, read_stored
+from statelog.errors import CorruptionError, StorageError
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, clip_run
 from statelog.state.run import Run
@@ -20,6 +19,8 @@ from statelog.storage import Store
 __all__ = ["read_level", "read_segment", "read_segments", "restore_runs"]
 
 _ATTEMPTS: Final = 3
+_READ_THREADS: Final = 4
+"""Objects that are read from an object store at a time; a directory answers at once."""
 
 
 def restore_runs(
@@ -94,7 +95,7 @@ def restore_runs(
 
 
 def read_segments(store: Store, segments: Iterable[ClippedSegment], within: HashRange) -> Iterator[Run]:
-    """Read stored changesets one after the other, each once.
+    """Read stored changesets, some of them ahead, and yield them in order.
 
     Parameters
     ----------
@@ -112,41 +113,31 @@ def read_segments(store: Store, segments: Iterable[ClippedSegment], within: Hash
     StorageError
         If one cannot be read.
     """
-    last: SegmentRef | None = None
-    for clipped in segments:
-        segment, clip = clipped.segment, HashRange(clipped.first_hash, clipped.last_hash)
-        if segment != last:
-            run = Run(pa.py_buffer(read_segment(store, segment)), segment.name, segment.offset)
-            last = segment
-        yield run if clip == within else clip_run(run, clip)
+
+    def read(segment: SegmentRef, clips: list[ClippedSegment]) -> list[Run]:
+        part = HashRange(clips[0].first_hash, clips[-1].last_hash) if clips[0].is_shared else None
+        run = read_run(store, segment, f"the changeset of subtask {segment.subtask}", part)
+        return [run if clip.within == within else clip_run(run, clip.within) for clip in clips]
+
+    grouped = ((segment, list(clips)) for segment, clips in itertools.groupby(segments, lambda clip: clip.segment))
+    for runs in read_ahead(grouped, lambda group: read(*group), _threads(store)):
+        yield from runs
 
 
 def read_level(store: Store, level: Level) -> Iterator[Run]:
-    """Read the runs of a level one after the other; raises what :func:`read_segments` does."""
-    for stored in level.runs:
-        data = _read(store, stored, "a materialized run")
-        yield Run(pa.py_buffer(data), stored.name, stored.offset)
+    """Read the runs of a level, some of them ahead; raises what :func:`read_segments` does."""
+
+    def read(stored: StoredRun) -> Run:
+        is_part = stored.first_hash < level.first_hash or level.last_hash < stored.last_hash
+        return read_run(store, stored, "a materialized run", level.within if is_part else None)
+
+    return read_ahead(level.runs, read, _threads(store))
+
+
+def _threads(store: Store) -> int:
+    return 1 if store.can_append else _READ_THREADS
 
 
 def read_segment(store: Store, segment: SegmentRef) -> bytes:
-    """Read one stored changeset or snapshot; raises what :func:`read_segments` does."""
-    return _read(store, segment, f"the changeset of subtask {segment.subtask}")
-
-
-def _read(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
-    try:
-        data = store.read(stored.name, offset=stored.offset, length=stored.length)
-    except StorageError as error:
-        if error.kind is not ErrorKind.OBJECT_MISSING:
-            raise
-        raise CorruptionError(
-            f"{error.message} It holds {what} at offset {stored.offset}.",
-            kind=ErrorKind.OBJECT_MISSING,
-            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-        ) from error
-    if len(data) != stored.length or chain.checksum(data) != stored.checksum:
-        raise CorruptionError(
-            f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
-            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-        )
-    return data
+    """Read one stored changeset or snapshot as a whole; raises what :func:`read_segments` does."""
+    return read_stored(store, segment, f"the changeset of subtask {segment.subtask}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from statelog.changelog.base import Level
+from statelog.state.key_groups import HashRange
 
 __all__ = ["ClippedSegment", "MissingSegments", "SegmentRef"]
 
@@ -45,11 +46,27 @@ class SegmentRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A segment, and the key hashes for which it counts."""
+    """A segment, and the key hashes for which it counts.
+
+    Parameters
+    ----------
+    segment : SegmentRef
+        The segment.
+    first_hash, last_hash : int
+        Key hashes for which it counts.
+    is_shared : bool
+        Whether it may hold other keys, because the checkpoint has another parallelism.
+    """
 
     segment: SegmentRef
     first_hash: int
     last_hash: int
+    is_shared: bool = False
+
+    @property
+    def within(self) -> HashRange:
+        """The hashes that count."""
+        return HashRange(self.first_hash, self.last_hash)
 
 
 class MissingSegments(msgspec.Struct, frozen=True):

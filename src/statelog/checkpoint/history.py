@@ -273,7 +273,10 @@ class History:
         for checkpoint in self.between(start.first_batch, batch):
             found = overlapping(checkpoint, subtask, parallelism)
             ranges = start.ranges_of(checkpoint.batch)
-            segments += [ClippedSegment(segment, clip.first, clip.last) for segment in found for clip in ranges]
+            is_shared = checkpoint.parallelism != parallelism
+            segments += [
+                ClippedSegment(segment, clip.first, clip.last, is_shared) for segment in found for clip in ranges
+            ]
             digest = _extended(digest, checkpoint, found)
             if digest in known:
                 levels, since, first_batch, segments = [], digest, checkpoint.batch + 1, []

@@ -18,7 +18,7 @@ import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.state.evolution import can_read, project
-from statelog.state.key_groups import Hashes
+from statelog.state.key_groups import Hashes, HashRange
 from statelog.state.run_format import (
     EXPIRY_COLUMN,
     MAGIC,
@@ -112,6 +112,14 @@ class Run:
             evolved = self._evolved[state.name] = RunSection(state, blocks)
         return evolved
 
+    def byte_ranges(self, within: HashRange) -> list[tuple[int, int]]:
+        """Where the blocks are that may hold hashes of a range: first byte, and the one after the last."""
+        return [
+            block.byte_range
+            for section in self.sections.values()
+            for block in section.blocks_between(within.first, within.last)
+        ]
+
     def verify(self) -> None:
         """Read every block and check it."""
         for section in self.sections.values():
@@ -146,6 +154,11 @@ class RunBlock:
         self._schema = schema
         self._has_expiry = has_expiry
         self._where = f"{name}, block at offset {base + stored.offset}"
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """Where the block is in its run: first byte, and the one after the last."""
+        return self._stored.offset, self._stored.offset + self._stored.length
 
     @cached_property
     def batch(self) -> pa.RecordBatch:

@@ -1,0 +1,140 @@
+"""Reading stored runs: whole, or only the blocks that hold some key hashes; several at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.changelog import chain
+from statelog.changelog.base import StoredRun
+from statelog.changelog.segment import SegmentRef
+from statelog.errors import CorruptionError, ErrorKind, StorageError
+from statelog.state.key_groups import HashRange
+from statelog.state.run import Run
+from statelog.state.run_format import MAGIC, TAIL
+from statelog.storage import Store
+
+__all__ = ["read_ahead", "read_run", "read_stored"]
+
+_WHOLE_BYTES: Final = 1 << 20
+"""A run that is not larger is read as a whole, also if only a part is of interest."""
+_TAIL_BYTES: Final = 64 << 10
+_GAP_BYTES: Final = 64 << 10
+"""Blocks that are not farther apart are read with what is between them."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
+    """Read a stored run or snapshot as a whole; `what` says what it is, for messages.
+
+    Raises
+    ------
+    CorruptionError
+        If it is damaged, gone or shorter than recorded; names the object and the offset.
+    StorageError
+        If it cannot be read.
+    """
+    data = _read(store, stored, 0, stored.length, what)
+    if len(data) != stored.length or chain.checksum(data) != stored.checksum:
+        raise CorruptionError(
+            f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
+            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+        )
+    return data
+
+
+def read_run(store: Store, stored: SegmentRef | StoredRun, what: str, within: HashRange | None = None) -> Run:
+    """Read a stored run.
+
+    Parameters
+    ----------
+    store : Store
+        Holds it.
+    stored : SegmentRef or StoredRun
+        Where it is.
+    what : str
+        What it is, for messages.
+    within : HashRange, optional
+        Of a large run read only the blocks with these hashes. They are checked by their own checksums; the
+        others must not be looked at.
+
+    Raises
+    ------
+    CorruptionError, StorageError
+        As :func:`read_stored`.
+    """
+    if within is None or stored.length <= _WHOLE_BYTES:
+        return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset)
+    # Pages of it that are not written to take no memory.
+    held = np.zeros(stored.length, np.uint8)
+
+    def fill(start: int, end: int) -> None:
+        data = _read(store, stored, start, end - start, what)
+        if len(data) != end - start:
+            raise CorruptionError(
+                f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is cut short.",
+                hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+            )
+        held[start:end] = np.frombuffer(data, np.uint8)
+
+    tail_at = stored.length - _TAIL_BYTES
+    fill(0, len(MAGIC))
+    fill(tail_at, stored.length)
+    footer_bytes = TAIL.unpack(held[-TAIL.size :].tobytes())[0] + TAIL.size
+    if _TAIL_BYTES < footer_bytes <= stored.length:
+        tail_at = stored.length - footer_bytes
+        fill(tail_at, stored.length - _TAIL_BYTES)
+    run = Run(pa.py_buffer(held), stored.name, stored.offset)
+    for start, end in _joined(run.byte_ranges(within)):
+        if start < tail_at:
+            fill(start, min(end, tail_at))
+    return run
+
+
+def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads: int) -> Iterator[_Result]:
+    """Read items by several threads, and yield the results in order; as many are kept at a time as there are threads."""
+    if threads == 1:
+        yield from map(read, items)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads, "statelog-read") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) >= threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start - joined[-1][1] <= _GAP_BYTES:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _read(store: Store, stored: SegmentRef | StoredRun, start: int, length: int, what: str) -> bytes:
+    try:
+        return store.read(stored.name, offset=stored.offset + start, length=length)
+    except StorageError as error:
+        if error.kind is not ErrorKind.OBJECT_MISSING:
+            raise
+        raise CorruptionError(
+            f"{error.message} It holds {what} at offset {stored.offset}.",
+            kind=ErrorKind.OBJECT_MISSING,
+            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+        ) from error

@@ -1,0 +1,169 @@
+"""Reading stored runs: what is fetched of them, and what is noticed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog import CorruptionError
+from statelog.changelog import chain
+from statelog.changelog.base import StoredRun
+from statelog.changelog.stored_reader import read_ahead, read_run
+from statelog.state.key_groups import HashRange
+from statelog.state.merge import clip_run
+from statelog.state.run import Run
+from statelog.state.run_format import change_schema
+from statelog.state.run_writer import Section, encode_run
+from statelog.storage import LocalStore
+from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.table_contract import MAP, VALUE
+
+ROWS = 60_000
+LAST = (1 << 64) - 1
+
+
+def large_run() -> bytes:
+    """Two states with random values, in blocks of 1,000 rows."""
+    random = np.random.default_rng(1)
+    sections = []
+    for state in (VALUE, MAP):
+        hashes = np.sort(random.integers(0, 1 << 63, ROWS, dtype=np.uint64) * np.uint64(2))
+        schema = change_schema(state)
+        texts = pa.array([bytes(text) for text in random.integers(0, 256, (ROWS, 16), dtype=np.uint8)], pa.binary())
+        columns = {
+            "hash": pa.array(hashes),
+            "key": texts,
+            "entry": texts if state is MAP else pa.array([b""] * ROWS, pa.binary()),
+            "op": pa.array(np.zeros(ROWS, np.uint8)),
+            "expiry": pa.nulls(ROWS, pa.int64()),
+        }
+        arrays = [columns.get(field.name) for field in schema]
+        filled = [
+            pa.nulls(ROWS, field.type) if array is None else array for field, array in zip(schema, arrays, strict=True)
+        ]
+        sections.append(Section(state, [pa.RecordBatch.from_arrays(filled, schema=schema)]))
+    return encode_run(sections, compression="lz4", block_rows=1000)
+
+
+DATA = large_run()
+
+
+class Sizes(FaultPlan):
+    """Notes the reads."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def fault(self, call: Call) -> Fault | None:
+        self.reads += call.operation == "read"
+        return None
+
+
+class Counting(LocalStore):
+    """Counts the bytes read."""
+
+    read_bytes = 0
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(name, offset=offset, length=length)
+        self.read_bytes += len(data)
+        return data
+
+
+def put(store: LocalStore, data: bytes) -> StoredRun:
+    """A run in the middle of an object."""
+    store.put("object", bytes(100) + data + bytes(50))
+    return StoredRun("object", 100, len(DATA), chain.checksum(DATA), 2 * ROWS, 0, LAST)
+
+
+def rows(run: Run) -> dict[str, list[dict[str, object]]]:
+    return {
+        name: [row for block in section.blocks for row in block.load().to_pylist()]
+        for name, section in run.sections.items()
+    }
+
+
+@pytest.mark.parametrize("within", [(0, LAST), (0, 0), (LAST // 3, LAST // 2), (LAST - 1, LAST), (17, LAST // 50)])
+def test_a_part_holds_what_is_wanted(tmp_path: Path, within: tuple[int, int]) -> None:
+    part = HashRange(*within)
+    store = Counting(tmp_path)
+    stored = put(store, DATA)
+    found = read_run(store, stored, "a run", part)
+    expected = clip_run(Run(pa.py_buffer(DATA), "whole"), part)
+    assert rows(clip_run(found, part)) == rows(expected)
+    share = (within[1] - within[0] + 1) / (1 << 64)
+    assert store.read_bytes <= share * len(DATA) + 600_000
+
+
+def test_a_small_run_is_read_at_once(tmp_path: Path) -> None:
+    plan = Sizes()
+    data = encode_run([], compression=None, block_rows=10)
+    store = FaultStore(LocalStore(tmp_path), plan)
+    store.put("small", data)
+    read_run(store, StoredRun("small", 0, len(data), chain.checksum(data), 0, 0, LAST), "a run", HashRange(0, 5))
+    assert plan.reads == 1
+
+
+@pytest.mark.parametrize("within", [HashRange(0, LAST), HashRange(LAST // 3, LAST // 2)])
+def test_damage_in_what_is_read_is_an_error(tmp_path: Path, within: HashRange) -> None:
+    """And nothing else: whatever byte is flipped, the rows are right or an error names the object."""
+    store = LocalStore(tmp_path)
+    expected = rows(clip_run(Run(pa.py_buffer(DATA), "whole"), within))
+    damaged = 0
+    for place in range(3, len(DATA), len(DATA) // 60):
+        data = bytearray(DATA)
+        data[place] ^= 16
+        stored = put(store, bytes(data))
+        try:
+            assert rows(clip_run(read_run(store, stored, "a run", within), within)) == expected
+        except CorruptionError as error:
+            assert "object" in error.message
+            damaged += 1
+    assert damaged > 5
+
+
+def test_a_part_that_is_cut_short_is_an_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    stored = put(store, DATA)
+    store.put("object", store.read("object")[: -(len(DATA) // 2)])
+    with pytest.raises(CorruptionError, match="object"):
+        read_run(store, stored, "a run", HashRange(0, LAST // 2))
+
+
+def test_reading_ahead_keeps_the_order_and_its_bounds() -> None:
+    lock = threading.Lock()
+    state = {"running": 0, "most": 0, "read": 0}
+    barrier = threading.Barrier(3, timeout=20)
+
+    def read(number: int) -> int:
+        with lock:
+            state["running"] += 1
+            state["read"] += 1
+            state["most"] = max(state["most"], state["running"])
+        if number < 3:
+            barrier.wait()
+        with lock:
+            state["running"] -= 1
+        return number * number
+
+    results = read_ahead(range(50), read, 3)
+    assert next(results) == 0
+    assert state["read"] <= 4, "no more than it was asked for, and some ahead"
+    assert list(results) == [number * number for number in range(1, 50)]
+    assert state["most"] == 3
+
+
+def test_an_error_while_reading_ahead_comes_in_its_place() -> None:
+    def read(number: int) -> int:
+        if number == 3:
+            raise CorruptionError("three")
+        return number
+
+    results = read_ahead(range(9), read, 4)
+    assert [next(results), next(results), next(results)] == [0, 1, 2]
+    with pytest.raises(CorruptionError, match="three"):
+        next(results)
