@@ -53,8 +53,9 @@ def run(
     Returns
     -------
     dict of str to list of dict
-        The batches by query: `batch_s`, `commit_s`, `subtask_s`, `restore_s`, `changes`, and `has_job`, whether a
-        materialization or a large merge was in progress before or after the batch.
+        The batches by query: `batch_s`, `commit_s`, `subtask_s`, `restore_s`, `changes`, `has_job`, whether a
+        materialization or a large merge was in progress before or after the batch, and `has_slice`, whether one went
+        on in it.
 
     Raises
     ------
@@ -137,10 +138,10 @@ class _Fed:
             self._feed(np.arange(first, min(first + _BUILD_ROWS, len(self._counts))))
 
     def settle(self) -> None:
-        """Run batches until none leaves a materialization or a large merge behind."""
+        """Run batches until no materialization or large merge goes on in them."""
         quiet = 0
         for _ in range(_SETTLING_BATCHES):
-            quiet = 0 if self.batch()["has_job"] else quiet + 1
+            quiet = 0 if self.batch()["has_slice"] else quiet + 1
             if quiet == 2:
                 return
 
@@ -151,6 +152,7 @@ class _Fed:
 
     def _feed(self, keys: npt.NDArray[np.int64]) -> dict[str, Any]:
         number, self._files = self._files, self._files + 1
+        started_s = time.time()
         file = self._directory / "unfinished" / f"{number}.parquet"
         pq.write_table(pa.table({"key": keys}), file)
         file.rename(self._directory / "input" / file.name)
@@ -161,7 +163,8 @@ class _Fed:
         found = progress["observedMetrics"]["check"]
         if found != wanted:
             raise RuntimeError(f"batch {number} returned {found} and should return {wanted}")
-        had_job, self._had_job = self._had_job, any(self._directory.glob(_JOBS))
+        jobs = list(self._directory.glob(_JOBS))
+        had_job, self._had_job = self._had_job, bool(jobs)
         checkpoint = self._recorder.checkpoints[-1]
         if checkpoint.batch != number:
             raise RuntimeError(f"the newest checkpoint is {checkpoint.batch} after batch {number}")
@@ -172,6 +175,7 @@ class _Fed:
             "restore_s": checkpoint.restore_s,
             "changes": checkpoint.changes,
             "has_job": had_job or self._had_job,
+            "has_slice": any(job.stat().st_mtime >= started_s for job in jobs),
         }
 
     def _wait(self, number: int) -> dict[str, Any]:

@@ -577,10 +577,13 @@ class TestGrowth:
             for name, query in arguments["queries"].items():
                 scale = 1.25 if query["keys"] == 10_000 else 1.0
                 batch = {"commit_s": 0.004, "subtask_s": 0.02, "batch_s": 0.4 * scale, "restore_s": 0.001}
-                measured[name] = [{**batch, "changes": 500, "has_job": False} for _ in range(arguments["rounds"])]
+                measured[name] = [
+                    {**batch, "changes": 500, "has_job": False, "has_slice": False} for _ in range(arguments["rounds"])
+                ]
             for number, batch in enumerate(measured.get(growth.RUNNING, [])):
                 batch["has_job"] = number >= 2
-                batch["batch_s"] += 0.3 if number >= 2 else 9
+                batch["has_slice"] = number >= 3
+                batch["batch_s"] += 0.3 if number >= 3 else 9
                 batch["commit_s"] = 0.0044
             return measured
 
@@ -592,12 +595,12 @@ class TestGrowth:
             ("the subtasks' part: 10,000 keys / 1,000 keys", pytest.approx(1), True),
             ("batch: 10,000 keys / 1,000 keys", pytest.approx(1.25), True),
             ("commit time: with a materialization / without", pytest.approx(1.1), True),
-            ("batch: longer with a materialization, ms", pytest.approx(300), False),
+            ("batch: longer with a slice of a materialization, ms", pytest.approx(300), False),
         ]
         assert [row[1] for row in result.rows] == ["8", "8", "6", "6"]
 
     def test_too_few_batches_with_a_materialization_leave_the_targets_unmeasured(self) -> None:
-        batch = {"commit_s": 1.0, "subtask_s": 1.0, "batch_s": 1.0}
+        batch = {"commit_s": 1.0, "subtask_s": 1.0, "batch_s": 1.0, "has_slice": True}
 
         targets = growth.targets_of({"1 key": [batch]}, {growth.RUNNING: [batch] * 4, growth.NOT_RUNNING: [batch] * 4})
 
