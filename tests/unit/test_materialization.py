@@ -14,7 +14,7 @@ from statelog import CorruptionError, ErrorKind, Options, StorageError
 from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.history import History, Record
+from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import Schedule
 from statelog.clock import ManualClock
 from statelog.storage import LocalStore
@@ -54,6 +54,22 @@ def texts(faults: FaultPlan | None = None, parallelism: int = 1, **options: Any)
         storeFaults=faults or 0,
         options=Options(**(defaults | options)),
     )
+
+
+class Reads(FaultPlan):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def fault(self, call: Call) -> Fault | None:
+        if call.operation == "read":
+            self._names.append(call.name)
+        return None
+
+    def of_tasks(self) -> list[str]:
+        """The objects that tasks have read."""
+        return [name for name in self._names if "/log/" not in name]
 
 
 def clock_of(harness: Harness) -> ManualClock:
@@ -325,25 +341,16 @@ def test_a_damaged_run_is_named(damage: str) -> None:
 
 def test_a_valid_local_copy_is_used_again() -> None:
     """After a restart on the host only the log is read; on another host everything that is needed, each once."""
-    reads: list[tuple[str, str]] = []
-
-    class Recording(FaultPlan):
-        def fault(self, call: Call) -> Fault | None:
-            if call.operation == "read":
-                reads.append((call.operation, call.name))
-            return None
-
-    with texts(Recording(), file_merging="off", materialization_interval_s=0) as harness:
+    reads = Reads()
+    with texts(reads, file_merging="off", materialization_interval_s=0) as harness:
         for _ in range(9):
             harness.push([(1, "t")])
-        reads.clear()
         harness.restart(1, keepLocal=True)
         harness.push([(1, "t")])
-        assert [name for _, name in reads if "/log/" not in name] == []
-        reads.clear()
+        assert reads.of_tasks() == []
         harness.restart(1, keepLocal=False)
         harness.push([(1, "t")])
-        fetched = [name for _, name in reads if "/log/" not in name]
+        fetched = reads.of_tasks()
         assert len(fetched) == len(set(fetched)) > 1
         assert any("/runs/" in name for name in fetched)
         assert any("/changes/" in name for name in fetched)
@@ -417,7 +424,7 @@ def test_a_large_log_materializes_earlier(
 
 
 def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whichever process runs the subtask; what is merged is the same."""
+    """By whichever process runs the subtask; what is merged is the same, and is not fetched again."""
     monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 30)
 
@@ -426,7 +433,8 @@ def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
             self.advance(0.03)
             return super().monotonic_s()
 
-    with texts(merge_fan_in=2, materialization=False) as harness:
+    reads = Reads()
+    with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
         harness._query.clock = Slow(1e10)
         sliced = 0
         for number in range(30):
@@ -434,7 +442,35 @@ def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
             harness._query.new_workers()
             sliced += len(list(harness._query.local.rglob("job/merge.part")))
         assert sliced > 3
-        assert len(list(harness._query.local.rglob("*.run"))) < 15
+        for _ in range(30):
+            harness.push([])
+        assert len(list(harness._query.local.rglob("*.run"))) < 10, "no merge is given up"
+        assert not list(harness._query.local.rglob("job/merge.part"))
+        assert reads.of_tasks() == []
         assert listed(harness, 39) == [str(number) for number in range(30)]
-        history = History(entries(harness))
-        assert history.has_batch(29)
+
+
+def test_a_slice_of_a_merge_takes_a_part_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local runs have large blocks; a batch waits for some of their rows only."""
+    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(materializer, "_SLICE_ROWS", 100)
+
+    class Slow(ManualClock):
+        def monotonic_s(self) -> float:
+            self.advance(0.2)
+            return super().monotonic_s()
+
+    reads = Reads()
+    with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
+        for text in "ab":
+            harness.push([(key, text) for key in range(1000)])
+        harness._query.clock = Slow(1e10)
+        harness.restart(1)
+        batches = 0
+        harness.push([])
+        while list(harness._query.local.rglob("job/merge.part")) or not batches:
+            harness.push([])
+            batches += 1
+        assert 10 <= batches <= 40
+        assert reads.of_tasks() == []
+        assert listed(harness, 77) == ["a", "b"]

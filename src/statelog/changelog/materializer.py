@@ -188,6 +188,12 @@ class Materializer:
         job = self._load()
         return set() if job is None or job.is_done else {*job.merging.inputs, job.target}
 
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge of local runs, without storing, is in progress."""
+        job = self._load()
+        return job is not None and not (job.materializes or job.is_done)
+
     # ---- Slices ----
 
     def work(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> None:
@@ -298,10 +304,9 @@ class Materializer:
         merging, target = job.merging, local_edge(job.target)
         runs = [self._local.open(local_edge(name)) for name in merging.inputs]
         part = self._folder / "merge.part"
-        with part.open("r+b" if merging.written else "wb") as file:
-            file.truncate(merging.size_bytes)
-            file.seek(merging.size_bytes)
-            sink = pa.PythonFile(file, mode="w")
+        part.open("ab").close()
+        os.truncate(part, merging.size_bytes)
+        with pa.OSFile(str(part), "ab") as sink:
             writer = RunWriter(sink, compression=None, block_rows=_SLICE_ROWS, written=merging.written)
             merge = RunMerge(
                 runs,
@@ -309,11 +314,11 @@ class Materializer:
                 within=self._within,
                 garbage=self._garbage,
                 slice_rows=_SLICE_ROWS,
+                keeps_blocks=True,
             )
             for position in merge.write(writer, merging.position):
                 if self._monotonic_s() >= end_s:
-                    file.flush()
-                    at = _Merging(merging.inputs, position, writer.written, file.tell())
+                    at = _Merging(merging.inputs, position, writer.written, sink.tell())
                     return self._save(msgspec.structs.replace(job, merging=at))
             writer.finish()
         part.rename(self._local.directory / target.file_name)

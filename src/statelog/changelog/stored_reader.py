@@ -99,7 +99,7 @@ def read_run(store: Store, stored: SegmentRef | StoredRun, what: str, within: Ha
 
 
 def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads: int) -> Iterator[_Result]:
-    """Read items by several threads, and yield the results in order; as many are kept at a time as there are threads."""
+    """Read items by several threads, and yield the results in order; as many are kept as there are threads."""
     if threads == 1:
         yield from map(read, items)
         return

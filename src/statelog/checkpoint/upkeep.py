@@ -57,8 +57,8 @@ class Upkeep:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether local runs are to be merged that are too many for one go."""
-        return self._rows(self._to_merge()) > _AT_ONCE_ROWS
+        """Whether local runs are to be merged, or being merged, that are too many for one go."""
+        return self.materializer.is_merging or self._rows(self._to_merge()) > _AT_ONCE_ROWS
 
     def work(self) -> None:
         """Merge what is to be merged, and do a slice of what the coordinator wants."""

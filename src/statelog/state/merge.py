@@ -141,7 +141,12 @@ class MergePosition(NamedTuple):
 class RunMerge:
     """A merge that can be stopped after every slice and gone on with, also by another process.
 
-    The parameters are those of :func:`merge_runs`.
+    The parameters are those of :func:`merge_runs`, and:
+
+    Parameters
+    ----------
+    keeps_blocks : bool
+        Whether the inputs' blocks stay as they were read: good for mapped ones, of which several slices take a part.
     """
 
     def __init__(
@@ -152,8 +157,10 @@ class RunMerge:
         within: HashRange | None = None,
         garbage: Garbage | None = None,
         slice_rows: int = LOCAL_BLOCK_ROWS,
+        keeps_blocks: bool = False,
     ) -> None:
         self._runs = runs
+        self._keeps_blocks = keeps_blocks
         self._is_bottom = is_bottom
         self._within = within
         self._garbage = garbage
@@ -175,44 +182,53 @@ class RunMerge:
             for first, last in slices:
                 if number == first_state and first < first_hash:
                     continue
-                merged = _merge_slice(state, sections, first, last, is_bottom=self._is_bottom, garbage=self._garbage)
+                rows, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
+                merged = _merge_slice(state, rows, ages, is_bottom=self._is_bottom, garbage=self._garbage)
                 writer.add(state, merged)
                 yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
 
 
 def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows: int) -> Iterator[tuple[int, int]]:
-    """Cut the hash range where a section's block ends, so that about `slice_rows` rows lie in each."""
+    """Cut the hash range so that about `slice_rows` rows lie in each part, as hashes are evenly spread."""
     first, last = (within.first, within.last) if within else (0, (1 << 64) - 1)
-    ends = sorted((block.last_hash, block.rows) for section in sections for block in section.blocks)
-    rows = 0
-    for end, count in ends:
-        rows += count
-        if rows >= slice_rows and first <= end < last:
-            yield first, end
-            first, rows = end + 1, 0
+    blocks = [block for section in sections for block in section.blocks_between(first, last)]
+    low = max(first, min((block.first_hash for block in blocks), default=first))
+    high = min(last, max((block.last_hash for block in blocks), default=last))
+    count = max(1, -(-sum(block.rows for block in blocks) // slice_rows))
+    width = -(-(high - low + 1) // count)
+    for end in range(low + width - 1, high, width):
+        yield first, end
+        first = end + 1
     yield first, last
 
 
-def _merge_slice(
-    state: StateDescriptor,
-    sections: Sequence[RunSection],
-    first: int,
-    last: int,
-    *,
-    is_bottom: bool,
-    garbage: Garbage | None,
-) -> pa.RecordBatch:
+def _read_slice(
+    sections: Sequence[RunSection], first: int, last: int, *, keeps_blocks: bool
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """The inputs' rows in a range of hashes, the newest input first, and the age of each row's input."""
     batches: list[pa.RecordBatch] = []
     ages: list[npt.NDArray[np.int64]] = []
     for age, section in enumerate(reversed(sections)):
         for block in section.blocks_between(first, last):
-            batch = _rows_between(block.load(), first, last)
+            batch = _rows_between(block.batch if keeps_blocks else block.load(), first, last)
             batches.append(batch)
             ages.append(np.full(batch.num_rows, age, np.int64))
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=pa.schema([]))
-    rows = pa.concat_batches(batches)
-    kept = _surviving_rows(state, rows, np.concatenate(ages))
+        return pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, np.int64)
+    return pa.concat_batches(batches), np.concatenate(ages)
+
+
+def _merge_slice(
+    state: StateDescriptor,
+    rows: pa.RecordBatch,
+    ages: npt.NDArray[np.int64],
+    *,
+    is_bottom: bool,
+    garbage: Garbage | None,
+) -> pa.RecordBatch:
+    if not rows.num_rows:
+        return rows
+    kept = _surviving_rows(state, rows, ages)
     if is_bottom:
         operations = rows.column(3).to_numpy()
         kept = kept[operations[kept] == Operation.PUT]
