@@ -67,7 +67,7 @@ class CheckpointMetrics:
     restore_s : float
         The longest time that a subtask needed from the answer to its begin until its state could be read.
     restored_bytes : int
-        What all subtasks fetched of their states, as stored, because their local copies did not have it.
+        Size, as stored, of the runs from which subtasks fetched what their local copies did not have.
     measured : Recorded
         Requests to an object store since the checkpoint before, of the driver and of the tasks; see
         :class:`statelog.Metric`.
