@@ -468,7 +468,8 @@ class OperatorCoordinator:
         """Stop serving tasks and release the log. Uploads that no entry references are removed."""
         with self._lock:
             if self._stopped is None:
-                if self._batch is not None and (self._batch.durable is not None or not self._batch.is_written):
+                is_certain = self._batch is not None and (self._batch.durable is not None or not self._batch.is_written)
+                if self._run.has_keys and is_certain:
                     self._inventory.remove_unnamed_runs()
                 self._stopped = FencedError(
                     f"{self._name}: the run {self._run.run_id} is over.",
