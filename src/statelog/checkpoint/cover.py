@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,7 +125,8 @@ class Cover:
         """The parts of the pieces that lie in a range, by hash."""
         first = bisect.bisect_left(self._last_hashes, hashes.first)
         found: list[Piece] = []
-        for piece in itertools.islice(self.pieces, first, None):
+        for place in range(first, len(self.pieces)):
+            piece = self.pieces[place]
             if piece.first_hash > hashes.last:
                 break
             bounds = max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last)

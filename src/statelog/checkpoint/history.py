@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -150,7 +149,7 @@ class History:
 
     def record(self, batch: int) -> Record | None:
         """The checkpoint of a batch with its bases; None if there is none."""
-        place = bisect.bisect_left(self._records, batch, key=_batch)
+        place = self._place(batch)
         found = self._records[place] if place < len(self._records) else None
         return found if found is not None and found.batch == batch else None
 
@@ -161,32 +160,33 @@ class History:
 
     def between(self, first: int, last: int) -> Iterator[Checkpoint]:
         """Checkpoints from one batch to another, both included, oldest first."""
-        start = bisect.bisect_left(self._records, first, key=_batch)
-        end = bisect.bisect_right(self._records, last, lo=start, key=_batch)
-        return (record.checkpoint for record in itertools.islice(self._records, start, end))
+        places = range(self._place(first), self._place(last + 1))
+        return (self._records[place].checkpoint for place in places)
+
+    def _place(self, batch: int) -> int:
+        """Where the first checkpoint is that is not before a batch."""
+        return bisect.bisect_left(self._records, batch, key=_batch)
 
     def settle(self, oldest: int) -> list[Record]:
         """The oldest that can be gone back to, and older ones, each once: what they removed is not needed any more."""
-        settled = [record for record in self._records if self._settled < record.batch <= oldest]
+        settled = self._records[self._place(self._settled + 1) : self._place(oldest + 1)]
         self._settled = max(self._settled, oldest)
         return settled
 
     def retain(self, oldest: int) -> list[Record]:
         """Give up checkpoints before a batch, unless later ones build on them; return them."""
-        needed = self._needed_from(oldest)
-        count = 0
-        while count < len(self._records) and self._records[count].batch < needed:
-            count += 1
-        if count:
-            self._cover_before = self._records[count - 1].cover
-        given_up, self._records = self._records[:count], self._records[count:]
+        count = self._place(self._needed_from(oldest))
+        given_up = self._records[:count]
+        if given_up:
+            self._cover_before = given_up[-1].cover
+            del self._records[:count]
         return given_up
 
     def _needed_from(self, oldest: int) -> int:
         """The first batch with an entry that is needed to go back to a batch, or to the oldest one after it."""
-        for record in self._records:
-            if record.batch >= oldest and self._is_restorable(record):
-                return record.needed_from
+        for place in range(self._place(oldest), len(self._records)):
+            if self._is_restorable(self._records[place]):
+                return self._records[place].needed_from
         return self._records[0].batch if self._records else oldest
 
     def log_start(self, oldest: int, batch: int) -> int | None:
@@ -199,11 +199,8 @@ class History:
         batch : int
             The batch; its entry is still to be written.
         """
-        needed = min(self._needed_from(oldest), batch)
-        for record in self._records:
-            if needed <= record.batch < batch:
-                return record.checkpoint.number
-        return None
+        needed = self._place(min(self._needed_from(oldest), batch))
+        return self._records[needed].checkpoint.number if needed < self._place(batch) else None
 
     @property
     def checkpoints(self) -> Iterator[Checkpoint]:

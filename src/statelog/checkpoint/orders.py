@@ -104,9 +104,7 @@ class Orders:
             If it has failed too often.
         """
         ack = taken.ack
-        latest = self._inventory.history.latest_record
-        base = latest.cover.base_of(ack.task.subtask, self._run.parallelism) if latest and latest.cover else None
-        if ack.levels and base is not None and ack.levels[-1].last <= base.through and ack.has_changeset:
+        if ack.levels and ack.has_changeset and ack.levels[-1].last <= self._materialized_through(ack.task.subtask):
             taken.levels, taken.levels_payload = [], b""  # a late one, of an attempt that was given up
         if not ack.materialization_failure:
             return
@@ -124,6 +122,11 @@ class Orders:
                 hint="Mend the cause and start the query again; no state is lost. Until then Options("
                 "materialization=False) runs it without, and the log grows.",
             )
+
+    def _materialized_through(self, subtask: int) -> int:
+        latest = self._inventory.history.latest_record
+        base = latest.cover.base_of(subtask, self._run.parallelism) if latest and latest.cover else None
+        return -1 if base is None else base.through
 
     def committed(self, checkpoint: Checkpoint, taken: list[TakenAck]) -> None:
         """A checkpoint of these acks is durable."""
