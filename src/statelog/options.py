@@ -141,6 +141,8 @@ class Options:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         _require(self.upload_timeout_s > 0, "upload_timeout_s", self.upload_timeout_s, "more than 0")
         _require(self.upload_retry_delay_s >= 0, "upload_retry_delay_s", self.upload_retry_delay_s, "0 or more")
+        for name in ("changelog", "materialization"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
         _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
         _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import CorruptionError, ErrorKind, Options, StorageError
+from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
 from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.entry import Checkpoint
@@ -354,6 +354,22 @@ def test_a_valid_local_copy_is_used_again() -> None:
         assert len(fetched) == len(set(fetched)) > 1
         assert any("/runs/" in name for name in fetched)
         assert any("/changes/" in name for name in fetched)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("changelog", "off"),
+        ("materialization", 0),
+        ("materialization_interval_s", -1),
+        ("materialization_max_failures", -1),
+        ("replay_budget_s", float("nan")),
+        ("compression", "gzip"),
+    ],
+)
+def test_wrong_options_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Option {option} is {value!r}\. It must be"):
+        Options(**{option: value})
 
 
 # ---- When ----
