@@ -18,6 +18,7 @@ from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
 from statelog.spark.process import process
 from statelog.spark.rewind import Rewound, rewind
+from statelog.spark.savepoints import Restored, Savepoint, restore, savepoint
 from statelog.state.operator_processor import OperatorContext, OperatorHandle, OperatorProcessor
 from statelog.state.operator_state import BroadcastState, OperatorListState
 from statelog.state.times import Ttl, Watermark
@@ -57,7 +58,9 @@ __all__ = [
     "ProtocolError",
     "Recorded",
     "RestoreMetrics",
+    "Restored",
     "Rewound",
+    "Savepoint",
     "SessionWindows",
     "SlidingWindows",
     "StateMissingError",
@@ -78,5 +81,7 @@ __all__ = [
     "list_orphans",
     "on_time",
     "process",
+    "restore",
     "rewind",
+    "savepoint",
 ]

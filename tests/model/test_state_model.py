@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +24,8 @@ from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.history import History
 from statelog.clock import ManualClock
+from statelog.savepoints import export
+from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from tests.model.keyed_commands import INPUT, LISTS, MAPS, OUTPUT, READ_ALL, SUMS, VALUES, Command, Commands, write_all
@@ -99,6 +102,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
     monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
     monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 30)
+    monkeypatch.setattr(export, "_PART_BYTES", 8000)
 
 
 class TickingClock(ManualClock):
@@ -110,7 +114,15 @@ class TickingClock(ManualClock):
 
 
 class StateMachine(RuleBasedStateMachine):
-    """The harness beside the model."""
+    """The harness beside the model.
+
+    Attributes
+    ----------
+    moves : int
+        How many savepoints the query has been moved by.
+    moved_at : int
+        The batch of the last of them, which cannot be repeated any more; -1 if there is none.
+    """
 
     table: ClassVar[str] = "runs"
 
@@ -142,6 +154,7 @@ class StateMachine(RuleBasedStateMachine):
         self.rules = rules
         self.model = Model(rules)
         self.initial = initial or []
+        self.moves, self.moved_at = 0, -1
         self.harness = Harness(
             Commands(
                 Ttl(rules.ttl_ms, "event" if rules.ttl_by_event else "processing", rules.renews),
@@ -211,7 +224,7 @@ class StateMachine(RuleBasedStateMachine):
         self.harness.crash(step, driver=True, parallelism=parallelism, keepLocal=keep_local)
         self._push(rows, step_ms)
 
-    @precondition(lambda self: self.harness.batchId >= 0)
+    @precondition(lambda self: self.harness.batchId > self.moved_at)
     @rule(restart=st.booleans())
     def repeat_batch(self, restart: bool) -> None:
         """Spark runs the batch again; that answers and state are the same is what the harness checks."""
@@ -247,6 +260,28 @@ class StateMachine(RuleBasedStateMachine):
             query.options, file_merging=merging, changelog=changelog, materialization_interval_s=interval_s
         )
         self.harness.restart(parallelism, keepLocal=keep_local)
+
+    @precondition(lambda self: self.harness.batchId >= 0)
+    @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
+    def move_by_savepoint(self, parallelism: int, keep_local: bool) -> None:
+        """A savepoint is taken, and another query begins with it in the place of this one."""
+        query, batch = self.harness._query, self.harness.batchId
+        self.moves += 1
+        target = query.directory / f"savepoint-{self.moves}"
+        store = LocalStore(query.location)
+        history = History(query.open_log(store).read())
+        saved = save_operator(history, batch, "main", location=query.location, target=str(target), run_all=one_by_one)
+        query.coordinator.close()
+        query.release()
+        shutil.rmtree(query.location)
+        query.query_id = f"query-{self.moves}"
+        where = RestoreTarget(
+            query.location, query.query_id, "restore", batch, query.options, query.clock, lambda: b"0123456789abcdef"
+        )
+        restore_operator(saved, str(target), where, one_by_one)
+        shutil.rmtree(target)
+        self.harness.restart(parallelism, keepLocal=keep_local)
+        self.moved_at = batch
 
     @invariant()
     def local_runs_stay_few(self) -> None:

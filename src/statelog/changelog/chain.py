@@ -28,11 +28,11 @@ def extend(digest: bytes, batch: int, checksums: Iterable[bytes]) -> bytes:
     digest : bytes
         The digest before.
     batch : int
-        Spark's batch id.
+        Spark's batch id; -1 for what was there before the first.
     checksums : iterable of bytes
         Checksums of the changesets that hold the subtask's keys, in order of their subtasks.
     """
-    return xxhash.xxh3_128_digest(digest + batch.to_bytes(8, "big") + b"".join(checksums))
+    return xxhash.xxh3_128_digest(digest + batch.to_bytes(8, "big", signed=True) + b"".join(checksums))
 
 
 def checksum(data: bytes | memoryview) -> bytes:

@@ -9,6 +9,7 @@ needed for correctness: what is missing or damaged is fetched again.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = ["JOB_FOLDER", "Edge", "LocalRuns", "local_edge"]
 JOB_FOLDER: Final = "job"
 """What a merge in slices has reached, beside the runs."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
+_EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 _GROUP_RUNS: Final = 64
 _GROUP_BYTES: Final = 64 << 20
 
@@ -57,13 +59,10 @@ class Edge:
     @classmethod
     def parse(cls, file_name: str) -> Edge | None:
         """The edge of a file; None for other files."""
-        parts = file_name.removesuffix(".run").split("-")
-        if not file_name.endswith(".run") or len(parts) != 4:
+        found = _EDGE.fullmatch(file_name)
+        if found is None:
             return None
-        try:
-            return cls(int(parts[0]), int(parts[1]), bytes.fromhex(parts[2]), bytes.fromhex(parts[3]))
-        except ValueError:
-            return None
+        return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
 
 
 def local_edge(file_name: str) -> Edge:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+from statelog.changelog.base import StoredRun
 from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.composition import compose, generations_of
-from statelog.checkpoint.entry import Checkpoint, Claim
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
+from statelog.checkpoint.founding import founding_checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
@@ -113,6 +116,7 @@ class OperatorCoordinator:
         self._batch: Batch | None = None
         self._starts = StartingPoints([], [], [], [])
         self._stopped: StatelogError | None = None
+        self._held: list[int] = []
 
     @property
     def _history(self) -> History:
@@ -122,8 +126,15 @@ class OperatorCoordinator:
     def _name(self) -> str:
         return f"operator '{self._run.uid}' at {self._location}/{self._root}"
 
-    def open(self, first_batch: int) -> None:
+    def open(self, first_batch: int, given: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
         """Claim the location for this run, and find the state before its first batch.
+
+        Parameters
+        ----------
+        first_batch : int
+            The first batch that Spark runs.
+        given : mapping of int to sequence of StoredRun, optional
+            For each subtask state that is there before batch 0.
 
         Raises
         ------
@@ -139,6 +150,8 @@ class OperatorCoordinator:
         require_admission(self._run, History(self._log.read()), first_batch, self._name)
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, self._name)
+        if first_batch == 0 and (given or History(entries).at(FOUNDING_BATCH)):
+            entries = [*entries, self._found(given or {})]
         self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
         self._orders.restore(first_batch - 1)
         self._generations = generations_of(self._run, self._history.at(first_batch - 1))
@@ -147,6 +160,27 @@ class OperatorCoordinator:
         self._options.observer.restore(
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
+
+    def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
+        """Make durable what is there before the first batch."""
+        run = self._run
+        entry = Checkpoint(
+            epoch=self._epoch,
+            batch=FOUNDING_BATCH,
+            revision=0,
+            query_id=run.query_id,
+            run_id=run.run_id,
+            uid=run.uid,
+            parallelism=run.parallelism,
+            segments=[],
+            key_schema=run.key_schema,
+            states=run.states,
+            batch_time_ms=0,
+            watermark_ms=NO_TIME_MS,
+            token=self._new_token(),
+            log_start=self._log.number,
+        )
+        return self._log.append(founding_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
@@ -373,7 +407,7 @@ class OperatorCoordinator:
             require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._move_from_wasteful_files(taken)
-        oldest = batch.number - self._options.retained_checkpoints + 1
+        oldest = min([self._oldest_retained(batch), *self._held])
         log_start = self._history.log_start(oldest, batch.number)
         cover = self._inventory.cover_to_repeat(batch.number) if self._run.has_keys else None
         entry, payload = compose(
@@ -405,6 +439,26 @@ class OperatorCoordinator:
         log_files = self._log.files_made - files_before
         self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s, log_files))
         self._inventory.release(batch.durable, oldest, self._log)
+
+    def _oldest_retained(self, batch: Batch) -> int:
+        """The oldest batch that can be gone back to once the checkpoint of a batch is durable."""
+        return batch.number - self._options.retained_checkpoints + 1
+
+    @contextmanager
+    def holding(self, batch: int) -> Iterator[History | None]:
+        """Keep a checkpoint that Spark has committed; give the checkpoints, or None if it is not retained any more."""
+        with self._lock:
+            current = self._batch
+            is_there = (
+                current is not None and batch >= self._oldest_retained(current) and self._history.has_batch(batch)
+            )
+            history = self._history.copy() if is_there else None
+            self._held.append(batch)
+        try:
+            yield history
+        finally:
+            with self._lock:
+                self._held.remove(batch)
 
     def _move_from_wasteful_files(self, taken: list[TakenAck]) -> None:
         for one in taken:

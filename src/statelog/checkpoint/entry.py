@@ -21,6 +21,7 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.state.schema import StateSchema
 
 __all__ = [
+    "FOUNDING_BATCH",
     "FRAME_HEADER_BYTES",
     "Checkpoint",
     "Claim",
@@ -36,6 +37,9 @@ FRAME_MAGIC: Final = b"SLE1"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
+
+FOUNDING_BATCH: Final = -1
+"""The batch of a checkpoint that holds what an operator was given before its first batch."""
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
@@ -64,7 +68,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     epoch : int
         The epoch that wrote the entry.
     batch : int
-        Spark's batch id, which is the checkpoint's id.
+        Spark's batch id, which is the checkpoint's id; or :data:`FOUNDING_BATCH`.
     revision : int
         0, or the number of times that an attempt with another result replaced one.
     parallelism : int

@@ -12,7 +12,7 @@ from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
 from statelog.checkpoint.cover import Cover, Piece, StartingState
-from statelog.checkpoint.entry import Checkpoint, Entry
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Entry
 from statelog.state.key_groups import KEY_GROUPS
 
 __all__ = ["History", "Record", "overlapping"]
@@ -67,7 +67,8 @@ class History:
     """The checkpoints that can be restored, by batch.
 
     A later entry for a batch replaces the earlier one and everything after it: a newer run repeated the
-    batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew. Entries that hold
+    batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew, unless it has a
+    cover or goes on from one before the first batch. Entries that hold
     the whole state need none before them; others need those after the bases.
     """
 
@@ -88,19 +89,26 @@ class History:
         self._settled = min(self._settled, checkpoint.batch - 1)
         return replaced
 
+    def copy(self) -> History:
+        """The checkpoints as they are now."""
+        copied = History()
+        copied._records = list(self._records)
+        copied._cover_before, copied._settled = self._cover_before, self._settled
+        return copied
+
     def _recorded(self, checkpoint: Checkpoint) -> Record:
         before = self._records[-1] if self._records else None
         cover = before.cover if before else self._cover_before
         since = before.cover_since if before else 0
         added: list[Piece] = []
         removed: list[Piece] = []
-        if checkpoint.batch == 0:
-            removed += cover.pieces if cover else ()
-            cover, since = Cover(), 0
-        elif checkpoint.cover is not None:
+        if checkpoint.cover is not None:
             if cover is None:
                 added += checkpoint.cover
             cover, since = Cover(tuple(checkpoint.cover)), checkpoint.batch
+        elif checkpoint.batch == 0 and (before is None or before.batch != FOUNDING_BATCH):
+            removed += cover.pieces if cover else ()
+            cover, since = Cover(), 0
         if cover is not None:
             for base in checkpoint.bases:
                 replacement = cover.replace(base)

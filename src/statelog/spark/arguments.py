@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
-from statelog.spark.endpoint import Endpoint
+from statelog.spark.endpoint import Endpoint, RunningOperator
 from statelog.spark.types import arrow_type
 from statelog.state.key_groups import KEY_GROUPS
 
@@ -173,3 +174,10 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
                     hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
                 ) from error
         return reachable, _endpoint
+
+
+def operators_of_query(query: StreamingQuery) -> list[RunningOperator]:
+    """The operators of a query that runs in this process; raises what :meth:`Endpoint.operators_of` does."""
+    with _endpoint_lock:
+        endpoint = _endpoint
+    return endpoint.operators_of(query) if endpoint is not None else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -12,27 +11,30 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.changelog.base import StoredRun
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.open_store import open_retrying_store
-from statelog.checkpoint.orphans import INITIAL_FOLDER
+from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
-from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StateMissingError
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.initial_state import store_initial_state, when_queries_start
+from statelog.spark.initial_tables import InitialTable, joined_runs, store_initial_table
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import Store
+from statelog.storage.names import name_part
 from statelog.storage.probe import check_put_if_absent
 
-__all__ = ["Endpoint", "OperatorPlan", "operator_root"]
+__all__ = ["Endpoint", "OperatorPlan", "RunningOperator"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ class OperatorPlan:
         States that are to be removed if they exist.
     initial : DataFrame or None
         The rows of the initial state, each in the partition of its subtask.
+    tables : list of InitialTable
+        States that are loaded before the first batch.
     ticks : TickRule
         What the operator needs batches without data for.
     """
@@ -83,12 +87,46 @@ class OperatorPlan:
     watermark: WatermarkPolicy | None = None
     deleted: tuple[str, ...] = ()
     initial: DataFrame | None = None
+    tables: list[InitialTable] = field(default_factory=list)
     ticks: TickRule = field(default_factory=TickRule)
 
     @property
     def observation(self) -> str:
         """Name of the observation that marks the operator in a query's plan."""
         return f"statelog {self.uid} {self.instance}"
+
+    @property
+    def has_initial(self) -> bool:
+        """Whether something is to be stored before the first batch."""
+        return self.initial is not None or bool(self.tables)
+
+
+@dataclass(frozen=True)
+class _Initial:
+    """What was stored before the first batch: rows of an initial state, and runs of tables, by subtask."""
+
+    rows: list[str]
+    runs: dict[int, list[StoredRun]]
+
+
+@dataclass(frozen=True)
+class RunningOperator:
+    """An operator of a query that runs.
+
+    Parameters
+    ----------
+    session : SparkSession
+        The query's session.
+    location, root : str
+        Where its state is, and its folder there.
+    coordinator : OperatorCoordinator
+        Its coordinator.
+    """
+
+    session: SparkSession
+    location: str
+    root: str
+    coordinator: OperatorCoordinator
 
 
 @dataclass
@@ -99,11 +137,6 @@ class _Slot:
     run_id: str = ""
     instance: str = ""
     coordinator: OperatorCoordinator | None = None
-
-
-def operator_root(uid: str) -> str:
-    """Folder of an operator below its location: the uid, with what no file name can hold replaced."""
-    return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"%{ord(found[0]):02X}", uid).replace("..", "%2E%2E")
 
 
 class Endpoint:
@@ -131,7 +164,7 @@ class Endpoint:
         """The clock source of each session; :mod:`statelog.spark.clock_source` makes them."""
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
-        self._initial: dict[tuple[str, str], list[str] | Exception] = {}
+        self._initial: dict[tuple[str, str], _Initial | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._checked: set[str] = set()
         self._lock = threading.Lock()
@@ -143,19 +176,19 @@ class Endpoint:
         """Make an operator known before its first task calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        if plan.initial is not None:
+        if plan.has_initial:
             when_queries_start(plan.session, self._store_initial_states)
 
     def _store_initial_states(self, query_id: str, run_id: str) -> None:
         """Store the initial states of a query's operators before its first batch."""
         with self._lock:
-            waiting = [plan for plan in self._plans.values() if plan.initial is not None]
+            waiting = [plan for plan in self._plans.values() if plan.has_initial]
         for plan in waiting:
             query = plan.session.streams.get(query_id)
             if query is None or not internals.is_first_start(query, plan.observation):
                 continue
             try:
-                outcome: list[str] | Exception = _store_initial_state(plan, query, run_id)
+                outcome: _Initial | Exception = _store_initial_state(plan, query, run_id)
             except Exception as error:
                 outcome = error
             with self._lock:
@@ -164,6 +197,29 @@ class Endpoint:
     def _all_plans(self) -> list[OperatorPlan]:
         with self._lock:
             return list(self._plans.values())
+
+    def operators_of(self, query: StreamingQuery) -> list[RunningOperator]:
+        """All operators of a running query.
+
+        Raises
+        ------
+        StateMissingError
+            If one of them has not begun a batch yet.
+        """
+        whole = internals.plan_text(query)
+        found: list[RunningOperator] = []
+        for plan in self._all_plans():
+            if f"{plan.observation}," not in whole:
+                continue
+            with self._lock:
+                slot = self._slots.get((str(query.id), plan.uid))
+            if slot is None or slot.coordinator is None or slot.run_id != str(query.runId):
+                raise StateMissingError(
+                    f"operator '{plan.uid}' of query {query.id} has not begun a batch yet.",
+                    hint="Try again after the query's first batch.",
+                )
+            found.append(RunningOperator(plan.session, _location(plan, query), name_part(plan.uid), slot.coordinator))
+        return found
 
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
@@ -198,16 +254,16 @@ class Endpoint:
             assert slot.coordinator is not None
             return slot.coordinator
 
-    def _stored_initial_state(self, plan: OperatorPlan, task: TaskId) -> list[str]:
+    def _stored_initial_state(self, plan: OperatorPlan, task: TaskId) -> _Initial:
         with self._lock:
             outcome = self._initial.pop((task.run_id, plan.instance), None)
-        if isinstance(outcome, list):
+        if isinstance(outcome, _Initial):
             return outcome
         raise ProcessorError(
             f"operator '{plan.uid}': its initial state could not be stored before the first batch: "
             + ("the query's start was not announced." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
             kind=ErrorKind.INITIAL_STATE,
-            hint="Can initialState be computed on its own, for example with count()?",
+            hint="Can initialState, or each of initialTables, be computed on its own, for example with count()?",
         )
 
     def _open(self, slot: _Slot, plan: OperatorPlan, task: TaskId) -> None:
@@ -220,7 +276,7 @@ class Endpoint:
         measurements = Measurements()
         store = open_retrying_store(location, plan.options, self._clock, measurements)
         self._check_once(location, store)
-        root = operator_root(plan.uid)
+        root = name_part(plan.uid)
         run = OperatorRun(
             task.query_id,
             task.run_id,
@@ -245,9 +301,12 @@ class Endpoint:
             measurements=measurements,
             slots=plan.session.sparkContext.defaultParallelism,
         )
-        coordinator.open(task.batch)
-        if task.batch == 0 and plan.initial is not None:
-            coordinator.offer_initial_state(self._stored_initial_state(plan, task))
+        if task.batch == 0 and plan.has_initial:
+            initial = self._stored_initial_state(plan, task)
+            coordinator.open(0, initial.runs)
+            coordinator.offer_initial_state(initial.rows)
+        else:
+            coordinator.open(task.batch)
         slot.run_id, slot.instance, slot.coordinator = task.run_id, task.instance, coordinator
         _close_at_end(query, coordinator)
 
@@ -262,13 +321,22 @@ def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
     return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
-def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> list[str]:
-    assert plan.initial is not None
+def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _Initial:
     location = _location(plan, query)
-    folder = f"{operator_root(plan.uid)}/{INITIAL_FOLDER}"
-    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
-    store.delete([found.name for found in store.list(f"{folder}/")])
-    return store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}", plan.options)
+    root = name_part(plan.uid)
+    rows: list[str] = []
+    if plan.initial is not None:
+        folder = f"{root}/{INITIAL_FOLDER}"
+        store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
+        store.delete([found.name for found in store.list(f"{folder}/")])
+        rows = store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}", plan.options)
+    # No run has epoch 0, so what no checkpoint comes to name is removed as that of a crashed run.
+    folder = f"{root}/{RUNS_FOLDER}/0"
+    runs = [
+        store_initial_table(table, plan.key_schema, plan.parallelism, location, folder, plan.options)
+        for table in plan.tables
+    ]
+    return _Initial(rows, joined_runs(runs))
 
 
 def _close_at_end(query: StreamingQuery, coordinator: OperatorCoordinator) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -114,6 +114,7 @@ class KeyedStream:
         location: str | None = None,
         options: Options | None = None,
         watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
     ) -> DataFrame:
         """Apply a stateful processor to each key, as Spark's method of this name does.
 
@@ -147,6 +148,10 @@ class KeyedStream:
             Options.
         watermark : Watermark, optional
             A watermark of the operator's own, instead of Spark's.
+        initialTables : mapping of str to DataFrame, optional
+            Batch DataFrames that are loaded as states before the first batch, by state, ``$timers`` for the timers.
+            Their columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
+            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers.
 
         Returns
         -------
@@ -168,7 +173,7 @@ class KeyedStream:
             _checked_initial(initialState),
             eventTimeColumnName,
         )
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
         return build_operator(self._frame, arguments, setting, RowForm())
 
     def transformWithStateInPandas(
@@ -185,6 +190,7 @@ class KeyedStream:
         location: str | None = None,
         options: Options | None = None,
         watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
     ) -> DataFrame:
         """Apply a stateful processor that takes and returns pandas frames, as Spark's method of this name does.
 
@@ -199,7 +205,7 @@ class KeyedStream:
             _checked_initial(initialState),
             eventTimeColumnName,
         )
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark)
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
         return build_operator(self._frame, arguments, setting, FrameForm.of(self._frame.df.sparkSession))
 
     def window(

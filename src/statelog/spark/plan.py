@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -31,6 +32,7 @@ from statelog.spark.declare import declare_states
 from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.event_columns import own_event_time, result_event_time
 from statelog.spark.forms import ProcessorForm
+from statelog.spark.initial_tables import InitialTable, checked_table
 from statelog.spark.key_hash import key_hash
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
@@ -43,7 +45,7 @@ from statelog.spark.worker import (
 )
 from statelog.state.event_time import EventTime
 from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
-from statelog.state.schema import TimeDomain, encode_schema
+from statelog.state.schema import StateDescriptor, TimeDomain, encode_schema
 from statelog.state.timers import timer_descriptor
 from statelog.state.times import Watermark
 
@@ -111,6 +113,7 @@ class OperatorSetting:
     location: str | None
     options: Options
     watermark: Watermark | None
+    tables: Mapping[str, DataFrame] = field(default_factory=dict)
 
 
 def build_operator(
@@ -151,6 +154,7 @@ def build_operator(
         watermark=_policy(setting.watermark),
         deleted=tuple(declared.deleted),
         initial=None if initial is None else initial.by_subtask("i", parallelism),
+        tables=_tables(setting.tables, stream, descriptors, uid, parallelism),
         ticks=_ticks(event_time, setting),
     )
     host, port, secret = "", 0, b""
@@ -216,6 +220,37 @@ def _by_subtask(rows: DataFrame, parallelism: int) -> DataFrame:
     return rows.repartitionById(parallelism, F.floor(group * parallelism / KEY_GROUPS).cast("int"))
 
 
+def _tables(
+    tables: Mapping[str, DataFrame],
+    stream: KeyedFrame,
+    states: list[StateDescriptor],
+    uid: str,
+    parallelism: int,
+) -> list[InitialTable]:
+    """The tables that are loaded as states before the first batch."""
+    if tables and not stream.df.isStreaming:
+        raise ConfigurationError(
+            f"operator '{uid}' is part of a batch query and has initialTables.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Only streaming queries keep state that tables could be loaded into.",
+        )
+    declared = {state.name: state for state in states}
+    unknown = [name for name in tables if name not in declared]
+    if unknown:
+        raise ConfigurationError(
+            f"operator '{uid}': initialTables has a table for {unknown[0]!r}, which is no state of the processor.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint=f"Its states are: {', '.join(declared) or 'none'}.",
+        )
+    loaded: list[InitialTable] = []
+    keys = stream.key_schema
+    for name, df in tables.items():
+        rows = checked_table(df, keys, declared[name], uid)
+        keyed = _with_keys_of(KeyedFrame(rows, rows.columns[: len(keys)]), stream, f"initialTables['{name}']")
+        loaded.append(InitialTable(declared[name].to_stored(), keyed.by_subtask("i", parallelism), rows.columns))
+    return loaded
+
+
 # ---- Times ----
 
 
@@ -262,13 +297,13 @@ def _check_arguments(arguments: OperatorArguments) -> None:
     check_output_mode(arguments.output_mode)
 
 
-def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
+def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame, subject: str = "initialState") -> KeyedFrame:
     """An initial state whose keys have the types of the stream's, as Spark converts them too."""
     own, wanted = ([frame.df.schema[name] for name in frame.columns] for frame in (initial, stream))
     if [field.dataType for field in own] == [field.dataType for field in wanted]:
         return initial
     mismatch = ConfigurationError(
-        f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)}).",
+        f"{subject} is keyed by ({_listed(own)}), the stream by ({_listed(wanted)}).",
         kind=ErrorKind.OTHER_SCHEMA,
         hint="Key both by columns of the same types, in the same order.",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,14 @@ def clip_run(run: Run, within: HashRange) -> Run:
     return Run(sink.getvalue(), run.name)
 
 
+class ChangeSink(Protocol):
+    """What takes the result of a merge, as a :class:`RunWriter` does."""
+
+    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
+        """Take changes of a state, in run order."""
+        ...
+
+
 class MergePosition(NamedTuple):
     """How far a merge has come: everything before a hash of a state is written, and all states before that one."""
 
@@ -171,7 +179,7 @@ class RunMerge:
                 states[name] = merged_schema(states.get(name, section.state), section.state)
         self._states = list(states.values())
 
-    def write(self, writer: RunWriter, start: MergePosition | None = None) -> Iterator[MergePosition]:
+    def write(self, writer: ChangeSink, start: MergePosition | None = None) -> Iterator[MergePosition]:
         """Write slice after slice, and say after each where the next one begins; `start` is where to begin."""
         first_state, first_hash = start or MergePosition(0, 0)
         for number, state in enumerate(self._states[first_state:], first_state):

@@ -19,6 +19,7 @@ __all__ = [
     "decode_schema",
     "encode_schema",
     "is_deleted",
+    "plain_name",
     "stored_name",
 ]
 
@@ -124,6 +125,12 @@ def stored_name(name: str, generation: int) -> str:
     Rows of a deleted state stay in runs until these are merged, so the name must not find them.
     """
     return name if generation == 0 else f"${generation}${name}"
+
+
+def plain_name(stored: str) -> str:
+    """The name that a state is declared by, of one that it has in runs."""
+    found = _GENERATION.fullmatch(stored)
+    return found[2] if found else stored
 
 
 def is_deleted(stored: str, generations: Mapping[str, int]) -> bool:

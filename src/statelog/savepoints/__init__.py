@@ -1,0 +1,1 @@
+"""Savepoints: portable copies of all state of a query, as Parquet and a manifest."""

@@ -1,0 +1,156 @@
+"""DataFrames that are loaded as states before a query's first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import statelog
+from statelog import ConfigurationError, Options
+from tests.spark.inputs import add_json
+from tests.spark.support import LEDGER, Answer, Job, Ledger, ledger_model, make_orders
+
+pytestmark = pytest.mark.spark
+
+BEFORE = 4
+
+
+def held_after(answers: dict[int, Answer]) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of the ledger's states after some batches, by state."""
+    newest = {row[0]: row for batch in sorted(answers) for row in answers[batch]}
+    held: dict[str, list[tuple[Any, ...]]] = {"account": [], "history": [], "items": []}
+    for user, count, amount, history, items in newest.values():
+        if count:
+            held["account"].append((user, count, amount))
+        held["history"] += [(user, place, int(one)) for place, one in enumerate(history.split(",")) if one]
+        held["items"] += [(user, *pair.split("=")) for pair in items.split(",") if pair]
+    return held
+
+
+def tables_of(spark: SparkSession, held: Mapping[str, list[tuple[Any, ...]]]) -> dict[str, DataFrame]:
+    """The same as DataFrames, in any order and with types that need a cast."""
+    columns = {
+        "account": "key_user string, value_count int, value_amount long",
+        "history": "key_user string, position int, value_amount int",
+        "items": "key_user string, mapkey_item string, value_count string",
+    }
+    frames = {name: spark.createDataFrame(rows[::-1], columns[name]) for name, rows in held.items()}
+    return frames | {"items": frames["items"].selectExpr("int(value_count) value_count", "mapkey_item", "key_user")}
+
+
+def ledger(job: Job, spark: SparkSession, tables: Mapping[str, DataFrame], parallelism: int = 2) -> DataFrame:
+    return statelog.key_by(job.read(spark), "user").transformWithState(
+        Ledger(), LEDGER, "update", "None", parallelism=parallelism, initialTables=tables
+    )
+
+
+@pytest.mark.parametrize("changelog", [True, False])
+def test_every_kind_is_loaded_once_whatever_happens_to_the_first_batch(
+    spark: SparkSession, tmp_path: Path, changelog: bool
+) -> None:
+    orders = make_orders(8, seed=7)
+    answers = ledger_model(orders)
+    expected = {batch - BEFORE: answer for batch, answer in answers.items() if batch >= BEFORE}
+    tables = tables_of(spark, held_after({batch: answers[batch] for batch in range(BEFORE)}))
+    job = Job(tmp_path).add(orders[BEFORE:6])
+
+    def break_down(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+        raise RuntimeError("the sink is broken")
+
+    wrong = {"account": tables["account"].selectExpr("key_user", "value_count + 1 value_count", "value_amount")}
+    job.fail(ledger(job, spark, wrong), break_down)
+    frame = statelog.key_by(job.read(spark), "user").transformWithState(
+        Ledger(), LEDGER, "update", "None", parallelism=3, initialTables=tables, options=Options(changelog=changelog)
+    )
+    job.run(frame)
+    job.add(orders[6:])
+    job.run(ledger(job, spark, tables, parallelism=2))
+    assert job.results() == expected, "the tables of a later start are not loaded"
+    saved = statelog.savepoint(job.checkpoint, tmp_path / "savepoint")
+    assert saved.batch == 3
+
+
+def test_the_tables_of_a_savepoint_can_be_changed_and_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    orders = make_orders(6, seed=8)
+    job = Job(tmp_path).add(orders[:BEFORE])
+    job.run(job.ledger(spark, 2))
+    statelog.savepoint(job.checkpoint, tmp_path / "savepoint")
+    states = tmp_path / "savepoint" / "operators" / "main" / "states"
+    tables = {name: spark.read.parquet(str(states / name)) for name in ("account", "history", "items")}
+    # Their own amounts are doubled, so what comes out is more by as much as there was.
+    tables["account"] = tables["account"].withColumn("value_amount", tables["account"].value_amount * 2)
+    other = Job(tmp_path / "other").add(orders[BEFORE:])
+    other.run(ledger(other, spark, tables, 3))
+    answers = ledger_model(orders)
+    before = {row[0]: row[2] for batch in range(BEFORE) for row in answers[batch]}
+    closed = {order["user"] for batch in orders[BEFORE:] for order in batch if order["action"] == "close"}
+    found = other.results()
+    compared = 0
+    for batch in range(2):
+        for row, answer in zip(found[batch], answers[batch + BEFORE], strict=True):
+            if row[0] not in closed:
+                assert row == [*answer[:2], answer[2] + before.get(row[0], 0), *answer[3:]]
+                compared += 1
+    assert compared
+
+
+class Alarm(StatefulProcessor):
+    """Tells of every timer that fires."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(key=key.key, at=expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        pass
+
+
+def test_timers_are_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    add_json(tmp_path / "input", [[{"key": "x"}]])
+    rows = spark.readStream.schema("key string").json(str(tmp_path / "input"))
+    timers = spark.createDataFrame([("a", 5), ("b", 7), ("a", 2**60)], "key_key string, time_ms long")
+    alarms = statelog.key_by(rows, "key").transformWithState(
+        Alarm(), "key string, at long", "append", "ProcessingTime", parallelism=2, initialTables={"$timers": timers}
+    )
+    found: list[tuple[str, int]] = []
+    query = alarms.writeStream.foreachBatch(lambda frame, batch: found.extend(map(tuple, frame.collect())))
+    query = query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(found) == [("a", 5), ("b", 7)]
+
+
+def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    good = tables_of(spark, {"account": [("u", 1, 2)], "history": [("u", 0, 2)], "items": []})
+    account = good["account"]
+    mistakes = {
+        r"no state of the processor.*account, history, items": {"acount": account},
+        r"has no column 'value_amount'.*takes the columns key_user, value_count, value_amount": {
+            "account": account.drop("value_amount")
+        },
+        r"column 'value_count' is list": {
+            "account": account.selectExpr("key_user", "array(1) value_count", "value_amount")
+        },
+        r"is a streaming DataFrame": {"account": job.read(spark)},
+    }
+    for message, tables in mistakes.items():
+        with pytest.raises(ConfigurationError, match=message):
+            ledger(job, spark, tables)
+    batch = statelog.key_by(spark.createDataFrame([("u",)], "user string"), "user")
+    with pytest.raises(ConfigurationError, match="batch query"):
+        batch.transformWithState(Ledger(), LEDGER, "update", "None", initialTables=good)
+    twice = {"account": account.union(account)}
+    failure = job.fail(ledger(job, spark, twice))
+    assert "key ('u',) has two rows for one entry" in failure
+    assert "could not be stored before the first batch" in failure
