@@ -333,7 +333,7 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     # No run has epoch 0, so what no checkpoint comes to name is removed as that of a crashed run.
     folder = f"{root}/{RUNS_FOLDER}/0"
     runs = [
-        store_initial_table(table, plan.key_schema, plan.parallelism, location, folder, plan.options)
+        store_initial_table(table, plan.key_schema, plan.parallelism, location, folder, run_id, plan.options)
         for table in plan.tables
     ]
     return _Initial(rows, joined_runs(runs))

@@ -91,7 +91,7 @@ def checked_table(df: DataFrame, key_schema: pa.Schema, state: StateDescriptor, 
 
 
 def store_initial_table(
-    table: InitialTable, key_schema: bytes, parallelism: int, location: str, folder: str, options: Options
+    table: InitialTable, key_schema: bytes, parallelism: int, location: str, folder: str, run_id: str, options: Options
 ) -> dict[int, StoredRun]:
     """Store a table as runs.
 
@@ -105,6 +105,8 @@ def store_initial_table(
         Number of subtasks.
     location, folder : str
         Where the runs go; below the folder each subtask has its own.
+    run_id : str
+        The query's run; attempts are only unique in it.
     options : Options
         How files are written, and requests attempted.
 
@@ -113,7 +115,7 @@ def store_initial_table(
     dict of int to StoredRun
         By subtask; those without rows have none.
     """
-    written = table.rows.mapInArrow(_writer(table, key_schema, location, folder, options), _STORED).collect()
+    written = table.rows.mapInArrow(_writer(table, key_schema, location, folder, run_id, options), _STORED).collect()
     runs: dict[int, StoredRun] = {}
     for row in written:
         within = hash_range(row.subtask, parallelism)
@@ -122,7 +124,7 @@ def store_initial_table(
 
 
 def _writer(
-    table: InitialTable, key_schema: bytes, location: str, folder: str, options: Options
+    table: InitialTable, key_schema: bytes, location: str, folder: str, run_id: str, options: Options
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     state, names = table.state, [*table.names, HASH]
 
@@ -134,7 +136,7 @@ def _writer(
         rows = pa.Table.from_batches(held).rename_columns(names)
         data, count = encode_tables(decode_schema(key_schema), [(state, rows)], options.codec)
         subtask = context.partitionId()
-        name = f"{folder}/{subtask}/{context.taskAttemptId()}.run"
+        name = f"{folder}/{subtask}/{run_id}-{context.taskAttemptId()}.run"
         worker_process().open_store(location, options).put(name, data)
         yield pa.RecordBatch.from_pylist(
             [
