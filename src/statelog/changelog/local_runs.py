@@ -32,6 +32,8 @@ _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 _GROUP_RUNS: Final = 64
 _GROUP_BYTES: Final = 64 << 20
+_SLICE_ROWS: Final = 65_536
+"""Of a merge: its memory is used again and again, and getting new memory takes longer than merging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class LocalRuns:
         """Merge runs into the run of an edge.
 
         However many there are, only some of them are in memory at once: groups are merged into temporary
-        files, and these into the result.
+        files, and these, mapped, into the result.
 
         Parameters
         ----------
@@ -173,17 +175,17 @@ class LocalRuns:
             What may be left out.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        groups: list[Run] = []
-        for number, group in enumerate(_in_groups(runs)):
-            if number == 0:
-                groups = group
-                continue
-            scratch = self.directory / f"{edge.last}-{token}-{number}.tmp"
-            # Only the oldest rows may lose their removals, and the groups so far are the oldest.
-            groups = [_merge_to(scratch, [*groups, *group], is_bottom=is_bottom, within=within, garbage=garbage)]
-            scratch.unlink()
         temporary = self.directory / f"{edge.last}-{token}.tmp"
-        _merge_to(temporary, groups, is_bottom=is_bottom, within=within, garbage=garbage)
+        merged: list[Run] = []
+        groups = _in_groups(runs)
+        group = next(groups, [])
+        for following in groups:
+            # Only the oldest rows may lose their removals before all are merged.
+            is_oldest = is_bottom and not merged
+            merged.append(_merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage))
+            temporary.unlink()  # it stays mapped
+            group = following
+        _merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
         temporary.rename(self.directory / edge.file_name)
 
     def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
@@ -262,7 +264,7 @@ def _merge_to(
 ) -> Run:
     with pa.OSFile(str(path), "wb") as sink:
         writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage)
+        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_SLICE_ROWS)
     return _map(path)
 
 

@@ -236,14 +236,17 @@ def _merge_slice(
 ) -> pa.RecordBatch:
     if not rows.num_rows:
         return rows
-    kept = _surviving_rows(state, rows, ages)
+    is_one_run = ages[0] == ages[-1]
+    if is_one_run and not is_bottom:
+        return rows  # sorted, and each entry is there once
+    kept = np.arange(rows.num_rows) if is_one_run else _surviving_rows(state, rows, ages)
     if is_bottom:
         operations = rows.column(3).to_numpy()
         kept = kept[operations[kept] == Operation.PUT]
         if state.expires_by is not None and garbage is not None:
             expiry = pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()
             kept = kept[expiry[kept] > garbage.moment.now_ms(state.expires_by)]
-    return rows.take(pa.array(kept))
+    return rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
 
 
 def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatch:
