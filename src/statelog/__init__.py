@@ -13,7 +13,7 @@ from statelog.errors import (
     StorageError,
 )
 from statelog.metrics import Metric, Recorded
-from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
+from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
 from statelog.spark.process import process
@@ -58,6 +58,7 @@ __all__ = [
     "ProtocolError",
     "Recorded",
     "RestoreMetrics",
+    "RestoreProgress",
     "Restored",
     "Rewound",
     "Savepoint",

@@ -67,6 +67,7 @@ class ErrorKind(StrEnum):
     CHECKSUM = "checksum"
     FORMAT = "format"
     MATERIALIZATION = "materialization"
+    RESTORE_DEADLINE = "restore-deadline"
     RPC = "rpc"
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from statelog.metrics import Recorded
 
-__all__ = ["CheckpointMetrics", "Observer", "RestoreMetrics", "Step"]
+__all__ = ["CheckpointMetrics", "Observer", "RestoreMetrics", "RestoreProgress", "Step"]
 
 
 class Step(StrEnum):
@@ -124,6 +124,30 @@ class RestoreMetrics:
     log_s: float
 
 
+@dataclass(frozen=True)
+class RestoreProgress:
+    """How far a restart has come, while it takes longer than a second.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        The batch that needs the state.
+    subtasks : int
+        Subtasks that have told.
+    read_bytes, known_bytes : int
+        How much they have read, and of how much, as stored.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    subtasks: int
+    read_bytes: int
+    known_bytes: int
+
+
 class Observer:
     """Base class of observers; every method does nothing.
 
@@ -140,3 +164,6 @@ class Observer:
 
     def restore(self, metrics: RestoreMetrics) -> None:
         """A run has claimed its location and found its state. Called on the driver."""
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        """Subtasks are reading their state, since more than a second. Called on the driver, by several threads."""

@@ -48,6 +48,8 @@ class Options:
         earlier.
     replay_budget_s : float
         A subtask whose changesets would take longer to be read by a restart, by estimate, is materialized earlier.
+    restore_deadline_s : float or None
+        A subtask whose state is not restored after so long fails, and says what it lacks. None is never.
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
@@ -101,6 +103,7 @@ class Options:
     materialization_max_failures: int = 3
     max_log_to_base: float = 1.0
     replay_budget_s: float = 10.0
+    restore_deadline_s: float | None = None
     inline_budget_bytes: int = 8 << 20
     compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
@@ -132,6 +135,8 @@ class Options:
             "replay_budget_s",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        deadline_s = self.restore_deadline_s
+        _require(deadline_s is None or deadline_s > 0, "restore_deadline_s", deadline_s, "None, or more than 0")
         _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
         _require(

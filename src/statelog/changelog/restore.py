@@ -34,6 +34,7 @@ def restore_runs(
     fetch: Callable[[list[bytes]], MissingSegments],
     open_store: Callable[[], Store],
     token: str,
+    note_read: Callable[[], None] = lambda: None,
 ) -> list[tuple[Edge, Run]]:
     """Find or fetch the runs that make up a state.
 
@@ -55,6 +56,8 @@ def restore_runs(
         Opens the store that holds the segments.
     token : str
         Unique among the directory's writers.
+    note_read : callable
+        Called whenever a run or a changeset of what is missing has been read, in order.
 
     Returns
     -------
@@ -74,12 +77,12 @@ def restore_runs(
             missing = fetch(local.digests(genesis))
             for level in missing.levels:
                 edge = Edge(level.first, level.last, level.before, level.after)
-                runs = read_level(open_store(), level)
+                runs = _noted(read_level(open_store(), level), note_read)
                 is_bottom = level.before == genesis
                 local.write_merged(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
             if missing.since != head:
                 edge = Edge(missing.first_batch, last_batch, missing.since, head)
-                runs = read_segments(open_store(), missing.segments, within)
+                runs = read_segments(open_store(), missing.segments, within, note_read)
                 is_bottom = missing.since == genesis
                 local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
             continue
@@ -94,7 +97,18 @@ def restore_runs(
     )
 
 
-def read_segments(store: Store, segments: Iterable[ClippedSegment], within: HashRange) -> Iterator[Run]:
+def _noted(runs: Iterable[Run], note_read: Callable[[], None]) -> Iterator[Run]:
+    for run in runs:
+        note_read()
+        yield run
+
+
+def read_segments(
+    store: Store,
+    segments: Iterable[ClippedSegment],
+    within: HashRange,
+    note_read: Callable[[], None] = lambda: None,
+) -> Iterator[Run]:
     """Read stored changesets, some of them ahead, and yield them in order.
 
     Parameters
@@ -105,6 +119,8 @@ def read_segments(store: Store, segments: Iterable[ClippedSegment], within: Hash
         The changesets; one that counts for several ranges of hashes follows itself.
     within : HashRange
         The hashes that are of interest.
+    note_read : callable
+        Called whenever a changeset has been read.
 
     Raises
     ------
@@ -121,6 +137,7 @@ def read_segments(store: Store, segments: Iterable[ClippedSegment], within: Hash
 
     grouped = ((segment, list(clips)) for segment, clips in itertools.groupby(segments, lambda clip: clip.segment))
     for runs in read_ahead(grouped, lambda group: read(*group), _threads(store)):
+        note_read()
         yield from runs
 
 

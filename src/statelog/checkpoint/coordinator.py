@@ -23,8 +23,9 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.orders import Orders
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, TaskId
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Progress, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
+from statelog.checkpoint.restoring import RestoringSubtasks
 from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
 from statelog.errors import (
@@ -117,6 +118,7 @@ class OperatorCoordinator:
         self._starts = StartingPoints([], [], [], [])
         self._stopped: StatelogError | None = None
         self._held: list[int] = []
+        self._restoring = RestoringSubtasks(run, options.observer, self._name)
 
     @property
     def _history(self) -> History:
@@ -335,6 +337,10 @@ class OperatorCoordinator:
                 set(request.known),
             )
             return Fetched(missing)
+
+    def progress(self, progress: Progress) -> None:
+        """A subtask has read some of what it lacked."""
+        self._restoring.note(progress)
 
     def ack(self, ack: Ack, payload: bytes) -> None:
         """Take a subtask's result; return for the last one when the checkpoint is durable.

@@ -137,6 +137,22 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     missing: MissingSegments
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """A subtask has read some of what it lacks.
+
+    Parameters
+    ----------
+    task : TaskId
+        Who calls.
+    read_bytes, known_bytes : int
+        How much, and of how much.
+    """
+
+    task: TaskId
+    read_bytes: int
+    known_bytes: int
+
+
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
     """A part of a changeset that was written while the batch ran.
 
@@ -287,5 +303,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-Request = Begin | Fetch | Ack | Tick
+Request = Begin | Fetch | Progress | Ack | Tick
 Reply = Begun | Fetched | Acked | Ticked | Failure

@@ -17,7 +17,19 @@ from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
 from statelog.changelog.uploads import Uploads
 from statelog.changelog.writer import Changeset, ChangesetWriter
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Reply, Request, TaskId, UploadedPart
+from statelog.checkpoint.protocol import (
+    Ack,
+    Begin,
+    Begun,
+    Fetch,
+    Fetched,
+    Progress,
+    Reply,
+    Request,
+    TaskId,
+    UploadedPart,
+)
+from statelog.checkpoint.restoring import Restoring
 from statelog.checkpoint.upkeep import Upkeep
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
@@ -76,15 +88,6 @@ class MemoryTables:
         table.apply([local.open(edge) for edge in path])
         self._tables[local.directory] = (head, table)
         return table
-
-
-@dataclass
-class _Restoring:
-    """How the state came here: when that began and how long it took, seconds, and bytes fetched."""
-
-    started_s: float
-    took_s: float = 0.0
-    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,12 @@ class BatchTask:
         """
         task = self.task
         begun = self._begin(read)
-        restoring = _Restoring(self.clock.monotonic_s())
+        restoring = Restoring(
+            self.clock,
+            self.options.restore_deadline_s,
+            lambda done, known: self.call(Progress(task, done, known), b""),
+            f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}",
+        )
         runs = self._restore(begun, restoring)
         path = [edge for edge, _ in runs]
         self.local.sweep(path, certain=task.batch - 1)
@@ -155,7 +163,7 @@ class BatchTask:
         upkeep = self._upkeep(begun, path)
 
         table = self._table(begun, [run for _, run in runs])
-        restoring.took_s = self.clock.monotonic_s() - restoring.started_s
+        restoring.end()
         subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
         uploads = Uploads(
             lambda: self.open_store(begun.store),
@@ -239,7 +247,7 @@ class BatchTask:
             raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__}.")
         return reply
 
-    def _restore(self, begun: Begun, restoring: _Restoring) -> list[tuple[Edge, Run]]:
+    def _restore(self, begun: Begun, restoring: Restoring) -> list[tuple[Edge, Run]]:
         return restore_runs(
             self.local,
             genesis=begun.genesis,
@@ -250,14 +258,15 @@ class BatchTask:
             fetch=partial(self._fetch, restoring),
             open_store=lambda: self.open_store(begun.store),
             token=self.token,
+            note_read=restoring.read,
         )
 
-    def _fetch(self, restoring: _Restoring, known: list[bytes]) -> MissingSegments:
+    def _fetch(self, restoring: Restoring, known: list[bytes]) -> MissingSegments:
         remove_other_parallelisms(self.local.directory)
         reply = self.call(Fetch(self.task, known), b"")
         if not isinstance(reply, Fetched):
             raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")
-        restoring.fetched_bytes += reply.missing.length
+        restoring.begin(reply.missing)
         return reply.missing
 
     def _table(self, begun: Begun, runs: list[Run]) -> StateTable:
@@ -273,7 +282,7 @@ class BatchTask:
         input_rows: int,
         started_s: float,
         has_backlog: bool,
-        restoring: _Restoring,
+        restoring: Restoring,
     ) -> None:
         *parts, last = changeset.parts
         self._step(Step.ACKING)
@@ -295,7 +304,7 @@ class BatchTask:
             materialization_failure=materialized.failure if materialized else "",
             has_backlog=has_backlog,
             restore_s=restoring.took_s,
-            restored_bytes=restoring.fetched_bytes,
+            restored_bytes=restoring.known_bytes,
         )
         self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
         self._step(Step.ACKED)

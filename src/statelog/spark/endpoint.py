@@ -17,7 +17,7 @@ from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
@@ -229,6 +229,9 @@ class Endpoint:
             return coordinator.begin(request)
         if isinstance(request, Fetch):
             return coordinator.fetch(request)
+        if isinstance(request, Progress):
+            coordinator.progress(request)
+            return Acked()
         coordinator.ack(request, payload)
         return Acked()
 

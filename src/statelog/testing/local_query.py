@@ -22,7 +22,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId, Tick
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick
 from statelog.checkpoint.task import MemoryTables
 from statelog.clock import Clock, ManualClock
 from statelog.options import Options
@@ -285,6 +285,9 @@ class LocalQuery:
             return self.coordinator.begin(request)
         if isinstance(request, Fetch):
             return self.coordinator.fetch(request)
+        if isinstance(request, Progress):
+            self.coordinator.progress(request)
+            return Acked()
         self.coordinator.ack(request, payload)
         return Acked()
 

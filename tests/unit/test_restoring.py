@@ -1,0 +1,95 @@
+"""A restart that takes long: what it tells, and when it gives up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
+from statelog.clock import ManualClock
+from statelog.storage import LocalStore
+from tests.model.engine import Engine
+from tests.unit.test_local_runs import read
+
+BATCHES = 5
+
+
+class SlowStore(LocalStore):
+    """Every object of changesets takes 0.4 s to be read."""
+
+    clock: ManualClock
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if "/changes/" in name:
+            self.clock.advance(0.4)
+        return super().read(name, offset=offset, length=length)
+
+
+class Told(Observer):
+    def __init__(self) -> None:
+        self.progress: list[RestoreProgress] = []
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        self.progress.append(progress)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, told: Told) -> Engine:
+    engine = Engine(tmp_path, lambda key: hash(key) % 2**64, merge_fan_in=100, inline_budget_bytes=0)
+    engine.start(1, 0)
+    for batch in range(BATCHES):
+        engine.run_commands(batch, 0, [((batch, None), ("set", batch)), ((0, "list"), ("append", str(batch)))])
+    SlowStore.clock = engine.clock
+    engine.open_store = SlowStore
+    return engine
+
+
+def restart(engine: Engine, told: Told, deadline_s: float | None) -> None:
+    engine.options = Options(merge_fan_in=100, inline_budget_bytes=0, observer=told, restore_deadline_s=deadline_s)
+    engine.start(1, BATCHES, keep_local=False)
+    found = read(engine, BATCHES, *((number, None) for number in range(BATCHES)), (0, "list"))
+    assert [found[number, None][0] for number in range(BATCHES)] == [[number] for number in range(BATCHES)]
+    assert found[0, "list"][1] == [str(number) for number in range(BATCHES)]
+
+
+def test_a_restart_that_takes_longer_than_a_second_tells_how_far_it_is(engine: Engine, told: Told) -> None:
+    restart(engine, told, None)
+    read = [one.read_bytes for one in told.progress]
+    assert len(read) >= 2, "2 s, and one a second"
+    assert read == sorted(read)
+    assert 0 < read[0] < told.progress[0].known_bytes
+    assert {one.known_bytes for one in told.progress} == {read[-1]}, (
+        "known before it begins, and all of it read at the end"
+    )
+    assert {(one.uid, one.batch, one.subtasks) for one in told.progress} == {("op", BATCHES, 1)}
+
+
+def test_a_restart_within_a_second_tells_nothing(engine: Engine, told: Told) -> None:
+    engine.open_store = LocalStore
+    restart(engine, told, 0.001)
+    assert told.progress == []
+
+
+def test_a_deadline_fails_with_what_is_missing(engine: Engine, told: Told) -> None:
+    with pytest.raises(StorageError) as failure:
+        restart(engine, told, 0.9)
+    assert failure.value.kind is ErrorKind.RESTORE_DEADLINE
+    message = str(failure.value)
+    assert re.search(
+        r"operator 'op', subtask 0, batch 5: after 1.2 s .* in 5 pieces, .* MB in 2 pieces are missing", message
+    )
+    assert "next one in op/changes/1/0/3-" in message
+    restart(engine, told, 3.0)
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1.0])
+def test_a_deadline_is_a_time(deadline_s: float) -> None:
+    with pytest.raises(ConfigurationError, match="restore_deadline_s"):
+        Options(restore_deadline_s=deadline_s)
