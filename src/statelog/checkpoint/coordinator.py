@@ -16,12 +16,14 @@ from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
+from statelog.checkpoint.calls import incomplete_batch, require_own_partition, stale_task
 from statelog.checkpoint.composition import compose, generations_of
 from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
-from statelog.checkpoint.founding import founding_checkpoint
+from statelog.checkpoint.founding import founding_checkpoint, founding_entry
 from statelog.checkpoint.history import History
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
+from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Progress, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
@@ -29,16 +31,14 @@ from statelog.checkpoint.restoring import RestoringSubtasks
 from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
 from statelog.errors import (
-    ConfigurationError,
     ErrorKind,
     FencedError,
     ProtocolError,
     StatelogError,
-    StateMissingError,
     StorageError,
 )
 from statelog.metrics import Measurements
-from statelog.observer import CheckpointMetrics, RestoreMetrics, Step
+from statelog.observer import RestoreMetrics, Step
 from statelog.options import Options
 from statelog.state.times import NO_TIME_MS
 from statelog.storage import Store
@@ -165,23 +165,7 @@ class OperatorCoordinator:
 
     def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
         """Make durable what is there before the first batch."""
-        run = self._run
-        entry = Checkpoint(
-            epoch=self._epoch,
-            batch=FOUNDING_BATCH,
-            revision=0,
-            query_id=run.query_id,
-            run_id=run.run_id,
-            uid=run.uid,
-            parallelism=run.parallelism,
-            segments=[],
-            key_schema=run.key_schema,
-            states=run.states,
-            batch_time_ms=0,
-            watermark_ms=NO_TIME_MS,
-            token=self._new_token(),
-            log_start=self._log.number,
-        )
+        entry = founding_entry(self._run, self._epoch, self._new_token(), self._log.number)
         return self._log.append(founding_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
@@ -216,7 +200,7 @@ class OperatorCoordinator:
             self._require_running()
             task = request.task
             batch = self._enter(task)
-            self._check_partition(request, batch)
+            require_own_partition(request, batch, self._run, self._name)
             batch.begun[task.attempt] = task.subtask
             before = self._history.at(batch.number - 1)
             return Begun(
@@ -243,9 +227,9 @@ class OperatorCoordinator:
         if current is not None and task.batch == current.number:
             return current
         if current is not None and task.batch < current.number:
-            raise self._stale(task, current)
+            raise stale_task(task, current, self._name)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
-            raise self._incomplete(task, current)
+            raise incomplete_batch(task, current, self._run, self._name)
         if current is not None and not all(one.is_stored for one in current.acks.values()):
             # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
             self._commit(current, self._clock.monotonic_s())
@@ -278,50 +262,6 @@ class OperatorCoordinator:
                 return False
             after_ms = self._run.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
             return after_ms > checkpoint.watermark_ms
-
-    def _stale(self, task: TaskId, current: Batch) -> FencedError:
-        return FencedError(
-            f"{self._name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
-            kind=ErrorKind.STALE_BATCH,
-            hint="The task is a leftover of an earlier batch; its result is not needed.",
-        )
-
-    def _incomplete(self, task: TaskId, current: Batch) -> StateMissingError:
-        missing = current.missing(self._run.parallelism)
-        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        if task.batch > current.number + 1:
-            what = f"no subtask ran in batch {task.batch - 1}"
-        else:
-            what = f"of batch {current.number} these subtasks did not run to their end: {shown}"
-        return StateMissingError(
-            f"{self._name}: checkpoint {task.batch - 1} does not exist: {what}. An action of the query did not"
-            " read the operator's whole output (limit, take, first, isEmpty, or no action at all in"
-            " foreachBatch).",
-            kind=ErrorKind.CHECKPOINT_INCOMPLETE,
-            hint="Run an action that reads everything in every batch. Then stop the query, run"
-            " statelog.rewind(checkpointLocation) and start it again: Spark repeats the batch.",
-        )
-
-    def _check_partition(self, request: Begin, batch: Batch) -> None:
-        task = request.task
-        is_misplaced = request.input_rows > 0 and request.partition != task.subtask
-        if not 0 <= task.subtask < self._run.parallelism or is_misplaced or task.attempt in batch.begun:
-            raise ConfigurationError(
-                f"{self._name}: subtask {task.subtask} of {self._run.parallelism} ran as partition"
-                f" {request.partition} of task attempt {task.attempt}"
-                f"{', which had already run another one' if task.attempt in batch.begun else ''}. A"
-                " coalesce or union directly after the operator has renumbered or joined its partitions.",
-                kind=ErrorKind.PARTITIONS_RENUMBERED,
-                hint="Put a repartition between the operator and the coalesce or union.",
-            )
-        if request.batch_time_ms is not None and request.batch_time_ms != batch.time.time_ms:
-            raise ConfigurationError(
-                f"{self._name}: rows of the batch of {request.batch_time_ms} ms ran as batch {batch.number}, whose"
-                f" time is {batch.time.time_ms} ms.",
-                kind=ErrorKind.STALE_DATAFRAME,
-                hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
-                " its own foreachBatch call.",
-            )
 
     def fetch(self, request: Fetch) -> Fetched:
         """Tell a subtask which segments it lacks of the state before its batch."""
@@ -443,7 +383,10 @@ class OperatorCoordinator:
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
-        self._options.observer.checkpoint(self._metrics(batch.durable, taken, commit_s, log_files))
+        measured = self._measurements.take()
+        self._options.observer.checkpoint(
+            checkpoint_metrics(batch.durable, taken, self._orders, self._inventory, commit_s, log_files, measured)
+        )
         self._inventory.release(batch.durable, oldest, self._log)
 
     def _oldest_retained(self, batch: Batch) -> int:
@@ -475,34 +418,6 @@ class OperatorCoordinator:
                     # It can stay where it is; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
 
-    def _metrics(self, entry: Checkpoint, taken: list[TakenAck], commit_s: float, log_files: int) -> CheckpointMetrics:
-        uploads = sum(len(one.ack.names) for one in taken)
-        return CheckpointMetrics(
-            query_id=entry.query_id,
-            uid=entry.uid,
-            batch=entry.batch,
-            revision=entry.revision,
-            parallelism=entry.parallelism,
-            input_rows=sum(one.ack.input_rows for one in taken),
-            late_rows=sum(one.ack.late_rows for one in taken),
-            watermark_ms=entry.watermark_ms,
-            changes=sum(one.ack.total_rows for one in taken),
-            changed_bytes=sum(one.ack.total_bytes for one in taken),
-            objects=uploads + log_files,
-            commit_s=commit_s,
-            subtask_s=max(one.ack.subtask_s for one in taken),
-            base_bytes=self._orders.base_bytes,
-            log_bytes=self._orders.log_bytes,
-            materialized=len(entry.bases),
-            materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
-            materialization_failures=sum(bool(one.ack.materialization_failure) for one in taken),
-            stored_bytes=self._inventory.stored_bytes,
-            needed_bytes=self._inventory.needed_bytes,
-            restore_s=max(one.ack.restore_s for one in taken),
-            restored_bytes=sum(one.ack.restored_bytes for one in taken),
-            measured=self._measurements.take(),
-        )
-
     def _require_running(self) -> None:
         if self._stopped is not None:
             raise self._stopped
@@ -510,7 +425,7 @@ class OperatorCoordinator:
     def _require_begun(self, task: TaskId) -> Batch:
         batch = self._batch
         if batch is not None and task.batch < batch.number:
-            raise self._stale(task, batch)
+            raise stale_task(task, batch, self._name)
         if batch is None or batch.number != task.batch or batch.begun.get(task.attempt) != task.subtask:
             raise FencedError(
                 f"{self._name}: attempt {task.attempt} of subtask {task.subtask} has not begun batch {task.batch}.",

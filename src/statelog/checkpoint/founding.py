@@ -8,11 +8,13 @@ import msgspec
 
 from statelog.changelog import chain
 from statelog.changelog.base import Base, Level, StoredRun
+from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.cover import Piece
-from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
 from statelog.state.key_groups import hash_range
+from statelog.state.times import NO_TIME_MS
 
-__all__ = ["founding_checkpoint"]
+__all__ = ["founding_checkpoint", "founding_entry"]
 
 
 def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
@@ -34,3 +36,35 @@ def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun
         level = Level(first, entry.batch, before, after, within.first, within.last, own)
         pieces.append(Piece(within.first, within.last, Base(subtask, entry.parallelism, [level])))
     return msgspec.structs.replace(entry, cover=pieces)
+
+
+def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -> Checkpoint:
+    """The checkpoint before the first batch of a run, still without its state.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    epoch : int
+        Its epoch.
+    token : bytes
+        16 unique bytes.
+    log_start : int
+        The log's newest file.
+    """
+    return Checkpoint(
+        epoch=epoch,
+        batch=FOUNDING_BATCH,
+        revision=0,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        uid=run.uid,
+        parallelism=run.parallelism,
+        segments=[],
+        key_schema=run.key_schema,
+        states=run.states,
+        batch_time_ms=0,
+        watermark_ms=NO_TIME_MS,
+        token=token,
+        log_start=log_start,
+    )

@@ -1,0 +1,66 @@
+"""Which calls of tasks are refused, and why."""
+
+from __future__ import annotations
+
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import Batch
+from statelog.checkpoint.protocol import Begin, TaskId
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, StateMissingError
+
+__all__ = ["incomplete_batch", "require_own_partition", "stale_task"]
+
+
+def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
+    """A task of a batch that is over has called the operator `name`."""
+    return FencedError(
+        f"{name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
+        kind=ErrorKind.STALE_BATCH,
+        hint="The task is a leftover of an earlier batch; its result is not needed.",
+    )
+
+
+def incomplete_batch(task: TaskId, current: Batch, run: OperatorRun, name: str) -> StateMissingError:
+    """A task of a batch has called although the one before has no checkpoint."""
+    missing = current.missing(run.parallelism)
+    shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+    if task.batch > current.number + 1:
+        what = f"no subtask ran in batch {task.batch - 1}"
+    else:
+        what = f"of batch {current.number} these subtasks did not run to their end: {shown}"
+    return StateMissingError(
+        f"{name}: checkpoint {task.batch - 1} does not exist: {what}. An action of the query did not"
+        " read the operator's whole output (limit, take, first, isEmpty, or no action at all in"
+        " foreachBatch).",
+        kind=ErrorKind.CHECKPOINT_INCOMPLETE,
+        hint="Run an action that reads everything in every batch. Then stop the query, run"
+        " statelog.rewind(checkpointLocation) and start it again: Spark repeats the batch.",
+    )
+
+
+def require_own_partition(request: Begin, batch: Batch, run: OperatorRun, name: str) -> None:
+    """Refuse partitions that are not as the operator has made them, and rows of another batch.
+
+    Raises
+    ------
+    ConfigurationError
+        If so.
+    """
+    task = request.task
+    is_misplaced = request.input_rows > 0 and request.partition != task.subtask
+    if not 0 <= task.subtask < run.parallelism or is_misplaced or task.attempt in batch.begun:
+        raise ConfigurationError(
+            f"{name}: subtask {task.subtask} of {run.parallelism} ran as partition"
+            f" {request.partition} of task attempt {task.attempt}"
+            f"{', which had already run another one' if task.attempt in batch.begun else ''}. A"
+            " coalesce or union directly after the operator has renumbered or joined its partitions.",
+            kind=ErrorKind.PARTITIONS_RENUMBERED,
+            hint="Put a repartition between the operator and the coalesce or union.",
+        )
+    if request.batch_time_ms is not None and request.batch_time_ms != batch.time.time_ms:
+        raise ConfigurationError(
+            f"{name}: rows of the batch of {request.batch_time_ms} ms ran as batch {batch.number}, whose"
+            f" time is {batch.time.time_ms} ms.",
+            kind=ErrorKind.STALE_DATAFRAME,
+            hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
+            " its own foreachBatch call.",
+        )
