@@ -1,0 +1,154 @@
+"""States as tables and back, for every type that a key, a map key or a value can have."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from statelog import ConfigurationError
+from statelog.savepoints.columns import StateColumns
+from statelog.savepoints.load import encode_tables
+from statelog.state.keys import KeyCodec
+from statelog.state.run import Run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.state.timers import timer_descriptor
+
+UTC, at = datetime.UTC, datetime.datetime
+NULLS = {"a": None, "b": None}
+TYPES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.null(), [None, None, None]),
+    (pa.bool_(), [True, False, None]),
+    (pa.int8(), [-128, 127, None]),
+    (pa.int16(), [-(2**15), 0, None]),
+    (pa.int32(), [-(2**31), 7, None]),
+    (pa.int64(), [-(2**63), 2**63 - 1, None]),
+    (pa.float32(), [1.5, math.inf, None]),
+    (pa.float64(), [0.1, -math.inf, None]),
+    (pa.decimal128(38, 18), [Decimal("-1.5"), Decimal(10**19), None]),
+    (pa.string(), ["", "ü\0", None]),
+    (pa.binary(), [b"", b"\xff\0", None]),
+    (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
+    (pa.timestamp("us", tz="UTC"), [at(1969, 1, 1, tzinfo=UTC), at(2262, 5, 1, 1, 2, 3, 4, UTC), None]),
+    (pa.timestamp("us"), [at(1, 1, 1), at(2024, 1, 1, 0, 0, 0, 1), None]),
+    (pa.duration("us"), [datetime.timedelta(days=-1), datetime.timedelta(microseconds=1), None]),
+    (pa.time64("ns"), [datetime.time(0, 0), datetime.time(23, 59, 59, 999999), None]),
+    (pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x", None]}, NULLS, None]),
+    (pa.list_(pa.field("element", pa.int32())), [[1, None], [], None]),
+    (pa.map_(pa.string(), pa.int64()), [[("a", 1), ("b", None)], [], None]),
+]  # fmt: skip
+BY_NAME = pytest.mark.parametrize(("kind", "values"), TYPES, ids=[str(kind) for kind, _ in TYPES])
+
+
+def changes(
+    state: StateDescriptor, keys: pa.Array, entries: pa.Array, values: list[pa.Array], expiry: list[int | None]
+) -> pa.RecordBatch:
+    """Puts with ascending hashes."""
+    count = len(keys)
+    columns = [
+        pa.array(np.arange(count, dtype=np.uint64) << np.uint64(62)),
+        keys,
+        entries,
+        pa.array([Operation.PUT] * count, pa.uint8()),
+        pa.array(expiry, pa.int64()),
+        *values,
+    ]
+    if state.kind is StateKind.TIMER:
+        columns.append(pa.nulls(count, pa.uint32()))
+    return pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+
+
+def stored_and_read(rows: pa.RecordBatch) -> pa.Table:
+    """What comes back of rows from a Parquet file, in another order."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches([rows]), sink, compression="zstd")
+    table = pq.read_table(pa.BufferReader(sink.getvalue()))
+    return table.take(list(reversed(range(table.num_rows))))
+
+
+@BY_NAME
+def test_keys_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> None:
+    keys = pa.schema([("k", kind), ("n", pa.int32())])
+    encoded = KeyCodec(keys).encode_columns([pa.array(values, kind), pa.array([1, 2, 3], pa.int32())])
+    state = StateDescriptor("s", StateKind.VALUE, pa.schema([("n", pa.int64())]))
+    before = changes(state, encoded, pa.array([b""] * 3, pa.binary()), [pa.array([1, None, 3])], [None] * 3)
+    columns = StateColumns(keys, state)
+    rows = columns.to_rows(before)
+    assert rows.schema.names == ["hash", "key_k", "key_n", "value_n"]
+    assert rows.column("key_k").to_pylist() == pa.array(values, kind).to_pylist()
+    assert columns.to_changes(stored_and_read(rows)).equals(before)
+
+
+@BY_NAME
+def test_values_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> None:
+    keys = pa.schema([("value", pa.string())])
+    encoded = KeyCodec(keys).encode_columns([pa.array(["a", "b", None])])
+    state = StateDescriptor("s", StateKind.VALUE, pa.schema([("hash", kind), ("value", kind)]), None, TimeDomain.EVENT)
+    own = pa.array(values, kind)
+    before = changes(state, encoded, pa.array([b""] * 3, pa.binary()), [own, own], [5, None, -1])
+    columns = StateColumns(keys, state)
+    rows = columns.to_rows(before)
+    assert rows.schema.names == ["hash", "key_value", "value_hash", "value_value", "expires_ms"]
+    assert columns.to_changes(stored_and_read(rows)).equals(before)
+
+
+@pytest.mark.parametrize(("kind", "values"), [one for one in TYPES if not pa.types.is_map(one[0])])
+def test_map_keys_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> None:
+    keys, entry = pa.schema([("k", pa.string())]), pa.schema([("e", kind)])
+    state = StateDescriptor("s", StateKind.MAP, pa.schema([("n", pa.int64())]), entry)
+    encoded = KeyCodec(keys).encode_columns([pa.array(["a", "b", "c"])])
+    entries = KeyCodec(entry).encode_columns([pa.array(values, kind)])
+    before = changes(state, encoded, entries, [pa.array([1, 2, 3])], [None] * 3)
+    columns = StateColumns(keys, state)
+    assert columns.to_changes(stored_and_read(columns.to_rows(before))).equals(before)
+
+
+def test_elements_keep_their_order_and_come_before_later_ones() -> None:
+    keys = pa.schema([("k", pa.string())])
+    state = StateDescriptor("s", StateKind.LIST, pa.schema([("n", pa.int64())]))
+    table = pa.table({"hash": [3, 3, 3], "key_k": ["b", "a", "a"], "position": [0, 300, 2], "value_n": [1, 2, 3]})
+    found = StateColumns(keys, state).to_changes(table)
+    assert found.column(5).to_pylist() == [3, 2, 1], "sorted by key and position"
+    epoch_1 = b"\0\0\0\1" + bytes(12)
+    assert all(entry.as_py() < epoch_1 and len(entry.as_py()) == 16 for entry in found.column(2))
+    rows = StateColumns(keys, state).to_rows(found)
+    assert rows.column("position").to_pylist() == [0, 1, 0]
+
+
+def test_timers_of_any_time_come_back_and_can_be_searched() -> None:
+    keys = pa.schema([("k", pa.int64())])
+    state = timer_descriptor(TimeDomain.EVENT)
+    times = [-(2**63), -1, 0, 2**63 - 1]
+    table = pa.table({"hash": [1, 2, 3, 4], "key_k": [1, 2, 3, 4], "time_ms": times})
+    data, rows = encode_tables(keys, [(state.to_stored(), table)], "lz4")
+    run = Run(pa.py_buffer(data), "run")
+    section = run.section(state)
+    assert section is not None
+    assert rows == 4
+    assert section.blocks[0].due(-2, 0).tolist() == [1, 2]
+    assert StateColumns(keys, state).to_rows(section.blocks[0].load()).column("time_ms").to_pylist() == times
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"hash": [1], "key_k": ["a"], "value_n": [1]}, "'position' is missing"),
+        ({"hash": [1], "key_k": ["a"], "position": [None], "value_n": [1]}, "column 'position' holds nulls"),
+        ({"hash": [1], "key_k": ["a"], "position": [-1], "value_n": [1]}, "position is not between 0 and"),
+        ({"hash": [1], "key_k": ["a"], "position": [2**30], "value_n": [1]}, "position is not between 0 and"),
+        ({"hash": [1], "key_k": ["a"], "position": [0], "value_n": ["x"]}, "column 'value_n' is string"),
+        ({"hash": [1] * 2, "key_k": ["a"] * 2, "position": [0] * 2, "value_n": [1, 2]}, r"key \('a',\) has two rows"),
+    ],
+)
+def test_rows_that_are_no_state_are_refused(columns: dict[str, list[Any]], message: str) -> None:
+    keys = pa.schema([("k", pa.string())])
+    state = StateDescriptor("s", StateKind.LIST, pa.schema([("n", pa.int64())]))
+    with pytest.raises(ConfigurationError, match=message):
+        StateColumns(keys, state).to_changes(pa.table(columns))
