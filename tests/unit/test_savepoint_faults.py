@@ -1,0 +1,92 @@
+"""Deaths at every store operation of taking a savepoint and of restoring it: what is half done counts for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog import ConfigurationError
+from statelog.savepoints import operators
+from statelog.savepoints.manifest import Manifest
+from statelog.storage import LocalStore, Store
+from statelog.storage.faults import FaultStore
+from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
+from tests.compat.test_savepoints import BATCH, FIXTURES, restored, save
+from tests.model.engine import Engine
+from tests.unit.test_crash_points import KillAt, Killed, When
+
+both = pytest.mark.parametrize("when", ["before", "after"])
+
+
+def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object], check: Callable[[], None]) -> int:
+    """Do it, with a death at each operation in turn, until there are no more; return how many there were."""
+    for number in range(1, 1000):
+        plan = KillAt(number, when)
+
+        def opened(location: str, plan: KillAt = plan) -> Store:
+            return FaultStore(LocalStore(location), plan)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(operators, "open_location", opened)
+            try:
+                do()
+                if not plan.killed_at:
+                    return number - 1
+            except Killed:
+                pass
+        check()
+    raise AssertionError("it never ends")
+
+
+def require_all(directory: Path) -> None:
+    engine = Engine(directory, fixture_hash)
+    engine.start(2, BATCH + 1)
+    model = expected()
+    for subtask, part in enumerate(engine.parts([(key, ("read",)) for key in KEYS])):
+        for key, found in engine.run_commands(BATCH + 1, subtask, part):
+            assert found == model.run((key[0], key[1]), ("read",))
+
+
+@both
+def test_a_savepoint_that_is_not_finished_is_none_and_harms_nothing(
+    when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "across")
+    location, target = tmp_path / "location", tmp_path / "savepoint"
+    before = {path: path.read_bytes() for path in location.rglob("*") if path.is_file()}
+
+    def check() -> None:
+        assert not (target / "manifest.json").exists()
+        assert {path: path.read_bytes() for path in location.rglob("*") if path.is_file()} == before
+        shutil.rmtree(target, ignore_errors=True)
+
+    assert deaths(monkeypatch, when, lambda: save(str(location), "op", BATCH, target), check) >= 3
+
+
+@both
+def test_a_restore_that_is_not_finished_can_be_repeated(
+    when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture = FIXTURES / "v1"
+    attempts = 0
+
+    def directory() -> Path:
+        return tmp_path / str(attempts)
+
+    def check() -> None:
+        nonlocal attempts
+        try:
+            restored(fixture, directory())
+        except ConfigurationError as error:
+            assert "holds state already" in str(error), "it had come to the operator's checkpoint"
+            shutil.rmtree(directory())
+            restored(fixture, directory())
+        require_all(directory())
+        attempts += 1
+
+    assert deaths(monkeypatch, when, lambda: restored(fixture, directory()), check) >= 8
+    require_all(directory())
+    assert Manifest.read(LocalStore(str(fixture)), "fixture").batch == BATCH
