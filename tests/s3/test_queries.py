@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import statelog
 from statelog import Options
 from statelog.spark.arguments import require_endpoint
 from statelog.storage import open_store
 from tests.s3.server import RadosGateway
-from tests.spark.support import Job, make_orders
+from tests.spark.support import Job, ledger_model, make_orders
 
 pytest_plugins = ("tests.s3.plugin",)
 pytestmark = pytest.mark.spark
@@ -43,3 +44,26 @@ def test_a_query_goes_on_from_a_bucket(
     stored += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(stored) > 20
     assert not [data for data in stored if any(secret in data for secret in secrets)], "a secret was stored"
+
+
+def test_a_savepoint_in_a_bucket(
+    s3_server: RadosGateway,
+    s3_location: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in s3_server.environment.items():
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        monkeypatch.setenv(name, value)
+    orders = make_orders(3, seed=93)
+    job = replace(Job(tmp_path), location=f"{s3_location}/state").add(orders[:2])
+    job.run(job.ledger(spark, 2))
+    target, other = f"{s3_location}/savepoint", job.elsewhere("other")
+    statelog.savepoint(job.checkpoint, target, location=job.location)
+    other = replace(other, location=f"{s3_location}/other")
+    statelog.restore(target, other.checkpoint, location=other.location, claim=True)
+    assert open_store(target).list() == []
+    job.add(orders[2:])
+    other.run(other.ledger(spark, 3))
+    assert other.results() == {2: ledger_model(orders)[2]}
