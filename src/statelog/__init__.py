@@ -16,6 +16,7 @@ from statelog.metrics import Metric, Recorded
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
+from statelog.spark.placement import spark_conf
 from statelog.spark.process import process
 from statelog.spark.rewind import Rewound, rewind
 from statelog.spark.savepoints import Restored, Savepoint, restore, savepoint
@@ -85,4 +86,5 @@ __all__ = [
     "restore",
     "rewind",
     "savepoint",
+    "spark_conf",
 ]

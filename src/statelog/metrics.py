@@ -19,6 +19,8 @@ _KEPT: Final = 1000
 class Metric(StrEnum):
     """What is measured. Those with a unit in their name are distributions, the others are counted."""
 
+    STATE_FETCHES = "state_fetches"
+    """Times that a task had to fetch state, because it was not, or not all, on its executor."""
     UPLOAD_REQUESTS = "upload_requests"
     """Objects that were to be written."""
     UPLOAD_FAILURES = "upload_failures"

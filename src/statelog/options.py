@@ -78,6 +78,9 @@ class Options:
     local_directory : str or None
         Where tasks keep local copies of runs. None is Spark's own scratch directory, which ends with the
         application; in a directory of your own the copies outlive it.
+    placement : {"auto", "on", "off"}
+        Whether a subtask stays on the executor that has its local files. ``auto`` does so unless the application can
+        only have one executor. See docs/placement.md for what Spark must be told.
     heartbeat_s : float or None
         Run a batch at least this often, without data too, so that timers and windows in processing time fire; at
         least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator that does not go
@@ -116,6 +119,7 @@ class Options:
     log_min_age_s: float = 60.0
     orphan_min_age_s: float = 3600.0
     local_directory: str | None = None
+    placement: str = "auto"
     heartbeat_s: float | None = None
     observer: Observer = field(default_factory=Observer)
 
@@ -150,6 +154,7 @@ class Options:
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
         _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
+        _require(self.placement in ("auto", "on", "off"), "placement", self.placement, "'auto', 'on' or 'off'")
         _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")
 
     def inline_bytes(self, parallelism: int) -> int:

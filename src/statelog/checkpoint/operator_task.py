@@ -16,7 +16,7 @@ from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, Task
 from statelog.checkpoint.redistribution import Start
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
-from statelog.metrics import Measurements
+from statelog.metrics import Measurements, Metric
 from statelog.observer import Step
 from statelog.options import Options
 from statelog.state.operator_processor import OperatorContext
@@ -114,7 +114,13 @@ class OperatorTask:
         """The state before the batch, by name."""
         if start.is_redistributed:
             remove_other_parallelisms(self.local.directory)
-        snapshots = [Snapshot(self._read(begun, segment), segment.name) for segment in start.snapshots]
+        found = [self.local.read(segment.checksum) for segment in start.snapshots]
+        if None in found:
+            self.measurements.count(Metric.STATE_FETCHES)
+        snapshots = [
+            Snapshot(self._fetch(begun, segment) if data is None else data, segment.name)
+            for segment, data in zip(start.snapshots, found, strict=True)
+        ]
         if start.slices is None:
             return {name: [Elements.all_of(section)] for name, section in snapshots[0].sections.items()}
         stored: dict[str, list[Elements]] = {}
@@ -130,9 +136,11 @@ class OperatorTask:
             stored.setdefault(piece.state, []).append(Elements(section, piece.first, piece.count))
         return stored
 
-    def _read(self, begun: Begun, segment: SegmentRef) -> bytes:
-        data = self.local.read(segment.checksum)
-        return read_segment(self.open_store(begun.store), segment) if data is None else data
+    def _fetch(self, begun: Begun, segment: SegmentRef) -> bytes:
+        data = read_segment(self.open_store(begun.store), segment)
+        # If the batch does not change it, the next one starts from it again.
+        self.local.write(segment.checksum, data, self.task.batch, self.token)
+        return data
 
     def _ack(
         self,

@@ -33,7 +33,7 @@ from statelog.checkpoint.restoring import Restoring
 from statelog.checkpoint.upkeep import Upkeep
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
-from statelog.metrics import Measurements
+from statelog.metrics import Measurements, Metric
 from statelog.observer import Step
 from statelog.options import Options
 from statelog.state.key_groups import Hashes, hash_range
@@ -263,6 +263,7 @@ class BatchTask:
 
     def _fetch(self, restoring: Restoring, known: list[bytes]) -> MissingSegments:
         remove_other_parallelisms(self.local.directory)
+        self.measurements.count(Metric.STATE_FETCHES)
         reply = self.call(Fetch(self.task, known), b"")
         if not isinstance(reply, Fetched):
             raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")

@@ -25,9 +25,11 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError, Processo
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
-from statelog.spark.initial_state import store_initial_state, when_queries_start
+from statelog.spark.initial_state import store_initial_state
 from statelog.spark.initial_tables import InitialTable, joined_runs, store_initial_table
+from statelog.spark.placement import Placement
 from statelog.spark.query_clocks import QueryClocks
+from statelog.spark.query_starts import when_queries_start
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import Store
@@ -74,6 +76,8 @@ class OperatorPlan:
         States that are loaded before the first batch.
     ticks : TickRule
         What the operator needs batches without data for.
+    placement : Placement or None
+        Where the subtasks run.
     """
 
     instance: str
@@ -89,6 +93,7 @@ class OperatorPlan:
     initial: DataFrame | None = None
     tables: list[InitialTable] = field(default_factory=list)
     ticks: TickRule = field(default_factory=TickRule)
+    placement: Placement | None = None
 
     @property
     def observation(self) -> str:
@@ -99,6 +104,11 @@ class OperatorPlan:
     def has_initial(self) -> bool:
         """Whether something is to be stored before the first batch."""
         return self.initial is not None or bool(self.tables)
+
+    @property
+    def waits_for_start(self) -> bool:
+        """Whether there is something to do before a query's first batch."""
+        return self.has_initial or self.placement is not None
 
 
 @dataclass(frozen=True)
@@ -176,23 +186,27 @@ class Endpoint:
         """Make an operator known before its first task calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        if plan.has_initial:
-            when_queries_start(plan.session, self._store_initial_states)
+        if plan.waits_for_start:
+            when_queries_start(plan.session, self._prepare)
 
-    def _store_initial_states(self, query_id: str, run_id: str) -> None:
-        """Store the initial states of a query's operators before its first batch."""
-        with self._lock:
-            waiting = [plan for plan in self._plans.values() if plan.has_initial]
-        for plan in waiting:
-            query = plan.session.streams.get(query_id)
-            if query is None or not internals.is_first_start(query, plan.observation):
+    def _prepare(self, query_id: str, run_id: str) -> None:
+        """Do what a query's operators need before its first batch."""
+        for plan in self._all_plans():
+            query = plan.session.streams.get(query_id) if plan.waits_for_start else None
+            if query is None or not internals.has_observation(query, plan.observation):
                 continue
-            try:
-                outcome: _Initial | Exception = _store_initial_state(plan, query, run_id)
-            except Exception as error:
-                outcome = error
-            with self._lock:
-                self._initial[run_id, plan.instance] = outcome
+            if plan.placement is not None:
+                plan.placement.keep_during(query)
+            if plan.has_initial and internals.is_first_start(query):
+                self._store_initial_state(plan, query, run_id)
+
+    def _store_initial_state(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
+        try:
+            outcome: _Initial | Exception = _store_initial_state(plan, query, run_id)
+        except Exception as error:
+            outcome = error
+        with self._lock:
+            self._initial[run_id, plan.instance] = outcome
 
     def _all_plans(self) -> list[OperatorPlan]:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,16 +14,21 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError
 __all__ = [
     "active_queries",
     "batch_time",
+    "cached_partitions",
     "checkpoint_location",
     "committed_offsets",
     "current_watermark_ms",
+    "drop_cached_partition",
+    "executors",
     "find_query",
     "has_no_data_batches",
+    "has_observation",
     "is_first_start",
     "next_batch",
     "plan_text",
     "reads_source",
     "require_synchronous_progress",
+    "slots",
 ]
 
 
@@ -53,11 +59,15 @@ def checkpoint_location(query: StreamingQuery) -> str:
     return str(_execution(query).resolvedCheckpointRoot())
 
 
-def is_first_start(query: StreamingQuery, observation: str) -> bool:
-    """Whether a query that is about to start has not committed any batch, and its plan has an observation."""
-    execution = _execution(query)
+def has_observation(query: StreamingQuery, observation: str) -> bool:
+    """Whether a query's plan has an observation."""
     # With the comma behind it the name is whole.
-    return f"{observation}," in str(execution.analyzedPlan()) and execution.commitLog().getLatest().isEmpty()
+    return f"{observation}," in plan_text(query)
+
+
+def is_first_start(query: StreamingQuery) -> bool:
+    """Whether a query that is about to start has not committed any batch."""
+    return bool(_execution(query).commitLog().getLatest().isEmpty())
 
 
 def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
@@ -132,3 +142,58 @@ def require_synchronous_progress(query: StreamingQuery) -> None:
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Remove the option asyncProgressTrackingEnabled, and use a micro-batch trigger.",
         )
+
+
+# ---- Executors and what they cache ----
+
+
+def _context(session: SparkSession) -> Any:
+    context: Any = session.sparkContext
+    return context._jsc.sc()
+
+
+def executors(session: SparkSession) -> list[str]:
+    """Ids of the executors that are there; none if the driver is the only one."""
+    found = _context(session).getExecutorIds()
+    return sorted(str(found.apply(index)) for index in range(found.size()))
+
+
+def slots(session: SparkSession) -> int:
+    """How many tasks the executors can run at a time."""
+    context = _context(session)
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
+def cached_partitions(frame: DataFrame, count: int) -> list[str | None]:
+    """The executor that holds each of the first `count` partitions of a DataFrame in its cache, or None."""
+    master = _block_master(frame)
+    held = (master.getLocations(block) for block in _blocks(frame, range(count)))
+    found = [None if places.isEmpty() else str(places.head().executorId()) for places in held]
+    return found or [None] * count
+
+
+def drop_cached_partition(frame: DataFrame, partition: int) -> None:
+    """Make executors forget a partition of a cached DataFrame, so that it is computed again where it is needed next."""
+    for block in _blocks(frame, [partition]):
+        _block_master(frame).removeBlock(block)
+
+
+def _block_master(frame: DataFrame) -> Any:
+    # SparkEnv has it too, but its methods cannot be looked at without a library that Spark's package lacks.
+    jvm: Any = frame.sparkSession._jvm
+    field = jvm.java.lang.Class.forName("org.apache.spark.scheduler.DAGScheduler").getDeclaredField(
+        "blockManagerMaster"
+    )
+    field.setAccessible(True)
+    return field.get(_context(frame.sparkSession).dagScheduler())
+
+
+def _blocks(frame: DataFrame, partitions: Iterable[int]) -> list[Any]:
+    """Names of a cached DataFrame's partitions; none if it is not cached any more."""
+    cached: Any = frame
+    found = cached._jdf.sparkSession().sharedState().cacheManager().lookupCachedData(cached._jdf)
+    if found.isEmpty():
+        return []
+    rdd_id = found.get().cachedRepresentation().cacheBuilder().cachedColumnBuffers().id()
+    jvm: Any = frame.sparkSession._jvm
+    return [jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition) for partition in partitions]

@@ -34,11 +34,13 @@ from statelog.spark.event_columns import own_event_time, result_event_time
 from statelog.spark.forms import ProcessorForm
 from statelog.spark.initial_tables import InitialTable, checked_table
 from statelog.spark.key_hash import key_hash
+from statelog.spark.placement import Placement, make_placement
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
 from statelog.spark.worker import (
     HASH_COLUMN,
     INITIAL_COLUMN,
+    SUBTASK_COLUMN,
     TIME_COLUMN,
     SubtaskSpec,
     bind_state,
@@ -142,8 +144,10 @@ def build_operator(
     descriptors = [bind_state(state).descriptor for state in states]
     if time_mode.domain is not None:
         descriptors.append(timer_descriptor(time_mode.domain))
+    instance = new_instance()
+    placement = make_placement(session, uid, instance, parallelism, setting.options) if df.isStreaming else None
     plan = OperatorPlan(
-        instance=new_instance(),
+        instance=instance,
         session=session,
         uid=uid,
         parallelism=parallelism,
@@ -156,6 +160,7 @@ def build_operator(
         initial=None if initial is None else initial.by_subtask("i", parallelism),
         tables=_tables(setting.tables, stream, descriptors, uid, parallelism),
         ticks=_ticks(event_time, setting),
+        placement=placement,
     )
     host, port, secret = "", 0, b""
     if df.isStreaming:
@@ -186,7 +191,7 @@ def build_operator(
         port=port,
         secret=secret,
     )
-    result = _operator_frame(stream, initial, spec, plan.observation)
+    result = _operator_frame(stream, initial, spec, plan)
     if output_event_time is None:
         return result
     marked = _watermark_column(df)
@@ -201,7 +206,7 @@ def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     return result.select(*columns)
 
 
-def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, observation: str) -> DataFrame:
+def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, plan: OperatorPlan) -> DataFrame:
     rows = stream.rows("c")
     if initial is not None and not spec.is_streaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
@@ -210,14 +215,18 @@ def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: Subtas
     if spec.is_streaming:
         # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
         # it does not fold what is observed.
-        rows = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
-    return _by_subtask(rows, spec.parallelism).mapInArrow(task_function(spec), spec.output_schema)
+        rows = rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
+    placed = _by_subtask(rows, spec.parallelism, plan.placement)
+    return placed.mapInArrow(task_function(spec), spec.output_schema)
 
 
-def _by_subtask(rows: DataFrame, parallelism: int) -> DataFrame:
+def _by_subtask(rows: DataFrame, parallelism: int, placement: Placement | None = None) -> DataFrame:
     """Bring rows with a key hash to the partition of their subtask."""
     group = F.shiftrightunsigned(F.col(HASH_COLUMN), GROUP_SHIFT)
-    return rows.repartitionById(parallelism, F.floor(group * parallelism / KEY_GROUPS).cast("int"))
+    subtask = F.floor(group * parallelism / KEY_GROUPS).cast("int")
+    if placement is None:
+        return rows.repartitionById(parallelism, subtask)
+    return placement.by_subtask(rows.withColumn(SUBTASK_COLUMN, subtask), SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
 
 
 def _tables(

@@ -27,14 +27,14 @@ from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import Parse, call_init, check_state_name, state_struct
 from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.key_hash import key_hash
+from statelog.spark.placement import make_placement
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
-    SUBTASK_COLUMN,
     OperatorSpec,
     OperatorStateDeclaration,
     bind_operator_state,
 )
-from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.state.operator_processor import OperatorContext, OperatorProcessor
 from statelog.state.operator_state import OperatorStateMode
@@ -107,8 +107,10 @@ def process(
     output = parse_output(outputStructType)
     pickled = pickled_processor(processor, uid)
     states = declare_operator_states(pickled, uid, subtasks)
+    instance = new_instance()
+    placement = make_placement(session, uid, instance, subtasks, settings) if df.isStreaming else None
     plan = OperatorPlan(
-        instance=new_instance(),
+        instance=instance,
         session=session,
         uid=uid,
         parallelism=subtasks,
@@ -117,6 +119,7 @@ def process(
         states=[bind_operator_state(state).descriptor.to_stored() for state in states],
         options=settings,
         ticks=TickRule(heartbeat_ms=settings.heartbeat_ms),
+        placement=placement,
     )
     host, port, secret = "", 0, b""
     if df.isStreaming:
@@ -139,10 +142,10 @@ def process(
         port=port,
         secret=secret,
     )
-    return _operator_frame(df, broadcast, spec, plan.observation)
+    return _operator_frame(df, broadcast, spec, plan)
 
 
-def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSpec, observation: str) -> DataFrame:
+def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSpec, plan: OperatorPlan) -> DataFrame:
     # mapInArrow cannot take columns whose names need quoting, so names of our own stand in for them.
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
     group = F.shiftrightunsigned(_row_hash(rows), GROUP_SHIFT)
@@ -157,8 +160,11 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSp
     if spec.is_streaming:
         # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
         # it does not fold what is observed.
-        rows = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
-    by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
+        rows = rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
+    if plan.placement is None:
+        by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
+    else:
+        by_subtask = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
     return by_subtask.mapInArrow(task_function(spec), spec.output_schema)
 
 

@@ -19,7 +19,7 @@ from statelog.clock import SystemClock
 from statelog.options import Options
 from statelog.spark.output import RowOutput
 from statelog.spark.types import row_maker, state_codecs
-from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
 from statelog.state.operator_processor import OperatorContext
 from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
@@ -27,7 +27,6 @@ from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSub
 
 __all__ = [
     "BROADCAST_COLUMN",
-    "SUBTASK_COLUMN",
     "OperatorSpec",
     "OperatorStateDeclaration",
     "bind_operator_state",
@@ -35,7 +34,6 @@ __all__ = [
     "read_input",
 ]
 
-SUBTASK_COLUMN: Final = "__statelog_subtask"
 BROADCAST_COLUMN: Final = "__statelog_broadcast"
 
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))

@@ -33,6 +33,7 @@ from statelog.state.times import Moment, Ttl
 __all__ = [
     "HASH_COLUMN",
     "INITIAL_COLUMN",
+    "SUBTASK_COLUMN",
     "TIME_COLUMN",
     "StateDeclaration",
     "SubtaskSpec",
@@ -41,8 +42,8 @@ __all__ = [
 ]
 
 HASH_COLUMN: Final = "__statelog_hash"
+SUBTASK_COLUMN: Final = "__statelog_subtask"
 TIME_COLUMN: Final = "__statelog_time_ms"
-
 INITIAL_COLUMN: Final = "__statelog_initial"
 
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))

@@ -21,13 +21,12 @@ from statelog.spark.ddl import parse_ddl
 from statelog.spark.process import declare_operator_states
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
-    SUBTASK_COLUMN,
     OperatorSpec,
     bind_operator_state,
     make_operator,
     read_input,
 )
-from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.state.key_groups import Hashes, subtasks_of
 from statelog.state.operator_processor import OperatorProcessor
 from statelog.state.operator_state import BroadcastState, Phase, Stage, make_state

@@ -1,0 +1,270 @@
+"""Sticky placement: a subtask runs, from batch to batch, on the executor that has its local files.
+
+Spark runs a task where a cached partition is that it reads. The placement table of an operator has a row per subtask,
+partitioned like the operator's rows and cached; the rows are joined to it, which changes none of them. When an executor
+is lost, the partitions that it had are computed, and cached, where Spark runs their subtasks next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.options import Options
+from statelog.spark import internals
+
+__all__ = ["Placement", "make_placement", "spark_conf", "surplus"]
+
+_log = logging.getLogger(__name__)
+
+_REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
+_SETTINGS: Final = {
+    # Otherwise Spark prefers hosts that hold much of a task's shuffled input to the one that has its cached partition.
+    _REDUCE_LOCALITY: "false",
+    "spark.speculation": "false",
+}
+_WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
+
+_PLACE_COLUMN: Final = "__statelog_place"
+_LEVEL_INTERVAL_S: Final = 5
+_LEVEL_ATTEMPTS: Final = 3
+
+
+def spark_conf() -> dict[str, str]:
+    """What Spark must be told for stateful operators on several executors, before the session is created.
+
+    Returns
+    -------
+    dict of str to str
+        Settings for ``SparkSession.builder.config(map=...)``. They are read when the SparkContext is made.
+
+    Examples
+    --------
+    >>> SparkSession.builder.config(map=statelog.spark_conf()).getOrCreate()  # doctest: +SKIP
+    """
+    return dict(_SETTINGS)
+
+
+def make_placement(
+    session: SparkSession, uid: str, instance: str, parallelism: int, options: Options
+) -> Placement | None:
+    """The placement of a streaming operator; what Spark's settings lack for it is logged.
+
+    Parameters
+    ----------
+    session : SparkSession
+        The session of the stream.
+    uid, instance : str
+        The operator.
+    parallelism : int
+        Number of subtasks.
+    options : Options
+        Whether placement is wanted.
+
+    Returns
+    -------
+    Placement or None
+        None leaves everything to Spark.
+    """
+    if options.placement == "off" or (options.placement == "auto" and not _has_several_executors(session)):
+        return None
+    lacking = _lacking(session)
+    if lacking:
+        _log.warning(
+            "operator '%s': its subtasks will not stay on their executors, because %s. Give"
+            " SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, or set"
+            " Options(placement='off').",
+            uid,
+            lacking,
+        )
+    return Placement(session, f"statelog {uid} {instance} placed", parallelism)
+
+
+def _has_several_executors(session: SparkSession) -> bool:
+    """Whether the application has, or may get, more than one executor."""
+    conf = session.sparkContext.getConf()
+    if str(session.sparkContext.master).split("[")[0] == "local":
+        return False
+    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
+        return conf.get("spark.dynamicAllocation.maxExecutors", "") != "1"
+    return conf.get("spark.executor.instances", "") != "1"
+
+
+def _lacking(session: SparkSession) -> str:
+    """Which setting keeps subtasks from staying where they are; empty if none does."""
+    conf = session.sparkContext.getConf()
+    if str(conf.get(_REDUCE_LOCALITY, "true")).lower() != "false":
+        return f"{_REDUCE_LOCALITY} is not false"
+    wait = next((name for name in _WAITS if conf.get(name) is not None), "")
+    if wait and str(conf.get(wait)).rstrip("ms ") == "0":
+        return f"{wait} is 0"
+    return ""
+
+
+class Placement:
+    """Where the subtasks of an operator run.
+
+    The placement table is cached while a query runs. Without the cache the operator does the same, but its subtasks
+    move.
+
+    Parameters
+    ----------
+    session : SparkSession
+        The session of the stream.
+    name : str
+        A name that no other placement has.
+    parallelism : int
+        Number of subtasks.
+    """
+
+    def __init__(self, session: SparkSession, name: str, parallelism: int) -> None:
+        self._name = name
+        self._parallelism = parallelism
+        self._table = _placement_table(session, name, parallelism)
+        self._runs: set[str] = set()
+        self._lock = threading.Lock()
+
+    def by_subtask(self, rows: DataFrame, subtask: str) -> DataFrame:
+        """Bring rows to the partitions of their subtasks, and those to where the placement table is.
+
+        Parameters
+        ----------
+        rows : DataFrame
+            Any rows.
+        subtask : str
+            The column that holds the subtask, an int from 0 to the parallelism, exclusive.
+
+        Returns
+        -------
+        DataFrame
+            The same rows and columns; partition i has those of subtask i.
+        """
+        shuffled = rows.repartitionById(self._parallelism, F.col(subtask))
+        # The observation keeps Spark from moving the join to the other side of the shuffle, and adaptive execution
+        # from leaving both out when it finds that a batch has no rows.
+        shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
+        return shuffled.join(self._table.hint("SHUFFLE_HASH"), F.col(subtask) == F.col(_PLACE_COLUMN), "left_semi")
+
+    def keep_during(self, query: StreamingQuery) -> None:
+        """Place the subtasks, and keep them placed until a query that is about to start has ended."""
+        run_id = str(query.runId)
+        try:
+            self._hold(run_id)
+        except Exception as error:
+            _log.warning("query %s: its subtasks are not placed yet and may move: %s", query.id, error)
+        name = f"statelog-placement-{query.id}"
+        threading.Thread(target=self._keep, args=(query, run_id), name=name, daemon=True).start()
+
+    def _hold(self, run_id: str) -> None:
+        with self._lock:
+            is_first = not self._runs
+            self._runs.add(run_id)
+            if is_first:
+                self._table.cache()
+                # Tasks that are started together are spread over the executors.
+                self._table.count()
+
+    def _release(self, run_id: str) -> None:
+        with self._lock:
+            self._runs.discard(run_id)
+            if not self._runs:
+                self._table.unpersist()
+
+    def _keep(self, query: StreamingQuery, run_id: str) -> None:
+        leveller = _Leveller(self._table, self._parallelism)
+        try:
+            while not query.awaitTermination(_LEVEL_INTERVAL_S):
+                leveller.level()
+        except Exception:
+            _log.debug("query %s has ended with an error, or with its session", query.id)
+        with suppress(Exception):  # The cache ends with the session, too.
+            self._release(run_id)
+
+
+def _placement_table(session: SparkSession, name: str, parallelism: int) -> DataFrame:
+    # Spark always knows how a cached table is partitioned if its plan is not adaptive. That is a setting of sessions,
+    # so the table gets its own.
+    own = session.newSession()
+    own.conf.set("spark.sql.adaptive.enabled", "false")
+    # With its name it is another table than that of an operator with equally many subtasks.
+    rows = own.range(0, parallelism, 1, 1).select(F.col("id").cast("int").alias(_PLACE_COLUMN), F.lit(name).alias("of"))
+    return rows.repartitionById(parallelism, F.col(_PLACE_COLUMN))
+
+
+class _Leveller:
+    """Moves subtasks away from executors that have more than their share, after executors have come or gone.
+
+    A subtask moves by losing its place: it runs where a core is free then, and stays there.
+    """
+
+    def __init__(self, table: DataFrame, parallelism: int) -> None:
+        self._table = table
+        self._parallelism = parallelism
+        self._executors: list[str] = []
+        self._attempts = 0
+
+    def level(self) -> None:
+        """Look for executors that have come or gone, and move subtasks if that is of use."""
+        try:
+            self._level()
+        except Exception:
+            _log.debug("the executors could not be looked at", exc_info=True)
+
+    def _level(self) -> None:
+        session = self._table.sparkSession
+        executors = internals.executors(session)
+        if executors != self._executors:
+            # What a lost executor had is placed by the next batch, so there is nothing to level before that.
+            self._executors, self._attempts = executors, _LEVEL_ATTEMPTS
+            return
+        if not self._attempts:
+            return
+        places = internals.cached_partitions(self._table, self._parallelism)
+        if None in places:
+            return
+        moved = surplus(places, executors, internals.slots(session))
+        self._attempts = self._attempts - 1 if moved else 0
+        if moved:
+            _log.info("%d of %d subtasks leave executors that have too many", len(moved), self._parallelism)
+        for subtask in moved:
+            internals.drop_cached_partition(self._table, subtask)
+
+
+def surplus(places: Sequence[str | None], executors: Sequence[str], slots: int) -> list[int]:
+    """Which subtasks must move so that no executor waits while another one has too many.
+
+    Parameters
+    ----------
+    places : sequence of (str or None)
+        The executor of each subtask.
+    executors : sequence of str
+        All executors, of about the same size.
+    slots : int
+        How many tasks they can run at a time.
+
+    Returns
+    -------
+    list of int
+        The subtasks beyond an executor's fair share, unless it can run them at a time.
+    """
+    if not executors:
+        return []
+    held: dict[str, list[int]] = defaultdict(list)
+    for subtask, executor in enumerate(places):
+        if executor is not None:
+            held[executor].append(subtask)
+    share, remainder = divmod(len(places), len(executors))
+    by_load = sorted(executors, key=lambda executor: (-len(held[executor]), executor))
+    moved: list[int] = []
+    for rank, executor in enumerate(by_load):
+        allowed = max(share + (rank < remainder), slots // len(executors))
+        moved += held[executor][allowed:]
+    return sorted(moved)
