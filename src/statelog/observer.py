@@ -69,8 +69,7 @@ class CheckpointMetrics:
     restored_bytes : int
         Size, as stored, of the runs from which subtasks fetched what their local copies did not have.
     measured : Recorded
-        Requests to an object store since the checkpoint before, of the driver and of the tasks; see
-        :class:`statelog.Metric`.
+        What driver and tasks have measured since the checkpoint before; see :class:`statelog.Metric`.
     """
 
     query_id: str

@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -315,7 +315,7 @@ class Driver:
         pid = int(self.jvm_pid_file.read_text())
         try:
             # A JVM whose driver is gone ends by itself.
-            wait_until(lambda: not _is_alive(pid), "the end of the JVM", 20)
+            wait_until(lambda: not is_alive(pid), "the end of the JVM", 20)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
 
@@ -348,7 +348,8 @@ def start_driver(module: str, root: Path, arguments: dict[str, Any], env: dict[s
     return Driver(process, log, pid_file)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -356,10 +357,11 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def make_session(master: str = "local[2]") -> SparkSession:
+def make_session(master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
     """A small session."""
     return (
-        SparkSession.builder.master(master)
+        SparkSession.builder.config(map=dict(settings or {}))
+        .master(master)
         .appName("statelog-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,6 +15,7 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError
 __all__ = [
     "active_queries",
     "batch_time",
+    "cache_partitions",
     "cached_partitions",
     "checkpoint_location",
     "committed_offsets",
@@ -165,35 +167,77 @@ def slots(session: SparkSession) -> int:
 
 
 def cached_partitions(frame: DataFrame, count: int) -> list[str | None]:
-    """The executor that holds each of the first `count` partitions of a DataFrame in its cache, or None."""
-    master = _block_master(frame)
-    held = (master.getLocations(block) for block in _blocks(frame, range(count)))
-    found = [None if places.isEmpty() else str(places.head().executorId()) for places in held]
-    return found or [None] * count
+    """The executor that has each of the first `count` partitions of a cached DataFrame; None if not exactly one has."""
+    master, rdd_id = _block_master(frame), _cached_rdd(frame).id()
+    held = (master.getLocations(_block(frame, rdd_id, partition)) for partition in range(count))
+    return [str(places.head().executorId()) if places.size() == 1 else None for places in held]
 
 
 def drop_cached_partition(frame: DataFrame, partition: int) -> None:
-    """Make executors forget a partition of a cached DataFrame, so that it is computed again where it is needed next."""
-    for block in _blocks(frame, [partition]):
-        _block_master(frame).removeBlock(block)
+    """Make executors forget a partition of a cached DataFrame, and wait a second at most until they have."""
+    master, block = _block_master(frame), _block(frame, _cached_rdd(frame).id(), partition)
+    master.removeBlock(block)
+    for _ in range(100):
+        if master.getLocations(block).isEmpty():
+            return
+        time.sleep(0.01)
+
+
+def cache_partitions(frame: DataFrame, executors: Sequence[str]) -> None:
+    """Have the partitions of a cached DataFrame computed, each by an executor, unless they are there already.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The DataFrame, with one row in every partition.
+    executors : sequence of str
+        The executor of each partition.
+    """
+    jvm: Any = frame.sparkSession._jvm
+    hosts = _hosts(frame)
+    wished = [
+        jvm.scala.Tuple2(
+            partition, _scala(jvm, [f"executor_{hosts[executor]}_{executor}"] if executor in hosts else [])
+        )
+        for partition, executor in enumerate(executors)
+    ]
+    any_class = jvm.scala.reflect.ClassTag.Any()
+    # A zip of two RDDs prefers the places of the first.
+    wishes = _context(frame.sparkSession).makeRDD(_scala(jvm, wished), any_class)
+    wishes.zip(_cached_rdd(frame), any_class).count()
+
+
+def _scala(jvm: Any, values: Sequence[Any]) -> Any:
+    listed = jvm.java.util.ArrayList()
+    for value in values:
+        listed.add(value)
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
+
+
+def _hosts(frame: DataFrame) -> dict[str, str]:
+    """The host of each executor."""
+    found, hosts = _block_master(frame).getMemoryStatus().keysIterator(), {}
+    while found.hasNext():
+        manager = found.next()
+        hosts[str(manager.executorId())] = str(manager.host())
+    return hosts
+
+
+def _cached_rdd(frame: DataFrame) -> Any:
+    cached: Any = frame
+    found = cached._jdf.sparkSession().sharedState().cacheManager().lookupCachedData(cached._jdf)
+    return found.get().cachedRepresentation().cacheBuilder().cachedColumnBuffers()
+
+
+def _block(frame: DataFrame, rdd_id: int, partition: int) -> Any:
+    jvm: Any = frame.sparkSession._jvm
+    return jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
 
 
 def _block_master(frame: DataFrame) -> Any:
     # SparkEnv has it too, but its methods cannot be looked at without a library that Spark's package lacks.
     jvm: Any = frame.sparkSession._jvm
-    field = jvm.java.lang.Class.forName("org.apache.spark.scheduler.DAGScheduler").getDeclaredField(
-        "blockManagerMaster"
-    )
+    scheduler = jvm.java.lang.Class.forName("org.apache.spark.scheduler.DAGScheduler")
+    field = scheduler.getDeclaredField("blockManagerMaster")
     field.setAccessible(True)
     return field.get(_context(frame.sparkSession).dagScheduler())
-
-
-def _blocks(frame: DataFrame, partitions: Iterable[int]) -> list[Any]:
-    """Names of a cached DataFrame's partitions; none if it is not cached any more."""
-    cached: Any = frame
-    found = cached._jdf.sparkSession().sharedState().cacheManager().lookupCachedData(cached._jdf)
-    if found.isEmpty():
-        return []
-    rdd_id = found.get().cachedRepresentation().cacheBuilder().cachedColumnBuffers().id()
-    jvm: Any = frame.sparkSession._jvm
-    return [jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition) for partition in partitions]

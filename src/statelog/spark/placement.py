@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -21,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.options import Options
 from statelog.spark import internals
 
-__all__ = ["Placement", "make_placement", "spark_conf", "surplus"]
+__all__ = ["Placement", "make_placement", "moves", "spark_conf"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ _SETTINGS: Final = {
 _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
 
 _PLACE_COLUMN: Final = "__statelog_place"
-_LEVEL_INTERVAL_S: Final = 5
+_LEVEL_INTERVAL_S: Final = 2
 _LEVEL_ATTEMPTS: Final = 3
 
 
@@ -129,6 +128,7 @@ class Placement:
         self._name = name
         self._parallelism = parallelism
         self._table = _placement_table(session, name, parallelism)
+        self._leveller = _Leveller(self._table, parallelism)
         self._runs: set[str] = set()
         self._lock = threading.Lock()
 
@@ -169,7 +169,8 @@ class Placement:
             self._runs.add(run_id)
             if is_first:
                 self._table.cache()
-                # Tasks that are started together are spread over the executors.
+                self._leveller = _Leveller(self._table, self._parallelism)
+                self._leveller.level()
                 self._table.count()
 
     def _release(self, run_id: str) -> None:
@@ -179,10 +180,10 @@ class Placement:
                 self._table.unpersist()
 
     def _keep(self, query: StreamingQuery, run_id: str) -> None:
-        leveller = _Leveller(self._table, self._parallelism)
         try:
             while not query.awaitTermination(_LEVEL_INTERVAL_S):
-                leveller.level()
+                with self._lock:
+                    self._leveller.level()
         except Exception:
             _log.debug("query %s has ended with an error, or with its session", query.id)
         with suppress(Exception):  # The cache ends with the session, too.
@@ -200,10 +201,7 @@ def _placement_table(session: SparkSession, name: str, parallelism: int) -> Data
 
 
 class _Leveller:
-    """Moves subtasks away from executors that have more than their share, after executors have come or gone.
-
-    A subtask moves by losing its place: it runs where a core is free then, and stays there.
-    """
+    """Gives every subtask a place, and new ones when executors have come or gone and some have too many."""
 
     def __init__(self, table: DataFrame, parallelism: int) -> None:
         self._table = table
@@ -216,35 +214,36 @@ class _Leveller:
         try:
             self._level()
         except Exception:
-            _log.debug("the executors could not be looked at", exc_info=True)
+            _log.debug("the subtasks could not be levelled", exc_info=True)
 
     def _level(self) -> None:
         session = self._table.sparkSession
         executors = internals.executors(session)
         if executors != self._executors:
-            # What a lost executor had is placed by the next batch, so there is nothing to level before that.
             self._executors, self._attempts = executors, _LEVEL_ATTEMPTS
+        if not executors or not self._attempts:
             return
-        if not self._attempts:
-            return
+        # A batch that runs meanwhile may undo it, so there are several attempts.
         places = internals.cached_partitions(self._table, self._parallelism)
-        if None in places:
-            return
-        moved = surplus(places, executors, internals.slots(session))
+        moved = moves(places, executors, internals.slots(session))
         self._attempts = self._attempts - 1 if moved else 0
-        if moved:
-            _log.info("%d of %d subtasks leave executors that have too many", len(moved), self._parallelism)
+        if not moved:
+            return
+        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), self._parallelism, moved, places)
         for subtask in moved:
             internals.drop_cached_partition(self._table, subtask)
+        internals.cache_partitions(
+            self._table, [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
+        )
 
 
-def surplus(places: Sequence[str | None], executors: Sequence[str], slots: int) -> list[int]:
-    """Which subtasks must move so that no executor waits while another one has too many.
+def moves(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:
+    """Which subtasks must go where, so that no executor waits while another one has too many.
 
     Parameters
     ----------
     places : sequence of (str or None)
-        The executor of each subtask.
+        The executor of each subtask, if it has one.
     executors : sequence of str
         All executors, of about the same size.
     slots : int
@@ -252,19 +251,21 @@ def surplus(places: Sequence[str | None], executors: Sequence[str], slots: int) 
 
     Returns
     -------
-    list of int
-        The subtasks beyond an executor's fair share, unless it can run them at a time.
+    dict of int to str
+        The executors of subtasks that have none, or that are beyond the fair share of theirs and more than it can run
+        at a time.
     """
-    if not executors:
-        return []
-    held: dict[str, list[int]] = defaultdict(list)
+    held: dict[str, list[int]] = {executor: [] for executor in executors}
+    homeless: list[int] = []
     for subtask, executor in enumerate(places):
-        if executor is not None:
-            held[executor].append(subtask)
+        held.get(executor or "", homeless).append(subtask)
     share, remainder = divmod(len(places), len(executors))
-    by_load = sorted(executors, key=lambda executor: (-len(held[executor]), executor))
-    moved: list[int] = []
-    for rank, executor in enumerate(by_load):
+    for rank, executor in enumerate(sorted(executors, key=lambda executor: -len(held[executor]))):
         allowed = max(share + (rank < remainder), slots // len(executors))
-        moved += held[executor][allowed:]
-    return sorted(moved)
+        homeless += held[executor][allowed:]
+        del held[executor][allowed:]
+    moved: dict[int, str] = {}
+    for subtask in sorted(homeless):
+        moved[subtask] = min(executors, key=lambda executor: len(held[executor]))
+        held[moved[subtask]].append(subtask)
+    return moved

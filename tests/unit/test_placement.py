@@ -1,0 +1,62 @@
+"""Which subtasks move where, compared with all placements; and what the options accept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import statelog
+from statelog import ConfigurationError, Options
+from statelog.spark.placement import moves
+
+
+@pytest.mark.parametrize(
+    ("places", "executors", "slots", "moved"),
+    [
+        ("aabb", "abc", 3, {3: "c"}),  # one has come
+        ("aaaa", "ab", 2, {2: "b", 3: "b"}),
+        ("abc", "abcd", 4, {}),  # nobody has too many
+        ("aabb", "abc", 6, {}),  # two cores each: nobody waits
+        ("aaab", "ab", 4, {2: "b"}),
+        ("aaabb", "ab", 2, {}),  # five on two cannot be more even
+        ("-a-b", "ab", 2, {0: "a", 2: "b"}),  # some have no place
+        ("zab", "ab", 2, {0: "a"}),  # one is gone
+        ("----", "abc", 3, {0: "a", 1: "b", 2: "c", 3: "a"}),  # the start
+    ],
+)
+def test_subtasks_beyond_the_fair_share_move(places: str, executors: str, slots: int, moved: dict[int, str]) -> None:
+    assert moves([None if place == "-" else place for place in places], list(executors), slots) == moved
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "gone", None]), min_size=1, max_size=7), st.integers(1, 2))
+def test_no_placement_is_done_in_fewer_waves(places: list[str | None], cores: int) -> None:
+    """The answer is compared with all placements: as few waves of tasks as possible, and no move that is of no use."""
+    executors = ["a", "b", "c"]
+    moved = moves(places, executors, cores * len(executors))
+
+    def waves(placed: Sequence[str | None]) -> int:
+        return max(-(-count // cores) for count in Counter(placed).values())
+
+    after = [moved.get(subtask, place) for subtask, place in enumerate(places)]
+    assert set(after) <= set(executors)
+    assert waves(after) == min(waves(placed) for placed in product(executors, repeat=len(places)))
+    assert all(executor != places[subtask] for subtask, executor in moved.items())
+    if set(places) <= set(executors) and max(Counter(places).values()) <= cores:
+        assert moved == {}
+
+
+def test_the_option_is_one_of_three() -> None:
+    for value in ("auto", "on", "off"):
+        assert Options(placement=value).placement == value
+    with pytest.raises(ConfigurationError, match="placement"):
+        Options(placement="sticky")
+
+
+def test_the_settings_are_a_copy() -> None:
+    statelog.spark_conf().clear()
+    assert statelog.spark_conf() == {"spark.shuffle.reduceLocality.enabled": "false", "spark.speculation": "false"}
