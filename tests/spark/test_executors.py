@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import statelog
 from statelog import Count, Options, TumblingWindows, Watermark
 from tests.spark.faults import wait_until
-from tests.spark.jobs.executors import EXECUTORS, ORDERS_PER_BATCH, PARALLELISM
+from tests.spark.jobs.executors import EXECUTORS, ORDERS_PER_BATCH, PARALLELISM, Numbers
 from tests.spark.support import Job, is_alive, ledger_model, make_orders, start_driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -179,6 +179,21 @@ def test_rows_and_columns_are_those_of_the_operator_without_placement(spark: Spa
 
     job.require_exact()
     assert len(ledger_model(job.batches())) == 7
+
+
+def test_placed_operators_can_follow_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path, uid="first").add(make_orders(3, seed=9))
+    placed = Options(placement="on")
+    accounts = job.ledger(spark, 3, placed).selectExpr("count AS seq")
+    numbers = statelog.process(
+        accounts, Numbers(), "subtask int, count long, new long", uid="second", parallelism=3, options=placed
+    )
+    job.run(numbers)
+
+    answers = ledger_model(job.batches())
+    assert {batch: sum(new for _, _, new in rows) for batch, rows in job.results().items()} == {
+        batch: len(answer) for batch, answer in answers.items()
+    }
 
 
 def test_a_failed_query_leaves_no_cached_table(spark: SparkSession, tmp_path: Path) -> None:

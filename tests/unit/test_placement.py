@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.spark.placement import moves
+from statelog.spark.placement import may_have_several_executors, moves, what_moves_subtasks
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,45 @@ def test_no_placement_is_done_in_fewer_waves(places: list[str | None], cores: in
     assert all(executor != places[subtask] for subtask, executor in moved.items())
     if set(places) <= set(executors) and max(Counter(places).values()) <= cores:
         assert moved == {}
+
+
+@pytest.mark.parametrize(
+    ("conf", "several"),
+    [
+        ({"spark.master": "local[4]"}, False),
+        ({"spark.master": "local"}, False),
+        ({"spark.master": "local-cluster[3,1,1024]"}, True),
+        ({"spark.master": "yarn"}, True),
+        ({"spark.master": "yarn", "spark.executor.instances": "1"}, False),
+        ({"spark.master": "k8s://x", "spark.dynamicAllocation.enabled": "true", "spark.executor.instances": "1"}, True),
+        (
+            {
+                "spark.master": "yarn",
+                "spark.dynamicAllocation.enabled": "true",
+                "spark.dynamicAllocation.maxExecutors": "1",
+            },
+            False,
+        ),
+    ],
+)
+def test_placement_is_on_where_there_can_be_several_executors(conf: dict[str, str], several: bool) -> None:
+    assert may_have_several_executors(conf) == several
+
+
+@pytest.mark.parametrize(
+    ("conf", "cause"),
+    [
+        ({}, "spark.shuffle.reduceLocality.enabled is not false"),
+        ({"spark.shuffle.reduceLocality.enabled": "true"}, "spark.shuffle.reduceLocality.enabled is not false"),
+        (statelog.spark_conf(), ""),
+        ({**statelog.spark_conf(), "spark.locality.wait": "0s"}, "spark.locality.wait is 0"),
+        ({**statelog.spark_conf(), "spark.locality.wait": "0", "spark.locality.wait.process": "3s"}, ""),
+        ({**statelog.spark_conf(), "spark.locality.wait": "10s"}, ""),
+        ({**statelog.spark_conf(), "spark.locality.wait.process": "0ms"}, "spark.locality.wait.process is 0"),
+    ],
+)
+def test_settings_that_move_subtasks_are_named(conf: dict[str, str], cause: str) -> None:
+    assert what_moves_subtasks(conf) == cause
 
 
 def test_the_option_is_one_of_three() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.options import Options
 from statelog.spark import internals
 
-__all__ = ["Placement", "make_placement", "moves", "spark_conf"]
+__all__ = ["Placement", "make_placement", "may_have_several_executors", "moves", "spark_conf", "what_moves_subtasks"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,37 +73,40 @@ def make_placement(
     Placement or None
         None leaves everything to Spark.
     """
-    if options.placement == "off" or (options.placement == "auto" and not _has_several_executors(session)):
+    conf = dict(session.sparkContext.getConf().getAll())
+    if options.placement == "off" or (options.placement == "auto" and not may_have_several_executors(conf)):
         return None
-    lacking = _lacking(session)
-    if lacking:
+    cause = what_moves_subtasks(conf)
+    if cause:
         _log.warning(
             "operator '%s': its subtasks will not stay on their executors, because %s. Give"
             " SparkSession.builder.config(map=statelog.spark_conf()) before the session is created, or set"
             " Options(placement='off').",
             uid,
-            lacking,
+            cause,
         )
     return Placement(session, f"statelog {uid} {instance} placed", parallelism)
 
 
-def _has_several_executors(session: SparkSession) -> bool:
-    """Whether the application has, or may get, more than one executor."""
-    conf = session.sparkContext.getConf()
-    if str(session.sparkContext.master).split("[")[0] == "local":
+def _is_local(session: SparkSession) -> bool:
+    return str(session.sparkContext.master).split("[")[0] == "local"
+
+
+def may_have_several_executors(conf: Mapping[str, str]) -> bool:
+    """Whether an application with some Spark settings has, or may get, more than one executor."""
+    if conf.get("spark.master", "").split("[")[0] == "local":
         return False
-    if str(conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
-        return conf.get("spark.dynamicAllocation.maxExecutors", "") != "1"
-    return conf.get("spark.executor.instances", "") != "1"
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return conf.get("spark.dynamicAllocation.maxExecutors") != "1"
+    return conf.get("spark.executor.instances") != "1"
 
 
-def _lacking(session: SparkSession) -> str:
-    """Which setting keeps subtasks from staying where they are; empty if none does."""
-    conf = session.sparkContext.getConf()
-    if str(conf.get(_REDUCE_LOCALITY, "true")).lower() != "false":
+def what_moves_subtasks(conf: Mapping[str, str]) -> str:
+    """Which of some Spark settings keeps subtasks from staying where they are; empty if none does."""
+    if conf.get(_REDUCE_LOCALITY, "true").lower() != "false":
         return f"{_REDUCE_LOCALITY} is not false"
-    wait = next((name for name in _WAITS if conf.get(name) is not None), "")
-    if wait and str(conf.get(wait)).rstrip("ms ") == "0":
+    wait = next((name for name in _WAITS if name in conf), None)
+    if wait is not None and conf[wait].rstrip("ms ") == "0":
         return f"{wait} is 0"
     return ""
 
@@ -218,7 +221,7 @@ class _Leveller:
 
     def _level(self) -> None:
         session = self._table.sparkSession
-        executors = internals.executors(session)
+        executors = [] if _is_local(session) else internals.executors(session)
         if executors != self._executors:
             self._executors, self._attempts = executors, _LEVEL_ATTEMPTS
         if not executors or not self._attempts:
