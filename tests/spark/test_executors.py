@@ -119,11 +119,14 @@ def test_the_late_ack_of_a_lost_executors_task_is_refused(told: Told) -> None:
 
 
 def test_a_killed_worker_leaves_its_files(told: Told) -> None:
+    """Spark may repeat its task elsewhere; only then is anything fetched."""
     batch = told["worker killed"]
+    before, after = told.places(batch - 1), told.places(batch)
 
     assert len(told.text["places"][str(batch)]) > PARALLELISM, "no task was repeated"
-    assert told.places(batch) == told.places(batch - 1)
-    assert told.fetches(batch, batch + 1) == 0
+    moved = [subtask for subtask in before if before[subtask] != after[subtask]]
+    assert len(moved) <= 1
+    assert told.fetches(batch, batch + 1) == len(moved)
 
 
 def test_a_restart_with_another_parallelism_fetches_once(told: Told) -> None:

@@ -118,7 +118,7 @@ class OperatorTask:
         if None in found:
             self.measurements.count(Metric.STATE_FETCHES)
         snapshots = [
-            Snapshot(self._fetch(begun, segment) if data is None else data, segment.name)
+            Snapshot(self._fetch(begun, start, segment) if data is None else data, segment.name)
             for segment, data in zip(start.snapshots, found, strict=True)
         ]
         if start.slices is None:
@@ -136,10 +136,11 @@ class OperatorTask:
             stored.setdefault(piece.state, []).append(Elements(section, piece.first, piece.count))
         return stored
 
-    def _fetch(self, begun: Begun, segment: SegmentRef) -> bytes:
+    def _fetch(self, begun: Begun, start: Start, segment: SegmentRef) -> bytes:
         data = read_segment(self.open_store(begun.store), segment)
-        # If the batch does not change it, the next one starts from it again.
-        self.local.write(segment.checksum, data, self.task.batch, self.token)
+        if start.slices is None:
+            # If the batch does not change it, the next one starts from it again.
+            self.local.write(segment.checksum, data, self.task.batch, self.token)
         return data
 
     def _ack(
