@@ -79,8 +79,8 @@ class Options:
         Where tasks keep local copies of runs. None is Spark's own scratch directory, which ends with the
         application; in a directory of your own the copies outlive it.
     placement : {"auto", "on", "off"}
-        Whether a subtask stays on the executor that has its local files. ``auto`` does so unless the application can
-        only have one executor. See docs/placement.md for what Spark must be told.
+        Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
+        more than one executor and Spark has been told ``statelog.spark_conf()``. See docs/placement.md.
     heartbeat_s : float or None
         Run a batch at least this often, without data too, so that timers and windows in processing time fire; at
         least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator that does not go

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.spark.placement import may_have_several_executors, moves, what_moves_subtasks
+from statelog.spark.placement import make_placement, may_have_several_executors, moves, what_moves_subtasks
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,23 @@ def test_placement_is_on_where_there_can_be_several_executors(conf: dict[str, st
 )
 def test_settings_that_move_subtasks_are_named(conf: dict[str, str], cause: str) -> None:
     assert what_moves_subtasks(conf) == cause
+
+
+@pytest.mark.parametrize("master", ["local-cluster[3,1,1024]", "local[2]"])
+def test_without_the_settings_there_is_a_warning_and_no_placement(
+    master: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = SimpleNamespace(getAll=lambda: [("spark.master", master)])
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+
+    assert make_placement(session, "counts", "1-0", 4, Options()) is None
+    warned = [record.getMessage() for record in caplog.records]
+    if master == "local[2]":
+        assert warned == []
+    else:
+        assert "operator 'counts'" in warned[0]
+        assert "spark.shuffle.reduceLocality.enabled is not false" in warned[0]
+        assert "statelog.spark_conf()" in warned[0]
 
 
 def test_the_option_is_one_of_three() -> None:

@@ -178,7 +178,7 @@ class Endpoint:
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._checked: set[str] = set()
         self._lock = threading.Lock()
-        self._clocks = QueryClocks(self._all_plans, self._coordinator, self._clock)
+        self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle)
         self.port = self._server.port
 
@@ -191,7 +191,7 @@ class Endpoint:
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Do what a query's operators need before its first batch."""
-        for plan in self._all_plans():
+        for plan in self.plans():
             query = plan.session.streams.get(query_id) if plan.waits_for_start else None
             if query is None or not internals.has_observation(query, plan.observation):
                 continue
@@ -208,7 +208,8 @@ class Endpoint:
         with self._lock:
             self._initial[run_id, plan.instance] = outcome
 
-    def _all_plans(self) -> list[OperatorPlan]:
+    def plans(self) -> list[OperatorPlan]:
+        """All operators that this driver has planned."""
         with self._lock:
             return list(self._plans.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +20,7 @@ __all__ = [
     "checkpoint_location",
     "committed_offsets",
     "current_watermark_ms",
-    "drop_cached_partition",
+    "drop_cached_partitions",
     "executors",
     "find_query",
     "has_no_data_batches",
@@ -30,6 +30,8 @@ __all__ = [
     "plan_text",
     "reads_source",
     "require_synchronous_progress",
+    "run_tasks_on",
+    "set_own",
     "slots",
 ]
 
@@ -117,6 +119,11 @@ def committed_offsets(query: StreamingQuery) -> str:
     return str(_execution(query).committedOffsets())
 
 
+def set_own(query: StreamingQuery, name: str, value: str) -> None:
+    """Set what is configured in a query's own session, a copy of the one that it was started in."""
+    _execution(query).sparkSessionForStream().conf().set(name, value)
+
+
 def plan_text(query: StreamingQuery) -> str:
     """A query's analyzed plan, with the names of its observations."""
     return str(_execution(query).analyzedPlan())
@@ -168,17 +175,19 @@ def slots(session: SparkSession) -> int:
 
 def cached_partitions(frame: DataFrame, count: int) -> list[str | None]:
     """The executor that has each of the first `count` partitions of a cached DataFrame; None if not exactly one has."""
-    master, rdd_id = _block_master(frame), _cached_rdd(frame).id()
-    held = (master.getLocations(_block(frame, rdd_id, partition)) for partition in range(count))
+    master = _block_master(frame)
+    held = (master.getLocations(block) for block in _blocks(frame, range(count)))
     return [str(places.head().executorId()) if places.size() == 1 else None for places in held]
 
 
-def drop_cached_partition(frame: DataFrame, partition: int) -> None:
-    """Make executors forget a partition of a cached DataFrame, and wait a second at most until they have."""
-    master, block = _block_master(frame), _block(frame, _cached_rdd(frame).id(), partition)
-    master.removeBlock(block)
+def drop_cached_partitions(frame: DataFrame, partitions: Iterable[int]) -> None:
+    """Make executors forget partitions of a cached DataFrame, and wait a second at most until they have."""
+    master, held = _block_master(frame), _blocks(frame, partitions)
+    for block in held:
+        master.removeBlock(block)
     for _ in range(100):
-        if master.getLocations(block).isEmpty():
+        held = [block for block in held if not master.getLocations(block).isEmpty()]
+        if not held:
             return
         time.sleep(0.01)
 
@@ -193,6 +202,18 @@ def cache_partitions(frame: DataFrame, executors: Sequence[str]) -> None:
     executors : sequence of str
         The executor of each partition.
     """
+    # A zip of two RDDs prefers the places of the first.
+    jvm: Any = frame.sparkSession._jvm
+    _tasks_on(frame, executors).zip(_cached_rdd(frame), jvm.scala.reflect.ClassTag.Any()).count()
+
+
+def run_tasks_on(frame: DataFrame, executors: Sequence[str]) -> None:
+    """Run a task that does nothing on each of some executors, of which a new one takes long for its first."""
+    _tasks_on(frame, executors).count()
+
+
+def _tasks_on(frame: DataFrame, executors: Sequence[str]) -> Any:
+    """An RDD with a partition, of one row, for each of some executors, which prefers it."""
     jvm: Any = frame.sparkSession._jvm
     hosts = _hosts(frame)
     wished = [
@@ -201,10 +222,7 @@ def cache_partitions(frame: DataFrame, executors: Sequence[str]) -> None:
         )
         for partition, executor in enumerate(executors)
     ]
-    any_class = jvm.scala.reflect.ClassTag.Any()
-    # A zip of two RDDs prefers the places of the first.
-    wishes = _context(frame.sparkSession).makeRDD(_scala(jvm, wished), any_class)
-    wishes.zip(_cached_rdd(frame), any_class).count()
+    return _context(frame.sparkSession).makeRDD(_scala(jvm, wished), jvm.scala.reflect.ClassTag.Any())
 
 
 def _scala(jvm: Any, values: Sequence[Any]) -> Any:
@@ -229,9 +247,10 @@ def _cached_rdd(frame: DataFrame) -> Any:
     return found.get().cachedRepresentation().cacheBuilder().cachedColumnBuffers()
 
 
-def _block(frame: DataFrame, rdd_id: int, partition: int) -> Any:
+def _blocks(frame: DataFrame, partitions: Iterable[int]) -> list[Any]:
     jvm: Any = frame.sparkSession._jvm
-    return jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
+    make, rdd_id = jvm.org.apache.spark.storage.RDDBlockId, _cached_rdd(frame).id()
+    return [make(rdd_id, partition) for partition in partitions]
 
 
 def _block_master(frame: DataFrame) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -34,7 +35,8 @@ _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
 
 _PLACE_COLUMN: Final = "__statelog_place"
 _LEVEL_INTERVAL_S: Final = 2
-_LEVEL_ATTEMPTS: Final = 3
+_LEVEL_ATTEMPTS: Final = 5
+_BOUNDARY_POLL_S: Final = 0.01
 
 
 def spark_conf() -> dict[str, str]:
@@ -85,6 +87,8 @@ def make_placement(
             uid,
             cause,
         )
+        if options.placement == "auto":
+            return None  # It would cost something and be of no use.
     return Placement(session, f"statelog {uid} {instance} placed", parallelism)
 
 
@@ -156,10 +160,16 @@ class Placement:
         shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
         return shuffled.join(self._table.hint("SHUFFLE_HASH"), F.col(subtask) == F.col(_PLACE_COLUMN), "left_semi")
 
+    def places(self) -> list[str | None]:
+        """The executor of each subtask, while a query runs; None if it has none yet."""
+        return internals.cached_partitions(self._table, self._parallelism)
+
     def keep_during(self, query: StreamingQuery) -> None:
         """Place the subtasks, and keep them placed until a query that is about to start has ended."""
         run_id = str(query.runId)
         try:
+            # Adaptive execution would run the cached table, and each shuffle, as a job of its own.
+            internals.set_own(query, "spark.sql.adaptive.enabled", "false")
             self._hold(run_id)
         except Exception as error:
             _log.warning("query %s: its subtasks are not placed yet and may move: %s", query.id, error)
@@ -173,8 +183,8 @@ class Placement:
             if is_first:
                 self._table.cache()
                 self._leveller = _Leveller(self._table, self._parallelism)
-                self._leveller.level()
-                self._table.count()
+                if self._leveller.targets():
+                    self._leveller.level()
 
     def _release(self, run_id: str) -> None:
         with self._lock:
@@ -185,12 +195,35 @@ class Placement:
     def _keep(self, query: StreamingQuery, run_id: str) -> None:
         try:
             while not query.awaitTermination(_LEVEL_INTERVAL_S):
-                with self._lock:
-                    self._leveller.level()
+                self._level_between_batches(query)
         except Exception:
             _log.debug("query %s has ended with an error, or with its session", query.id)
         with suppress(Exception):  # The cache ends with the session, too.
             self._release(run_id)
+
+    def _level_between_batches(self, query: StreamingQuery) -> None:
+        try:
+            targets = self._leveller.targets()
+            if not targets:
+                return
+            # Tasks of a batch that runs would take the places that are being given, and so would those of the next
+            # one if it took long: a new executor is slow in its first task.
+            internals.run_tasks_on(self._table, targets)
+            if _comes_between_batches(query):
+                with self._lock:
+                    self._leveller.level()
+        except Exception:
+            _log.debug("the subtasks could not be levelled", exc_info=True)
+
+
+def _comes_between_batches(query: StreamingQuery) -> bool:
+    """Wait until a query does not run a batch; False if it ends."""
+    batch = internals.next_batch(query)
+    while query.isActive:
+        if not query.status["isTriggerActive"] or internals.next_batch(query) != batch:
+            return True
+        time.sleep(_BOUNDARY_POLL_S)
+    return False
 
 
 def _placement_table(session: SparkSession, name: str, parallelism: int) -> DataFrame:
@@ -212,32 +245,31 @@ class _Leveller:
         self._executors: list[str] = []
         self._attempts = 0
 
-    def level(self) -> None:
-        """Look for executors that have come or gone, and move subtasks if that is of use."""
-        try:
-            self._level()
-        except Exception:
-            _log.debug("the subtasks could not be levelled", exc_info=True)
-
-    def _level(self) -> None:
+    def targets(self) -> list[str]:
+        """The executors that must be given subtasks; none unless executors have come or gone."""
         session = self._table.sparkSession
         executors = [] if _is_local(session) else internals.executors(session)
         if executors != self._executors:
             self._executors, self._attempts = executors, _LEVEL_ATTEMPTS
         if not executors or not self._attempts:
-            return
-        # A batch that runs meanwhile may undo it, so there are several attempts.
-        places = internals.cached_partitions(self._table, self._parallelism)
-        moved = moves(places, executors, internals.slots(session))
+            return []
+        moved = self._moves(internals.cached_partitions(self._table, self._parallelism))
         self._attempts = self._attempts - 1 if moved else 0
+        return sorted(set(moved.values()))
+
+    def level(self) -> None:
+        """Move subtasks to those executors."""
+        places = internals.cached_partitions(self._table, self._parallelism)
+        moved = self._moves(places)
         if not moved:
             return
-        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), self._parallelism, moved, places)
-        for subtask in moved:
-            internals.drop_cached_partition(self._table, subtask)
-        internals.cache_partitions(
-            self._table, [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
-        )
+        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
+        internals.drop_cached_partitions(self._table, moved)
+        wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
+        internals.cache_partitions(self._table, wished)
+
+    def _moves(self, places: list[str | None]) -> dict[int, str]:
+        return moves(places, self._executors, internals.slots(self._table.sparkSession))
 
 
 def moves(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:

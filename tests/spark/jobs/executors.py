@@ -32,13 +32,16 @@ from statelog import (
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.protocol import Ack
 from statelog.errors import StatelogError
+from statelog.spark import internals
+from statelog.spark.arguments import require_endpoint
+from statelog.spark.placement import moves
 from tests.spark.faults import make_marker, take_marker, wait_until
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.support import Job, is_alive, make_orders, make_session
 
 EXECUTORS = 3
 PARALLELISM = 4
-WARM_UP = 3
+WARM_UP = 2
 STICKY = 25
 ORDERS_PER_BATCH = 40
 
@@ -76,7 +79,7 @@ class Watch(Observer):
 
     def step(self, step: Step, batch: int, subtask: int) -> None:
         if step == Step.RESTORED:
-            noted = json.dumps([time.time_ns(), batch, subtask, _executor_pid()])
+            noted = json.dumps([time.time_ns(), batch, subtask, _executor_pid(), os.getpid()])
             _write(Path(self.folder, f"place-{batch}-{subtask}-{time.time_ns()}"), noted)
         if step != Step.ACKING:
             return
@@ -146,112 +149,116 @@ class _Ledger:
         self._session = session
         self._job = Job(root / "ledger")
         self._watched = root / "watched"
+        self._options = Options(observer=Watch(str(self._watched)))
         self._story = story
         self._watched.mkdir()
         self._batch = -1
 
     def tell(self) -> None:
         numbers = self._story.numbers
-        self._add()
-        df = self._job.ledger(self._session, PARALLELISM, Options(observer=Watch(str(self._watched))))
+        self._add(WARM_UP)
         query = (
-            df.writeStream.outputMode("update")
+            self._job.ledger(self._session, PARALLELISM, self._options)
+            .writeStream.outputMode("update")
             .foreachBatch(self._job.save)
             .option("checkpointLocation", str(self._job.checkpoint))
             .start()
         )
-        numbers["cached while running"] = self._cached_tables()
         query.processAllAvailable()
-        self._run(query, WARM_UP + STICKY - 1)
+        numbers["cached while running"] = _cached_tables(self._session)
+        self._run(query, STICKY)
         numbers["sticky"] = [WARM_UP, self._batch + 1]
 
+        self._allow_executors(EXECUTORS - 1)
         victim = self._places(self._batch)[0]
         os.kill(victim, signal.SIGKILL)
-        self._wait_for_places(victim)
+        wait_until(lambda: self._is_level(EXECUTORS - 1), "new places for what an executor had", 120)
         self._run(query, 1)
         numbers["killed between"] = [self._batch, victim]
-        numbers["levelled"] = self._run_until_level(query)
+
+        self._allow_executors(EXECUTORS)
+        numbers["added"] = self._run_until_level(query)
 
         numbers["killed within"] = self._stall(query, "hold")
-        self._run_until_level(query)
 
-        attempt = self._stall(query, "zombie")
+        zombie = numbers["zombie"] = self._stall(query, "zombie")
         self._run(query, 1)
         Path(self._watched, "go-on").touch()
-        wait_until(lambda: not is_alive(attempt["worker"]), "the end of a worker whose executor is gone")
-        numbers["zombie"] = attempt
-        self._run_until_level(query)
+        wait_until(lambda: not is_alive(zombie["worker"]), "the end of a worker whose executor is gone", 60)
+        numbers["replaced"] = self._run_until_level(query)
 
         make_marker(self._watched / "kill-worker")
         self._run(query, 1)
         numbers["worker killed"] = self._batch
-        query.stop()
-        numbers["cached at the end"] = self._wait_for_no_cached_table()
 
-        self._add()
-        self._add()
+        self._run_until_level(query)
+        workers = self._workers(self._batch)
+        wait_until(lambda: not any(map(is_alive, workers)), "the end of idle Python workers", 120)
+        self._run(query, 1)
+        numbers["idle"] = [self._batch, len(workers & self._workers(self._batch))]
+        query.stop()
+        wait_until(lambda: not _cached_tables(self._session), "the end of the cached table", 30)
+
+        self._add(2)
         numbers["restarted"] = self._batch - 1
-        self._job.run(self._job.ledger(self._session, 2, Options(observer=Watch(str(self._watched)))))
+        self._job.run(self._job.ledger(self._session, 2, self._options))
         self._finish()
 
-    def _add(self) -> None:
-        self._batch += 1
-        self._job.add(make_orders(1, seed=self._batch, rows=ORDERS_PER_BATCH))
+    def _add(self, batches: int) -> None:
+        for _ in range(batches):
+            self._batch += 1
+            self._job.add(make_orders(1, seed=self._batch, rows=ORDERS_PER_BATCH))
 
     def _run(self, query: StreamingQuery, batches: int) -> None:
-        for _ in range(batches):
-            self._add()
-            query.processAllAvailable()
+        self._add(batches)
+        query.processAllAvailable()
 
     def _stall(self, query: StreamingQuery, marker: str) -> dict[str, int]:
         """Stop a task before its ack, kill its executor, and let the batch go on."""
         make_marker(self._watched / marker)
-        self._add()
-        wait_until(Path(self._watched, "stalled").exists, "a task that stalls")
+        self._add(1)
+        wait_until(Path(self._watched, "stalled").exists, "a task that stalls", 60)
         executor, worker, subtask = json.loads(Path(self._watched, "stalled").read_text())
         Path(self._watched, "stalled").unlink()
         os.kill(executor, signal.SIGKILL)
         query.processAllAvailable()
         return {"batch": self._batch, "subtask": subtask, "executor": executor, "worker": worker}
 
-    def _wait_for_places(self, victim: int) -> None:
-        """Wait until an executor is gone, and what it had has a place again."""
-        wait_until(lambda: not is_alive(victim), "the end of an executor")
-        wait_until(lambda: self._placed() < PARALLELISM, "the driver's notice of it")
-        wait_until(lambda: self._placed() == PARALLELISM, "new places")
-
-    def _placed(self) -> int:
+    def _allow_executors(self, count: int) -> None:
+        """Have Spark start executors until there are so many, and no more."""
         context: Any = self._session.sparkContext
-        return sum(int(table.numCachedPartitions()) for table in context._jsc.sc().getRDDStorageInfo())
+        jvm: Any = self._session._jvm
+        nothing = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+        assert context._jsc.sc().requestTotalExecutors(count, 0, nothing)
+
+    def _is_level(self, executors: int) -> bool:
+        """Whether there are so many executors, and all subtasks have their place on them."""
+        there = internals.executors(self._session)
+        (plan,) = require_endpoint(self._session)[1].plans()
+        assert plan.placement is not None
+        return len(there) == executors and not moves(plan.placement.places(), there, executors)
 
     def _run_until_level(self, query: StreamingQuery) -> list[int]:
-        """Run batches until every executor has a subtask and none moves; return the batches after that."""
+        """Run batches until the subtasks are level; return the first of some batches after that, and their end."""
         deadline = time.monotonic() + 180
-        while True:
-            self._run(query, 3)
-            places = [self._places(self._batch - back) for back in range(3)]
-            if len(set(places[0].values())) == EXECUTORS and places[0] == places[1] == places[2]:
-                break
+        while not self._is_level(EXECUTORS):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the subtasks do not come to rest on {EXECUTORS} executors: {places}")
-        first = self._batch
+                raise TimeoutError(f"the subtasks do not come to rest on {EXECUTORS} executors")
+            self._run(query, 2)
         self._run(query, 3)
-        return [first, self._batch + 1]
+        return [self._batch - 2, self._batch + 1]
+
+    def _workers(self, batch: int) -> set[int]:
+        """The Python workers that ran a batch."""
+        return {json.loads(path.read_text())[4] for path in self._watched.glob(f"place-{batch}-*-*")}
 
     def _places(self, batch: int) -> dict[int, int]:
         """The executor of each subtask's last attempt in a batch."""
         noted = sorted(json.loads(path.read_text()) for path in self._watched.glob(f"place-{batch}-*-*"))
-        return {subtask: pid for _, _, subtask, pid in noted}
-
-    def _cached_tables(self) -> int:
-        return _cached_tables(self._session)
-
-    def _wait_for_no_cached_table(self) -> int:
-        wait_until(lambda: not _cached_tables(self._session), "the end of the cached table", 30)
-        return _cached_tables(self._session)
+        return {subtask: pid for _, _, subtask, pid, _ in noted}
 
     def _finish(self) -> None:
-        for _, batch, subtask, pid in sorted(json.loads(path.read_text()) for path in self._watched.glob("place-*")):
+        for _, batch, subtask, pid, _ in sorted(json.loads(path.read_text()) for path in self._watched.glob("place-*")):
             self._story.places.setdefault(batch, []).append((subtask, pid))
             if pid not in self._story.executors:
                 self._story.executors.append(pid)
