@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
-from statelog.checkpoint import redistribution
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint import operator_task, redistribution
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
 from statelog.state.operator_state import (
@@ -26,7 +27,7 @@ from statelog.state.operator_state import (
 from statelog.state.schema import StateSchema, encode_schema
 from statelog.state.snapshot import Elements, Section, Snapshot, encode_snapshot, join_elements, section_schema
 from statelog.state.values import FieldCodec, RowCodec
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings
 
@@ -366,6 +367,28 @@ def test_a_damaged_local_copy_is_read_again_and_a_damaged_snapshot_is_an_error(t
     engine.start(1, 2, keep_local=False)
     with pytest.raises(CorruptionError, match=segment.name):
         lists(engine, 2)
+
+
+@pytest.mark.parametrize("inline_budget_bytes", [0, 8 << 20])
+def test_a_snapshot_is_fetched_once_on_a_new_host(
+    tmp_path: Path, inline_budget_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the batches after that do not change it."""
+    engine = OperatorEngine(tmp_path, inline_budget_bytes=inline_budget_bytes)
+    engine.start(1, 0)
+    add(engine, 0, ["a"])
+    engine.start(1, 1, keep_local=False)
+    fetched: list[str] = []
+    read_segment = operator_task.read_segment
+
+    def counted(store: Store, segment: SegmentRef) -> bytes:
+        fetched.append(segment.name)
+        return read_segment(store, segment)
+
+    monkeypatch.setattr(operator_task, "read_segment", counted)
+    for batch in (1, 2, 3):
+        assert lists(engine, batch)[0]["items"] == ["a"]
+    assert len(fetched) == 1
 
 
 def test_a_large_state_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,8 @@ def test_a_checkpoint_tells_what_was_fetched_of_the_state_before(keeps_local: bo
             harness.push(ROWS)
         fetched_bytes = [metrics.restored_bytes for metrics in harness.checkpoints]
         assert fetched_bytes == [0, 0, 0 if keeps_local else changed_bytes, 0]
+        fetches = [metrics.measured.counts.get(Metric.STATE_FETCHES, 0) for metrics in harness.checkpoints]
+        assert fetches == [0, 0, 0 if keeps_local else 1, 0]
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
