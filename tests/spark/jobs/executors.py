@@ -270,7 +270,7 @@ def _numbers(session: SparkSession, root: Path, story: Story) -> None:
     """An operator without keys, whose state does not change in every batch."""
     job, watched = Job(root / "numbers"), root / "numbers-watched"
     watched.mkdir()
-    for batch in range(10):
+    for batch in range(5):
         job.add(make_orders(1, seed=batch, rows=2 if batch % 3 else 40))
     options = Options(observer=Watch(str(watched)))
     df = statelog.process(
