@@ -22,7 +22,7 @@ from tests.spark.faults import wait_until
 from tests.spark.jobs.executors import EXECUTORS, ORDERS_PER_BATCH, PARALLELISM, Numbers
 from tests.spark.support import Job, is_alive, ledger_model, make_orders, start_driver
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1600)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Told:
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     root = tmp_path_factory.mktemp("executors")
     driver = start_driver("executors", root, {})
-    assert driver.wait(800) == 0, driver.end
+    assert driver.wait(1500) == 0, driver.end
     text = json.loads((root / "story.json").read_text())
     for executor in text["executors"]:
         wait_until(lambda pid=executor: not is_alive(pid), "the end of an executor", 30)
