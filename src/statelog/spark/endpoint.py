@@ -223,7 +223,7 @@ class Endpoint:
         """
         whole = internals.plan_text(query)
         found: list[RunningOperator] = []
-        for plan in self._all_plans():
+        for plan in self.plans():
             if f"{plan.observation}," not in whole:
                 continue
             with self._lock:
