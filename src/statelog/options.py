@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from statelog.errors import ConfigurationError
 from statelog.observer import Observer
 
-__all__ = ["Options"]
+__all__ = ["TABLES", "Options"]
+
+TABLES: Final = ("runs", "memory", "rocksdb")
+"""The tables that there are."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +21,10 @@ class Options:
 
     Parameters
     ----------
-    table : {"runs", "memory"}
-        What the tasks read their state from: the sorted changesets themselves, or dictionaries in the memory
-        of each Python worker.
+    table : {"runs", "memory", "rocksdb"}
+        What the tasks read their state from: the sorted changesets themselves, dictionaries in the memory of each
+        Python worker, or RocksDB databases beside the local copies, which need ``pip install statelog[rocksdb]``. It
+        may be changed at every start.
     file_merging : {"auto", "across", "within", "off"}
         What shares a file: the changesets of successive checkpoints, those of one checkpoint, or nothing: then every
         subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can append, else ``within``.
@@ -124,7 +129,7 @@ class Options:
     observer: Observer = field(default_factory=Observer)
 
     def __post_init__(self) -> None:
-        _require(self.table in ("runs", "memory"), "table", self.table, "'runs' or 'memory'")
+        _require(self.table in TABLES, "table", self.table, "'runs', 'memory' or 'rocksdb'")
         modes = ("auto", "across", "within", "off")
         _require(self.file_merging in modes, "file_merging", self.file_merging, "'auto', 'across', 'within' or 'off'")
         _require(self.max_file_bytes >= 1, "max_file_bytes", self.max_file_bytes, "1 or more")

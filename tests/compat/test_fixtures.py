@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from statelog.options import TABLES
 from tests.model.engine import Command, Engine, Key, Model
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -61,7 +62,7 @@ def write(directory: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("parallelism", [1, 3, 4])
 def test_fixture_is_read(fixture: Path, table: str, parallelism: int, tmp_path: Path) -> None:
     shutil.copytree(fixture, tmp_path / "location")

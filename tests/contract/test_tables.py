@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from statelog.state.memory_table import MemoryTable
+from statelog.state.rocksdb_table import RocksTable
 from statelog.state.runs_table import RunsTable
 from statelog.state.table import StateTable
 from statelog.testing.table_contract import TableContract
@@ -20,3 +24,12 @@ class TestMemoryTable(TableContract):
     @pytest.fixture
     def table(self) -> StateTable:
         return MemoryTable()
+
+
+class TestRocksTable(TableContract):
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> Iterator[StateTable]:
+        table = RocksTable.open(tmp_path)
+        assert table is not None
+        yield table
+        table.close()

@@ -24,6 +24,7 @@ from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.history import History
 from statelog.clock import ManualClock
+from statelog.options import TABLES
 from statelog.savepoints import export
 from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
@@ -94,6 +95,8 @@ def colliding_hash(key: Key) -> int:
 
 file_merging = st.sampled_from(["across", "within", "off"])
 intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
+table_numbers = st.integers(0, 5)
+"""Counts the tables of the machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +127,8 @@ class StateMachine(RuleBasedStateMachine):
         The batch of the last of them, which cannot be repeated any more; -1 if there is none.
     """
 
-    table: ClassVar[str] = "runs"
+    tables: ClassVar[tuple[str, ...]] = ("runs",)
+    """Those that a run of the query may read its state from."""
 
     @initialize(
         rules=rule_sets,
@@ -137,6 +141,7 @@ class StateMachine(RuleBasedStateMachine):
         part_bytes=st.sampled_from([1, 1000, 5 << 20]),
         interval_s=intervals_s,
         changelog=st.sampled_from([True, True, False]),
+        table=table_numbers,
     )
     def begin(
         self,
@@ -150,6 +155,7 @@ class StateMachine(RuleBasedStateMachine):
         part_bytes: int,
         interval_s: float,
         changelog: bool,
+        table: int,
     ) -> None:
         self.rules = rules
         self.model = Model(rules)
@@ -170,7 +176,7 @@ class StateMachine(RuleBasedStateMachine):
             initialState=None if initial is None else (INPUT, [_as_input(row) for row in initial]),
             parallelism=parallelism,
             options=Options(
-                table=self.table,
+                table=self._table(table),
                 file_merging=merging,
                 max_file_bytes=file_bytes,
                 upload_part_bytes=part_bytes,
@@ -253,11 +259,18 @@ class StateMachine(RuleBasedStateMachine):
         merging=file_merging,
         interval_s=intervals_s,
         changelog=st.booleans(),
+        table=table_numbers,
     )
-    def restart(self, parallelism: int, keep_local: bool, merging: str, interval_s: float, changelog: bool) -> None:
+    def restart(
+        self, parallelism: int, keep_local: bool, merging: str, interval_s: float, changelog: bool, table: int
+    ) -> None:
         query = self.harness._query
         query.options = replace(
-            query.options, file_merging=merging, changelog=changelog, materialization_interval_s=interval_s
+            query.options,
+            file_merging=merging,
+            changelog=changelog,
+            materialization_interval_s=interval_s,
+            table=self._table(table),
         )
         self.harness.restart(parallelism, keepLocal=keep_local)
 
@@ -308,6 +321,9 @@ class StateMachine(RuleBasedStateMachine):
         for name in stored - named:
             folder, of_epoch = name.split("/")[1:3]
             assert folder in ("log", "initial") or int(of_epoch) >= epoch, name
+
+    def _table(self, number: int) -> str:
+        return self.tables[number % len(self.tables)]
 
     # ---- Comparing ----
 
@@ -376,10 +392,22 @@ _settings = settings(
 
 
 class MemoryTableMachine(StateMachine):
-    table = "memory"
+    tables = ("memory",)
+
+
+class RocksTableMachine(StateMachine):
+    tables = ("rocksdb",)
+
+
+class AllTablesMachine(StateMachine):
+    tables = TABLES
 
 
 TestRunsTable = StateMachine.TestCase
 TestRunsTable.settings = _settings
 TestMemoryTable = MemoryTableMachine.TestCase
 TestMemoryTable.settings = settings(_settings, max_examples=16)
+TestRocksTable = RocksTableMachine.TestCase
+TestRocksTable.settings = settings(_settings, max_examples=16)
+TestAllTables = AllTablesMachine.TestCase
+TestAllTables.settings = settings(_settings, max_examples=16)

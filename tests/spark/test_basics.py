@@ -25,6 +25,7 @@ pytestmark = pytest.mark.spark
 VARIANTS = {
     "defaults": Options(),
     "memory table": Options(table="memory"),
+    "RocksDB table": Options(table="rocksdb", merge_fan_in=2),
     "object log": Options(file_merging="within"),
     "uploads": Options(inline_budget_bytes=0),
     "much merging": Options(merge_fan_in=2),
@@ -47,7 +48,13 @@ def test_any_parallelism_at_every_start(spark: SparkSession, tmp_path: Path, var
 def test_options_may_change_from_run_to_run(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path, uid="orders of users/1", location=str(tmp_path / "some where"))
     for leg, options in enumerate(
-        [Options(table="memory"), Options(inline_budget_bytes=0), Options(table="memory", merge_fan_in=2), Options()]
+        [
+            Options(table="memory"),
+            Options(table="rocksdb", inline_budget_bytes=0),
+            Options(table="memory", merge_fan_in=2),
+            Options(),
+            Options(table="rocksdb"),
+        ]
     ):
         job.add(make_orders(3, seed=85 + leg))
         job.run(job.ledger(spark, 2, options))

@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import Options
+from statelog.options import TABLES
 from tests.spark.support import Answer, Job
 
 pytestmark = pytest.mark.spark
@@ -38,7 +39,7 @@ class Profile(StatefulProcessor):
         pass
 
 
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", TABLES)
 def test_a_state_may_change_its_fields(spark: SparkSession, tmp_path: Path, table: str) -> None:
     job = Job(tmp_path)
 

@@ -10,6 +10,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Options, Step
+from statelog.options import TABLES
 from statelog.testing import Harness
 
 COLUMNS = "k string, n long"
@@ -56,7 +57,7 @@ def harness_of(processor: Processor, table: str) -> Harness:
     )
 
 
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("keep_local", [True, False])
 def test_a_deleted_state_does_not_come_back(table: str, keep_local: bool) -> None:
     with harness_of(Processor("value"), table) as harness:
@@ -74,7 +75,7 @@ def test_a_deleted_state_does_not_come_back(table: str, keep_local: bool) -> Non
         assert harness.push([("a", 1)]) == [Row(k="a", n=8)]
 
 
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", TABLES)
 def test_a_deletion_that_no_checkpoint_has_did_not_happen(table: str) -> None:
     """The run that deletes dies before its first checkpoint, and the version before takes over again."""
     with harness_of(Processor("value"), table) as harness:

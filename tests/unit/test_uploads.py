@@ -18,6 +18,7 @@ from statelog.changelog.uploads import Uploads
 from statelog.checkpoint.history import History
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.metrics import Measurements, Metric
+from statelog.options import TABLES
 from statelog.state.grouping import GroupedRows
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
@@ -285,7 +286,7 @@ def test_a_checkpoint_tells_what_was_fetched_of_the_state_before(keeps_local: bo
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", TABLES)
 def test_a_changeset_in_parts_is_the_same_changeset(inline_bytes: int, table: str) -> None:
     """Also of several phases: the timers that a batch fires change what its rows have written."""
     found = []

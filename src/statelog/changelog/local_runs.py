@@ -24,10 +24,12 @@ from statelog.state.merge import Garbage, merge_runs
 from statelog.state.run import Run
 from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 
-__all__ = ["JOB_FOLDER", "Edge", "LocalRuns", "local_edge"]
+__all__ = ["JOB_FOLDER", "ROCKSDB_FOLDER", "Edge", "LocalRuns", "local_edge"]
 
 JOB_FOLDER: Final = "job"
 """What a merge in slices has reached, beside the runs."""
+ROCKSDB_FOLDER: Final = "rocksdb"
+"""A table that is made from the runs, beside them."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 _GROUP_RUNS: Final = 64
@@ -218,17 +220,26 @@ class LocalRuns:
         for name in file_names:
             (self.directory / name).unlink(missing_ok=True)
 
-    def sweep(self, path: Sequence[Edge], certain: int) -> None:
+    def sweep(self, path: Sequence[Edge], certain: int, *, keeps_rocksdb: bool = False) -> None:
         """Remove files of batches up to `certain` that are not on the path, and forget their maps.
 
         Such files come from attempts that failed and from other histories. None is still being written: a
         batch that is certain has no live attempt.
+
+        Parameters
+        ----------
+        path : sequence of Edge
+            The state.
+        certain : int
+            The batch that it comes after.
+        keeps_rocksdb : bool
+            Whether the RocksDB table, if there is one, is still of use.
         """
-        kept = {edge.file_name for edge in path}
+        kept = {edge.file_name for edge in path} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
         for name in os.listdir(self.directory) if self.directory.exists() else ():
             if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain:
                 continue
-            if name.endswith(f".{JOB_FOLDER}"):
+            if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
             else:
                 (self.directory / name).unlink(missing_ok=True)

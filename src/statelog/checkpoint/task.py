@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from statelog.checkpoint.protocol import (
     UploadedPart,
 )
 from statelog.checkpoint.restoring import Restoring
+from statelog.checkpoint.tables import MemoryTables, open_rocksdb
 from statelog.checkpoint.upkeep import Upkeep
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
@@ -37,7 +38,6 @@ from statelog.metrics import Measurements, Metric
 from statelog.observer import Step
 from statelog.options import Options
 from statelog.state.key_groups import Hashes, hash_range
-from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import Garbage
 from statelog.state.operator import KeyedOperator
 from statelog.state.run import Run
@@ -48,7 +48,7 @@ from statelog.state.table import StateTable
 from statelog.state.times import Moment
 from statelog.storage import Store
 
-__all__ = ["BatchInput", "BatchTask", "MemoryTables"]
+__all__ = ["BatchInput", "BatchTask"]
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,6 @@ class BatchInput:
     hashes: Hashes
     subtask: int
     time_ms: int | None
-
-
-class MemoryTables:
-    """The memory tables that a process keeps from batch to batch."""
-
-    def __init__(self) -> None:
-        self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
-
-    def at(self, local: LocalRuns, genesis: bytes, head: bytes) -> MemoryTable:
-        """A table brought to a digest, from where it was left if that is on the way."""
-        left_at, table = self._tables.pop(local.directory, (genesis, MemoryTable()))
-        path = local.path(left_at, head)
-        if path is None:
-            table, path = MemoryTable(), local.path(genesis, head) or []
-        table.apply([local.open(edge) for edge in path])
-        self._tables[local.directory] = (head, table)
-        return table
 
 
 @dataclass(frozen=True)
@@ -158,52 +141,55 @@ class BatchTask:
         )
         runs = self._restore(begun, restoring)
         path = [edge for edge, _ in runs]
-        self.local.sweep(path, certain=task.batch - 1)
-        self._step(Step.RESTORED)
         upkeep = self._upkeep(begun, path)
-
-        table = self._table(begun, [run for _, run in runs])
-        restoring.end()
-        subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
-        uploads = Uploads(
-            lambda: self.open_store(begun.store),
-            max_bytes=self.options.max_in_flight_bytes,
-            threads=self.options.upload_threads,
-            recorder=self.measurements,
-        )
-        writer = ChangesetWriter(
-            subtask.changes,
-            uploads,
-            prefix=f"{begun.upload_prefix}/{task.batch}-{self.token}",
-            part_bytes=self.options.upload_part_bytes,
-            inline_bytes=begun.inline_bytes,
-            compression=self.options.codec,
-        )
-        held: pa.RecordBatch | None = None
-        try:
-            for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
+        # Before the sweep: it may go on from where it was with runs that others have replaced.
+        found = self._table(begun, runs)
+        with closing(RunsTable([run for _, run in runs]) if found is None else found) as table:
+            if found is not None:
+                self.local.sweep(path, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
+            self._step(Step.RESTORED)
+            restoring.end()
+            subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
+            uploads = Uploads(
+                lambda: self.open_store(begun.store),
+                max_bytes=self.options.max_in_flight_bytes,
+                threads=self.options.upload_threads,
+                recorder=self.measurements,
+            )
+            writer = ChangesetWriter(
+                subtask.changes,
+                uploads,
+                prefix=f"{begun.upload_prefix}/{task.batch}-{self.token}",
+                part_bytes=self.options.upload_part_bytes,
+                inline_bytes=begun.inline_bytes,
+                compression=self.options.codec,
+            )
+            held: pa.RecordBatch | None = None
+            try:
+                for output in subtask.process(KeyedRows(read.rows, read.hashes), self._initial(begun)):
+                    if self.options.changelog:
+                        writer.offer()
+                    if held is not None:
+                        yield held
+                    held = output
+                started_s = self.clock.monotonic_s()
                 if self.options.changelog:
-                    writer.offer()
-                if held is not None:
-                    yield held
-                held = output
-            started_s = self.clock.monotonic_s()
-            if self.options.changelog:
-                changeset = writer.finish(self.local, begun.head, task.batch, self.token)
-                materialized = upkeep.materializer.result()
-            else:
-                edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self.token)
-                materialized = upkeep.store_now(edge)
-        except (Exception, GeneratorExit):
-            # Only before the ack: once it is sent an entry may name them, whatever the answer.
-            uploads.abandon()
-            raise
+                    changeset = writer.finish(self.local, begun.head, task.batch, self.token)
+                    materialized = upkeep.materializer.result()
+                else:
+                    edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self.token)
+                    materialized = upkeep.store_now(edge)
+            except (Exception, GeneratorExit):
+                # Only before the ack: once it is sent an entry may name them, whatever the answer.
+                uploads.abandon()
+                raise
         self._ack(subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog, restoring)
         if held is not None:
             yield held
         if materialized is not None:
             upkeep.materializer.discard()
-        else:
+        elif found is not None:
+            # Otherwise the table that another attempt has open will need these runs one by one.
             upkeep.work()
 
     def _context(self, begun: Begun) -> BatchContext:
@@ -270,10 +256,13 @@ class BatchTask:
         restoring.begin(reply.missing)
         return reply.missing
 
-    def _table(self, begun: Begun, runs: list[Run]) -> StateTable:
+    def _table(self, begun: Begun, runs: list[tuple[Edge, Run]]) -> StateTable | None:
+        """The table at the state before the batch; None if another attempt has it, and the runs are to be read."""
         if self.options.table == "memory":
             return self.tables.at(self.local, begun.genesis, begun.head)
-        return RunsTable(runs)
+        if self.options.table == "rocksdb":
+            return open_rocksdb(self.local, runs, begun.head, self._garbage(begun))
+        return RunsTable([run for _, run in runs])
 
     def _ack(
         self,

@@ -17,7 +17,7 @@ from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
 from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import TaskId
-from statelog.checkpoint.task import MemoryTables
+from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.metrics import Measurements

@@ -155,3 +155,6 @@ class StateTable(ABC):
     @abstractmethod
     def apply(self, runs: Sequence[Run]) -> None:
         """Add the changes of later checkpoints, oldest first."""
+
+    def close(self) -> None:  # noqa: B027 - most tables hold nothing
+        """Let go of files and locks that it holds; it is not used afterwards."""

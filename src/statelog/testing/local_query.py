@@ -23,7 +23,7 @@ from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick
-from statelog.checkpoint.task import MemoryTables
+from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import Clock, ManualClock
 from statelog.options import Options
 from statelog.storage import LocalStore, Store

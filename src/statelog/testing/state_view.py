@@ -197,7 +197,7 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
         token="view",
     )
     runs = [run for _, run in found]
-    if query.options.table == "runs":
+    if query.options.table != "memory":
         return RunsTable(runs)
     table = MemoryTable()
     table.apply(runs)

@@ -36,14 +36,24 @@ def make_run(
     expiry_ms: int | None = None,
 ) -> Run:
     """A run of (hash, key, entry, operation, text) changes, which are sorted first; one expiry for all."""
+    return Run(pa.py_buffer(encode_changes(state, changes, block_rows=block_rows, expiry_ms=expiry_ms)), "test")
+
+
+def encode_changes(
+    state: StateDescriptor,
+    changes: Sequence[Change],
+    *,
+    block_rows: int = LOCAL_BLOCK_ROWS,
+    expiry_ms: int | None = None,
+) -> bytes:
+    """The bytes of such a run."""
     ordered = sorted(changes, key=lambda change: change[:3])
     columns: list[tuple[Any, ...]] = list(zip(*ordered, strict=True)) if ordered else [()] * 5
     columns.insert(EXPIRY_COLUMN, (expiry_ms,) * len(ordered))
     schema = change_schema(state)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    data = encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)
-    return Run(pa.py_buffer(data), "test")
+    return encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)
 
 
 def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:

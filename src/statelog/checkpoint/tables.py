@@ -1,0 +1,93 @@
+"""Bringing a table to the state that a batch starts from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.changelog.local_runs import ROCKSDB_FOLDER, Edge, LocalRuns
+from statelog.errors import CorruptionError, StorageError
+from statelog.state.memory_table import MemoryTable
+from statelog.state.merge import Garbage
+from statelog.state.rocksdb_table import RocksTable
+from statelog.state.run import Run
+
+__all__ = ["MemoryTables", "open_rocksdb"]
+
+_log = logging.getLogger(__name__)
+
+_LOOKED_AT_ROWS: Final = 1000
+
+
+class MemoryTables:
+    """The memory tables that a process keeps from batch to batch."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
+
+    def at(self, local: LocalRuns, genesis: bytes, head: bytes) -> MemoryTable:
+        """A table brought to a digest, from where it was left if that is on the way."""
+        left_at, table = self._tables.pop(local.directory, (genesis, MemoryTable()))
+        path = local.path(left_at, head)
+        if path is None:
+            table, path = MemoryTable(), local.path(genesis, head) or []
+        table.apply([local.open(edge) for edge in path])
+        self._tables[local.directory] = (head, table)
+        return table
+
+
+def open_rocksdb(
+    local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes, garbage: Garbage
+) -> RocksTable | None:
+    """Open a subtask's RocksDB table and bring it to a state.
+
+    It goes on from the state that it holds, if local runs lead from there to the wanted one, and is made anew if not:
+    after another history, damage, or a death in the middle of a large run.
+
+    Parameters
+    ----------
+    local : LocalRuns
+        The subtask's local runs, before those that are not of the state are removed.
+    runs : sequence of (Edge, Run)
+        The state, oldest first.
+    head : bytes
+        Its chain digest.
+    garbage : Garbage
+        What need not be kept.
+
+    Returns
+    -------
+    RocksTable or None
+        The table; None if it is open already: another attempt of the subtask is still alive.
+    """
+    table = RocksTable.open(local.directory / ROCKSDB_FOLDER)
+    if table is None:
+        return None
+    try:
+        try:
+            applied = _advance(table, local, head)
+        except (CorruptionError, StorageError, FileNotFoundError, pa.ArrowInvalid) as error:
+            _log.warning("a RocksDB table is made anew: %s", error)
+            applied = None
+        if applied is None:
+            table.reset(runs[0][0].before if runs else head)
+            applied = sum(table.advance(run, edge.after) for edge, run in runs)
+        table.drop_deleted(garbage.generations)
+        # Twice as many as could have expired since, so that what has expired stays a part of the whole.
+        table.drop_expired(garbage.moment, max(_LOOKED_AT_ROWS, 2 * applied))
+        return table
+    except BaseException:
+        table.close()
+        raise
+
+
+def _advance(table: RocksTable, local: LocalRuns, head: bytes) -> int | None:
+    """Apply the runs from where the table is to a digest: how many rows they had; None if no runs lead there."""
+    path = None if table.digest is None else local.path(table.digest, head)
+    if path is None:
+        return None
+    return sum(table.advance(run, edge.after) for edge, run in [(edge, local.open(edge)) for edge in path])

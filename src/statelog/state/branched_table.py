@@ -1,0 +1,85 @@
+"""A table and some later runs, for tables that cannot be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.state.run import Run
+from statelog.state.run_format import VALUE_COLUMN, Operation, change_schema
+from statelog.state.run_writer import LOCAL_BLOCK_ROWS, Section, encode_run
+from statelog.state.runs_table import RunsTable
+from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+
+__all__ = ["BranchedTable"]
+
+
+class BranchedTable(StateTable):
+    """The changes of some runs over a table. What that has of the keys in question is looked at as one more run.
+
+    Parameters
+    ----------
+    table : StateTable
+        The table, which stays as it is.
+    runs : sequence of Run
+        The changes, oldest first.
+    """
+
+    def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
+        self._table = table
+        self._runs = list(runs)
+
+    def apply(self, runs: Sequence[Run]) -> None:
+        self._runs.extend(runs)
+
+    def branch(self, run: Run) -> BranchedTable:
+        return BranchedTable(self._table, [*self._runs, run])
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        found = self._table.get_many(state, keys)
+        return self._over(state, keys.take(found.positions), found, None).get_many(state, keys)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        found = self._table.entries(state, keys)
+        return self._over(state, keys.take(found.positions), found, found.entries).entries(state, keys)
+
+    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+        found = self._table.get_entry(state, key, entry)
+        entries = pa.array([entry] * len(found.positions), pa.binary())
+        return self._over(state, key.take(found.positions), found, entries).get_entry(state, key, entry)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        return self._table.count_entries(state, keys) + RunsTable(self._runs).count_entries(state, keys)
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due = self._table.due_timers(state, after_ms, until_ms)
+        times = pa.RecordBatch.from_arrays([pa.array(due.times_ms, pa.int64())], schema=state.value_schema)
+        entries = pa.array([(time_ms + (1 << 63)).to_bytes(8, "big") for time_ms in due.times_ms.tolist()], pa.binary())
+        found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
+        return self._over(state, due.keys, found, entries).due_timers(state, after_ms, until_ms)
+
+    def _over(
+        self, state: StateDescriptor, keys: KeyBatch, found: ValueRows | EntryRows, entries: pa.Array | None
+    ) -> RunsTable:
+        """The runs over what the table has found: a row for each of `keys`."""
+        rows = len(keys)
+        if not rows:
+            return RunsTable(self._runs)
+        columns = [
+            pa.array(keys.hashes),
+            keys.keys,
+            pa.array([b""] * rows, pa.binary()) if entries is None else entries,
+            pa.array(np.full(rows, Operation.PUT, np.uint8)),
+            found.expiry,
+            *found.values.columns,
+        ]
+        if state.kind is StateKind.TIMER:
+            columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
+        assert len(columns) >= VALUE_COLUMN
+        batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+        data = encode_run([Section(state, [batch])], compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])

@@ -1,0 +1,411 @@
+"""The RocksDB table beside the local runs: what it goes on from, when it is made anew, what it gets rid of."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import ConfigurationError, Options, Ttl
+from statelog.changelog.local_runs import ROCKSDB_FOLDER, Edge, LocalRuns
+from statelog.checkpoint import tables, upkeep
+from statelog.checkpoint.tables import open_rocksdb
+from statelog.state.merge import Garbage
+from statelog.state.rocksdb_format import decode_values, encode_values
+from statelog.state.rocksdb_table import RocksTable
+from statelog.state.run import Run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.times import Moment
+from statelog.testing import Harness
+from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
+
+KEYS = [f"key {number}" for number in range(40)]
+ROOT = Path(__file__).parents[2]
+
+
+class Sums(StatefulProcessor):
+    """A sum, one that expires, and every number in a map."""
+
+    def init(self, handle: Any) -> None:
+        self._sum = handle.getValueState("sum", "n long")
+        self._brief = handle.getValueState("brief", "n long", Ttl(1_500))
+        self._seen = handle.getMapState("seen", "n long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self._sum.update(((self._sum.get() or (0,))[0] + row.n,))
+            self._brief.update(((self._brief.get() or (0,))[0] + row.n,))
+            self._seen.updateValue((row.n,), (row.n,))
+        yield Row(k=key[0], n=self._sum.get()[0], brief=self._brief.get()[0], seen=len(list(self._seen.keys())))
+
+    def close(self) -> None:
+        pass
+
+
+def make_harness(**options: Any) -> Harness:
+    return Harness(
+        Sums(),
+        input="k string, n long",
+        keys=["k"],
+        output="k string, n long, brief long, seen long",
+        timeMode="ProcessingTime",
+        options=Options(table="rocksdb", merge_fan_in=2, **options),
+    )
+
+
+class Expected:
+    """What `Sums` returns, from all rows so far."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[int, int]]] = {}
+
+    def of(self, rows: list[tuple[str, int]], now_ms: int) -> list[tuple[str, int, int, int]]:
+        for key, n in rows:
+            held = self._rows.setdefault(key, [])
+            held.append((now_ms, n))
+        found = []
+        for key in sorted({key for key, _ in rows}):
+            brief, until_ms = 0, -1
+            for at_ms, n in self._rows[key]:
+                brief = n if at_ms >= until_ms else brief + n
+                until_ms = at_ms + 1_500
+            numbers = [n for _, n in self._rows[key]]
+            found.append((key, sum(numbers), brief, len(set(numbers))))
+        return found
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[int | str]:
+    """What happens to tables: the rows of each run that is applied, and "reset"."""
+    happened: list[int | str] = []
+    advance, reset = RocksTable.advance, RocksTable.reset
+
+    def advance_noted(self: RocksTable, run: Run, digest: bytes | None) -> int:
+        happened.append(run.rows)
+        return advance(self, run, digest)
+
+    def reset_noted(self: RocksTable, digest: bytes | None = None) -> None:
+        happened.append("reset")
+        reset(self, digest)
+
+    monkeypatch.setattr(RocksTable, "advance", advance_noted)
+    monkeypatch.setattr(RocksTable, "reset", reset_noted)
+    return happened
+
+
+def push(harness: Harness, expected: Expected, batch: int) -> None:
+    rows = [(key, batch) for key in KEYS[batch % 3 :: 3]]
+    now_ms = 1_000 * (batch + 1)
+    assert sorted(map(tuple, harness.push(rows, now_ms))) == expected.of(rows, now_ms)
+
+
+def folder_of(harness: Harness, subtask: int = 0) -> Path:
+    found: Path = harness._query.local / str(harness.parallelism) / str(subtask) / ROCKSDB_FOLDER
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"changelog": False}, {"materialization_interval_s": 0.0}, {"inline_budget_bytes": 0}],
+    ids=["defaults", "without changelog", "materialized all the time", "uploads"],
+)
+def test_every_change_is_applied_once(
+    options: dict[str, Any], applied: list[int | str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is merged meanwhile, and whichever process has the task."""
+    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    expected = Expected()
+    with make_harness(**options) as harness:
+        for batch in range(12):
+            push(harness, expected, batch)
+    assert applied.count("reset") == 2  # each subtask's first batch
+    rows = sum(count for count in applied if isinstance(count, int))
+    # All but the last batch's: three states, a third of the keys a batch.
+    assert rows == sum(3 * len(KEYS[batch % 3 :: 3]) for batch in range(11))
+
+
+def test_a_table_that_another_attempt_has_open_is_left_alone(applied: list[int | str]) -> None:
+    expected = Expected()
+    with make_harness() as harness:
+        for batch in range(3):
+            push(harness, expected, batch)
+        applied.clear()
+        others = [RocksTable.open(folder_of(harness, subtask)) for subtask in range(2)]
+        for batch in range(3, 8):
+            push(harness, expected, batch)
+        assert applied == []
+        for other in others:
+            assert other is not None
+            other.close()
+        for batch in range(8, 10):
+            push(harness, expected, batch)
+    assert "reset" not in applied
+    assert len(applied) == 14  # of two subtasks, the runs of batches 2 to 8
+
+
+def test_a_damaged_table_is_made_anew(applied: list[int | str]) -> None:
+    expected = Expected()
+    with make_harness() as harness:
+        for batch in range(4):
+            push(harness, expected, batch)
+        applied.clear()
+        for file in [*folder_of(harness, 0).rglob("*.sst"), *folder_of(harness, 1).rglob("MANIFEST-*")]:
+            data = bytearray(file.read_bytes())
+            data[: len(data) // 2] = os.urandom(len(data) // 2)
+            file.write_bytes(data)
+        for batch in range(4, 6):
+            push(harness, expected, batch)
+    assert applied.count("reset") >= 2
+
+
+def digest(name: str) -> bytes:
+    return name.encode().ljust(16)
+
+
+def local_runs(directory: Path, *edges: tuple[int, str, str, list[Any]]) -> LocalRuns:
+    """Local runs of one batch each: its number, the digests before and after, and the changes."""
+    local = LocalRuns(directory)
+    for batch, before, after, changes in edges:
+        columns = [(1, key, b"", Operation.DELETE if text is None else Operation.PUT, text) for key, text in changes]
+        edge = Edge(batch, batch, digest(before), digest(after))
+        local.write(edge, encode_changes(VALUE, columns), "token")
+    return local
+
+
+def state_of(local: LocalRuns, head: str) -> dict[int, str]:
+    """What the table of a directory holds of the keys a, b and c once it is at a digest."""
+    path = local.path(digest("start"), digest(head))
+    assert path is not None
+    runs = [(edge, local.open(edge)) for edge in path]
+    table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}))
+    assert table is not None
+    assert table.digest == digest(head)
+    found = table.get_many(VALUE, make_keys((1, b"a"), (1, b"b"), (1, b"c")))
+    table.close()
+    return dict(zip(found.positions.tolist(), found.values.column(0).to_pylist(), strict=True))
+
+
+def test_another_history_is_not_taken_over(tmp_path: Path, applied: list[int | str]) -> None:
+    local = local_runs(
+        tmp_path,
+        (0, "start", "one", [(b"a", "0")]),
+        (1, "one", "two", [(b"b", "1")]),
+        (1, "one", "other", [(b"c", "2")]),
+        (2, "other", "last", [(b"a", None)]),
+    )
+    assert state_of(local, "two") == {0: "0", 1: "1"}
+    assert state_of(local, "other") == {0: "0", 2: "2"}
+    assert state_of(local, "last") == {2: "2"}
+    assert applied == ["reset", 1, 1, "reset", 1, 1, 1]
+
+
+def test_a_merge_across_the_state_that_a_table_holds(tmp_path: Path, applied: list[int | str]) -> None:
+    """A merge from the empty state on has no removals, so it cannot be applied to a later state."""
+    local = local_runs(
+        tmp_path,
+        (0, "start", "one", [(b"a", "0"), (b"b", "0")]),
+        (1, "one", "two", [(b"a", None)]),
+        (2, "two", "three", [(b"c", "2")]),
+    )
+    assert state_of(local, "one") == {0: "0", 1: "0"}
+    path = local.path(digest("start"), digest("two"))
+    assert path is not None
+    local.merge(path, digest("start"), "token")
+    assert state_of(local, "three") == {1: "0", 2: "2"}
+    assert applied == ["reset", 2, "reset", 1, 1]
+
+
+def test_a_table_that_is_not_used_any_more_is_removed() -> None:
+    expected = Expected()
+    with make_harness() as harness:
+        push(harness, expected, 0)
+        assert (folder_of(harness) / "data" / "CURRENT").exists()
+        harness._query.options = replace(harness._query.options, table="runs")
+        harness.restart()
+        push(harness, expected, 1)
+        assert not folder_of(harness).exists()
+
+
+def rows_held(table: RocksTable) -> int:
+    return [key[:1] for key, _ in table._database.items()].count(b"\x01")
+
+
+def test_what_has_expired_goes(tmp_path: Path) -> None:
+    state = replace(VALUE, name="brief", expires_by="processing")
+    table = RocksTable.open(tmp_path)
+    assert table is not None
+    for second in range(10):
+        keys = [(number, b"%d" % number) for number in range(100 * second, 100 * (second + 1))]
+        changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
+        table.apply([make_run(state, changes, expiry_ms=1000 * second)])
+    table.apply([make_run(VALUE, [(1, b"1", b"", Operation.PUT, "stays")])])
+    assert rows_held(table) == 1001
+    for _ in range(5):
+        table.drop_expired(Moment(4500, 0), 230)
+    assert rows_held(table) == 501
+    assert len(table.get_many(state, make_keys((450, b"450"), (550, b"550"))).positions) == 1
+    for _ in range(5):
+        table.drop_expired(Moment(90_000, 0), 230)
+    assert rows_held(table) == 1
+    table.close()
+
+
+def test_deleted_states_go(tmp_path: Path) -> None:
+    table = RocksTable.open(tmp_path)
+    assert table is not None
+    newer = replace(VALUE, name="$1$value")
+    for state in (VALUE, newer, MAP):
+        table.apply([make_run(state, [(1, b"a", b"e" if state is MAP else b"", Operation.PUT, state.name)])])
+    table.drop_deleted({"value": 1})
+    assert rows_held(table) == 2
+    assert table.get_many(newer, make_keys((1, b"a"))).values.column(0).to_pylist() == ["$1$value"]
+    assert not len(table.get_many(VALUE, make_keys((1, b"a"))).positions)
+    table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "again")])])
+    assert table.get_many(VALUE, make_keys((1, b"a"))).values.column(0).to_pylist() == ["again"]
+    table.close()
+
+
+def test_many_entries(tmp_path: Path) -> None:
+    """More than are counted, and more than are removed one by one."""
+    table = RocksTable.open(tmp_path)
+    assert table is not None
+    entries = [number.to_bytes(4, "big") for number in range(5000)]
+    changes: list[Any] = [(9, key, entry, Operation.PUT, "x") for key in (b"k", b"l") for entry in entries]
+    table.apply([make_run(MAP, changes)])
+    assert table.count_entries(MAP, make_keys((9, b"k"), (9, b"m"))).tolist() == [1 << 31, 0]
+    table.apply([make_run(MAP, [(9, b"k", b"", Operation.CLEAR, None), (9, b"k", entries[7], Operation.PUT, "y")])])
+    assert table.entries(MAP, make_keys((9, b"k"))).values.column(0).to_pylist() == ["y"]
+    assert len(table.entries(MAP, make_keys((9, b"l"))).entries) == 5000
+    table.close()
+
+
+TYPES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int8(), [-128, 127, None]),
+    (pa.int64(), [-(2**63), 2**63 - 1, None]),
+    (pa.float32(), [0.1, -0.0, float("inf"), None]),
+    (pa.float64(), [0.1, -0.0, float("-inf"), None]),
+    (pa.bool_(), [True, False, None]),
+    (pa.string(), ["", "ü", None]),
+    (pa.binary(), [b"", b"\xff\x00", None]),
+    (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
+    (pa.timestamp("us", "UTC"), [datetime.datetime(2000, 1, 1, 0, 0, 0, 1, datetime.UTC), None]),
+    (pa.timestamp("us"), [datetime.datetime(1, 1, 1), None]),
+    (pa.duration("us"), [datetime.timedelta(microseconds=-1), None]),
+    (pa.time64("ns"), [datetime.time(23, 59, 59, 999999), None]),
+    (pa.decimal128(38, 18), [decimal.Decimal("-1.000000000000000001"), None]),
+    (pa.null(), [None]),
+    (pa.list_(pa.decimal128(5, 2)), [[], [decimal.Decimal("1.25"), None], None]),
+    (pa.struct([("a", pa.date32()), ("b", pa.list_(pa.string()))]), [{"a": None, "b": ["x", None]}, None]),
+    (pa.map_(pa.string(), pa.timestamp("us")), [[("z", None), ("a", datetime.datetime(2000, 1, 1))], [], None]),
+    (pa.list_(pa.map_(pa.int32(), pa.struct([("x", pa.float32())]))), [[[(1, {"x": 0.5})], None], None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), TYPES, ids=[str(kind) for kind, _ in TYPES])
+def test_values_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> None:
+    state = StateDescriptor("s", StateKind.VALUE, pa.schema([("v", kind), ("w", pa.int64())]))
+    # Not from the start of the arrays: rows are often parts of larger ones.
+    array = pa.array([values[0], *values], kind)
+    rows = len(array)
+    columns = [
+        pa.array(np.arange(rows, dtype=np.uint64)),
+        pa.array([b"k"] * rows, pa.binary()),
+        pa.array([b""] * rows, pa.binary()),
+        pa.array([Operation.PUT] * rows, pa.uint8()),
+        pa.array([None, *range(rows - 1)], pa.int64()),
+        array,
+        pa.array(range(rows), pa.int64()),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state)).slice(1)
+
+    found, expiry = decode_values(encode_values(batch, state, 1), [state, state], state)
+
+    assert found.column(0).equals(array.slice(1))
+    assert found.column(1).to_pylist() == list(range(1, rows))
+    assert expiry.to_pylist() == list(range(rows - 1))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from statelog.state import rocksdb_table
+from statelog.state.rocksdb_table import RocksTable
+from tests.unit.test_rocksdb_table import large_run
+
+rocksdb_table._BATCH_BYTES = 1000
+table = RocksTable.open(Path(sys.argv[1]))
+writes = 0
+write = RocksTable._write
+def dying(self, batch):
+    global writes
+    write(self, batch)
+    writes += 1
+    if writes == int(sys.argv[2]):
+        if sys.argv[3] == "flushed":
+            self._database.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+RocksTable._write = dying
+rocksdb_table._CHUNK_ROWS = 100
+table.advance(large_run("old"), b"1" * 16)
+table.advance(large_run("new"), b"2" * 16)
+raise SystemExit(3)
+"""
+
+
+def large_run(text: str) -> Run:
+    changes: list[Any] = [(number, b"%d" % number, b"", Operation.PUT, text) for number in range(1000)]
+    return make_run(VALUE, changes)
+
+
+@pytest.mark.parametrize("is_flushed", ["flushed", "in memory"])
+@pytest.mark.parametrize("writes", [1, 5, 11, 12, 17, 22])
+def test_a_death_while_a_run_is_applied(writes: int, is_flushed: str, tmp_path: Path) -> None:
+    """What is found afterwards is all of a state that the digest names, or no digest."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(writes), is_flushed],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+    table = RocksTable.open(tmp_path)
+    assert table is not None
+    keys = make_keys(*((number, b"%d" % number) for number in range(1000)))
+    texts = set(table.get_many(VALUE, keys).values.column(0).to_pylist())
+    if table.digest is not None:
+        assert texts == ({"old"} if table.digest == b"1" * 16 else {"new"})
+        assert len(table.get_many(VALUE, keys).positions) == 1000
+    elif is_flushed == "in memory":
+        assert texts == set()
+    table.close()
+
+
+def test_without_the_package_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(ConfigurationError, match=r"pip install statelog\[rocksdb\]"):
+        open_rocksdb(LocalRuns(tmp_path), [], b"", Garbage(Moment(0, 0), {}))
+    monkeypatch.undo()
+    table = open_rocksdb(LocalRuns(tmp_path), [], b"", Garbage(Moment(0, 0), {}))
+    assert table is not None, "the lock was not let go"
+    table.close()
+
+
+def test_the_package_is_not_imported_unless_the_table_is_used() -> None:
+    code = f"import sys, {tables.__name__}, statelog.testing; sys.exit('rocksdict' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, timeout=100, check=False).returncode == 0
