@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import commit, count, files, growth, recovery, state, tail
+from benchmarks import commit, count, files, growth, memory, recovery, state, tail
 from benchmarks.frame import command_line
 
 main = command_line(
@@ -14,6 +14,7 @@ main = command_line(
         state.BENCHMARK,
         recovery.BENCHMARK,
         growth.BENCHMARK,
+        memory.BENCHMARK,
         commit.BENCHMARK,
         files.BENCHMARK,
         tail.BENCHMARK,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["kill_child_when", "run_in_child"]
+__all__ = ["kill_child_when", "processes_of", "run_in_child"]
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SHOWN_LINES: Final = 40
@@ -26,8 +26,12 @@ _LOG: Final = "output.log"
 
 
 def run_in_child(
-    function: str, arguments: dict[str, Any], directory: Path, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+    function: str,
+    arguments: dict[str, Any],
+    directory: Path,
+    environment: Mapping[str, str] | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Any:
     """Call a function in a fresh process.
 
     Parameters
@@ -40,6 +44,8 @@ def run_in_child(
         An existing directory for the arguments, the result and the child's output.
     environment : dict of str, optional
         More variables of the environment.
+    watch : callable, optional
+        Called again and again with the child's process id, which is also that of its session, while it runs.
 
     Raises
     ------
@@ -47,11 +53,13 @@ def run_in_child(
         If the child fails; shows the end of its output.
     """
     with _child(function, arguments, directory, environment or {}) as child:
+        while watch is not None and child.poll() is None:
+            watch(child.pid)
+            time.sleep(_POLL_S)
         code = child.wait()
     if code != 0:
         raise _failed(function, code, directory)
-    result: dict[str, Any] = json.loads((directory / _ANSWERED).read_text())
-    return result
+    return json.loads((directory / _ANSWERED).read_text())
 
 
 def kill_child_when(
@@ -87,7 +95,7 @@ def kill_child_when(
                 raise click.ClickException(f"{function} was not to be killed after {timeout_s:.0f} s")
             time.sleep(_POLL_S)
         # Spark's Python workers have a process group of their own, but all are in the child's session.
-        while members := _members(child.pid):
+        while members := processes_of(child.pid):
             for process in members:
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
@@ -129,7 +137,7 @@ def _failed(function: str, code: int, directory: Path) -> click.ClickException:
     return click.ClickException(f"{function} failed with exit code {code}; the end of its output:\n{tail}")
 
 
-def _members(session: int) -> list[int]:
+def processes_of(session: int) -> list[int]:
     """The processes of a session that still run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
+from benchmarks.payloads import PAYLOAD_OUTPUT, check_payloads, payload_rows, rows_read, start_checked
 from benchmarks.recovering import KeepPayload, RestoreRecorder
-from benchmarks.streaming import make_session, pseudo_random, rate_source
+from benchmarks.streaming import make_session, rate_source
 
 __all__ = ["BUILT_FILE", "CHANGELOG_OFF", "CHANGELOG_ON", "DEDUPLICATION", "PROCESSOR", "build", "restart"]
 
@@ -27,9 +28,7 @@ PROCESSOR: Final = "Spark transformWithState"
 BUILT_FILE: Final = "built"
 """Holds the first batch after the state is built."""
 
-_OUTPUT: Final = "key long, n long, found long"
 _POLL_S: Final = 0.05
-_DIGEST_BYTES: Final = 32
 # So that a snapshot is there when the process is killed soon; by default the interval is a minute.
 _SPARK: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "1s"}
 
@@ -64,10 +63,10 @@ def build(
     session = make_session("recovery", parallelism, 100, directory, _SPARK)
     sizes = (-(-keys // build_batches), rows_per_batch)
     for size in sizes:
-        rows = _rows(rate_source(session, size, parallelism), keys, value_bytes)
+        rows = payload_rows(rate_source(session, size, parallelism), keys, value_bytes)
         options = _options(side, RestoreRecorder(), local_directory)
-        query = _start(_operator(side, rows, parallelism, options), directory)
-        while query.isActive and (size == rows_per_batch or _end(query) < keys):
+        query = start_checked(_operator(side, rows, parallelism, options), directory)
+        while query.isActive and (size == rows_per_batch or rows_read(query) < keys):
             time.sleep(_POLL_S)
             if size == rows_per_batch and query.lastProgress and not (Path(directory) / BUILT_FILE).exists():
                 (Path(directory) / BUILT_FILE).write_text(str(query.lastProgress["batchId"]))
@@ -105,14 +104,14 @@ def restart(
     if side in (DEDUPLICATION, PROCESSOR):
         _load_library(session)
     recorder = RestoreRecorder()
-    rows = _rows(rate_source(session, rows_per_batch, parallelism), keys, value_bytes)
+    rows = payload_rows(rate_source(session, rows_per_batch, parallelism), keys, value_bytes)
     output = _operator(side, rows, parallelism, _options(side, recorder, local_directory))
-    query = _start(output, directory)
+    query = start_checked(output, directory)
     while query.isActive and (query.lastProgress is None or len(query.recentProgress) < batches):
         time.sleep(_POLL_S)
     _stop(query)
     progress = [json.loads(each.json) for each in query.recentProgress][:batches]
-    _check(session, side, progress, keys, value_bytes)
+    check_payloads(session, side, progress, keys, value_bytes, is_deduplicated=side == DEDUPLICATION)
     session.stop()
     return _measured(progress, recorder, started_s)
 
@@ -161,22 +160,6 @@ def _epoch_s(timestamp: str) -> float:
     return float(np.datetime64(timestamp.removesuffix("Z"), "ms").astype(np.int64)) / 1000
 
 
-def _rows(numbers: DataFrame, keys: int, value_bytes: int) -> DataFrame:
-    """Rows of successive keys until each has one, then of random ones; a key always has the same payload."""
-    return numbers.select(_key(F.col("value"), keys).alias("key")).select("key", _payload("key", value_bytes))
-
-
-def _key(number: Column, keys: int) -> Column:
-    return F.when(number < keys, number).otherwise(pseudo_random(keys, number))
-
-
-def _payload(key: str, value_bytes: int) -> Column:
-    """Bytes that do not compress."""
-    parts = range(-(-value_bytes // _DIGEST_BYTES))
-    digests = [F.sha2(F.concat_ws("/", F.col(key).cast("string"), F.lit(part)), 256) for part in parts]
-    return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
-
-
 def _options(side: str, recorder: RestoreRecorder, local_directory: str) -> statelog.Options:
     return statelog.Options(changelog=side == CHANGELOG_ON, local_directory=local_directory, observer=recorder)
 
@@ -186,61 +169,13 @@ def _operator(side: str, rows: DataFrame, parallelism: int, options: statelog.Op
         new = rows.dropDuplicates(["key", "payload"])
         return new.select("key", F.lit(1).alias("n"), F.length("payload").alias("found"))
     if side == PROCESSOR:
-        return rows.groupBy("key").transformWithState(KeepPayload(), _OUTPUT, "update", "None")
+        return rows.groupBy("key").transformWithState(KeepPayload(), PAYLOAD_OUTPUT, "update", "None")
     return statelog.key_by(rows, "key").transformWithState(
-        KeepPayload(), _OUTPUT, "update", "None", parallelism=parallelism, options=options
+        KeepPayload(), PAYLOAD_OUTPUT, "update", "None", parallelism=parallelism, options=options
     )
-
-
-def _start(output: DataFrame, directory: str) -> StreamingQuery:
-    checks = [F.count(F.lit(1)).alias("keys"), F.sum("n").alias("total"), F.sum("found").alias("found")]
-    checks.append(F.sum(F.col("key") * F.col("n")).alias("weighted"))
-    writer = output.observe("check", *checks).writeStream.format("noop").outputMode("update")
-    return writer.option("checkpointLocation", f"{directory}/checkpoint").start()
 
 
 def _stop(query: StreamingQuery) -> None:
     query.stop()
     if error := query.exception():
         raise RuntimeError(f"the query failed: {error}")
-
-
-def _end(query: StreamingQuery) -> int:
-    """How many rows were read."""
-    last = query.lastProgress
-    return 0 if last is None else _offset(json.loads(last.json)["sources"][0]["endOffset"])
-
-
-def _offset(offset: Any) -> int:
-    number: int = offset["offset"]
-    return number
-
-
-def _check(session: SparkSession, side: str, progress: list[dict[str, Any]], keys: int, value_bytes: int) -> None:
-    """Compare the output with numbers made without any state."""
-    counts = np.ones(keys, np.int64)
-    start = keys
-    for entry in progress:
-        [source] = entry["sources"]
-        for first, last, is_before in (
-            (start, _offset(source["startOffset"]), True),
-            (_offset(source["startOffset"]), _offset(source["endOffset"]), False),
-        ):
-            column = session.range(first, last).select(_key(F.col("id"), keys).alias("key")).toArrow().column("key")
-            changed, rows = np.unique(column.to_numpy(), return_counts=True)
-            counts[changed] += rows
-            if is_before:
-                continue
-            new = counts[changed]
-            wanted = {
-                "keys": len(changed),
-                "total": int(new.sum()),
-                "found": value_bytes * len(changed),
-                "weighted": int((changed * new).sum()),
-            }
-            if side == DEDUPLICATION:
-                wanted = dict.fromkeys(wanted, 0)  # every row is known
-            found = {name: value or 0 for name, value in entry["observedMetrics"]["check"].items()}
-            if found != wanted:
-                raise RuntimeError(f"{side}: batch {entry['batchId']} returned {found} and should return {wanted}")
-        start = _offset(source["endOffset"])

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import signal
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import commit, count, growth, operations, recovery, state
+from benchmarks import commit, count, growth, memory, operations, recovery, state
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, require_space, scratch
@@ -653,3 +658,58 @@ def test_commit_with_the_same_bytes_for_any_number_of_subtasks(tmp_path: Path) -
     assert (target.limit, target.sense) == (1.5, "at_most")
     assert target.value is not None
     assert target.value >= 1
+
+
+class TestMemory:
+    def test_only_anonymous_memory_of_python_counts(self) -> None:
+        """A process with 50 MB, one that it has forked with 20 MB more, a mapped file of 80 MB, and no Python."""
+        program = """
+import mmap, os, pathlib, subprocess, sys, time
+held = b"x" * (50 << 20)
+others = [subprocess.Popen(["sleep", "60"])]
+if os.fork() == 0:
+    more = b"y" * (20 << 20)
+    with open("file", "rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    sum(pages[::4096])
+    pathlib.Path("ready").touch()
+    time.sleep(60)
+time.sleep(60)
+"""
+        sampler = memory.Sampler()
+        with scratch(None) as place:  # not in a file system in memory
+            (place / "file").write_bytes(bytes(80 << 20))
+            child = subprocess.Popen([sys.executable, "-c", program], cwd=place, start_new_session=True)
+            try:
+                end_s = time.monotonic() + 100
+                while not (place / "ready").exists() and time.monotonic() < end_s:
+                    time.sleep(0.05)
+                sampler.look(child.pid)
+            finally:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait(30)
+        assert sampler.processes == 2
+        assert 50 << 20 <= sampler.driver_bytes < 75 << 20
+        assert 70 << 20 <= sampler.worker_bytes == sampler.largest_worker_bytes < 95 << 20  # a fork's pages count twice
+        assert sampler.peak_bytes == sampler.driver_bytes + sampler.worker_bytes
+        assert sampler.file_bytes >= 80 << 20
+
+    def test_the_largest_sum_is_held_against_the_limit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        calls: list[tuple[str, dict[str, Any]]] = []
+
+        def child(function: str, arguments: dict[str, Any], _: Path, watch: Any = None) -> Any:
+            calls.append((function.rpartition(":")[2], arguments))
+            progress = [{"durationMs": {"triggerExecution": 500}, "numInputRows": 30}] * arguments.get("batches", 0)
+            return {"progress": progress, "checkpoints": [{"materialized": 2}]}
+
+        monkeypatch.setattr(memory, "run_in_child", child)
+        monkeypatch.setattr(memory.Sampler, "peak_bytes", 1_200_000_000)
+        asked = {"keys": 100, "value_bytes": 10, "rows_per_batch": 30, "updates": 45, "parallelism": 2}
+        result = memory.run(**asked, table="runs", directory=tmp_path)
+
+        assert [name for name, _ in calls] == ["run", "check"]
+        assert calls[0][1]["batches"] == 6
+        assert len(calls[1][1]["progress"]) == 6
+        [target] = result.targets
+        assert (target.value, target.limit, target.met) == (1.2e9, 1e9, False)
+        assert result.figures["rows_per_s"] == 60
