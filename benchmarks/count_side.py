@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
-import numpy as np
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 import statelog
 from benchmarks.count import CEILING, SPARK, STATELOG
+from benchmarks.count_expected import count_checks, expected_counts
 from benchmarks.counting import CheckpointRecorder, CountRows, count_batches
 from benchmarks.streaming import make_session, pseudo_random, rate_source, run_batches
 
@@ -44,20 +43,17 @@ def run(side: str, rows_per_batch: int, keys: int, batches: int, parallelism: in
     """
     session = make_session("count", parallelism, batches, directory)
     recorder = CheckpointRecorder()
-    rows = rate_source(session, rows_per_batch, parallelism).select(_key(keys, "value"))
+    rows = rate_source(session, rows_per_batch, parallelism).select(pseudo_random(keys, F.col("value")).alias("key"))
     output = _operator(side, rows, parallelism, recorder)
     mode = "append" if side == CEILING else "update"
     done = run_batches(output, _check_columns(side), mode, directory, _STATE_FOLDERS[side], batches)
     if side == CEILING:
         done.require(side, [{"total": rows_per_batch}] * batches)
     else:
-        done.require(side, _expected(session, batches, rows_per_batch, keys))
+        ranges = [(batch * rows_per_batch, (batch + 1) * rows_per_batch) for batch in range(batches)]
+        done.require(side, expected_counts(session, ranges, keys))
     session.stop()
     return done.to_json(recorder)
-
-
-def _key(keys: int, value: str) -> Column:
-    return pseudo_random(keys, F.col(value)).alias("key")
 
 
 def _operator(side: str, rows: DataFrame, parallelism: int, recorder: CheckpointRecorder) -> DataFrame:
@@ -79,23 +75,4 @@ def _operator(side: str, rows: DataFrame, parallelism: int, recorder: Checkpoint
 
 def _check_columns(side: str) -> list[Column]:
     """Aggregates of a batch's output."""
-    total = F.sum("n").alias("total")
-    if side == CEILING:
-        return [total]
-    return [F.count(F.lit(1)).alias("keys"), total, F.sum(F.col("key") * F.col("n")).alias("weighted")]
-
-
-def _expected(session: SparkSession, batches: int, rows_per_batch: int, keys: int) -> Iterator[dict[str, int]]:
-    """The right values, computed without any state.
-
-    A batch's output holds, for each of its keys, the number of rows so far: of all batches, so that a count
-    lost or doubled anywhere shows in the next batch that has the key.
-    """
-    counts = np.zeros(keys, np.int64)
-    for batch in range(batches):
-        values = session.range(batch * rows_per_batch, (batch + 1) * rows_per_batch)
-        column = values.select(_key(keys, "id")).toArrow().column("key").to_numpy()
-        changed, rows = np.unique(column, return_counts=True)
-        counts[changed] += rows
-        new = counts[changed]
-        yield {"keys": len(changed), "total": int(new.sum()), "weighted": int((changed * new).sum())}
+    return [F.sum("n").alias("total")] if side == CEILING else count_checks()

@@ -119,7 +119,7 @@ def command_line(benchmarks: Sequence[Benchmark]) -> click.Group:
     def show_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
             for benchmark in benchmarks:
-                click.echo(f"{benchmark.name:10} {benchmark.description}")
+                click.echo(f"{benchmark.name:12} {benchmark.description}")
             context.exit()
 
     listing = click.Option(

@@ -10,12 +10,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.streaming import pseudo_random
+from benchmarks.streaming import payload, pseudo_random
 
 __all__ = ["PAYLOAD_OUTPUT", "check_payloads", "payload_rows", "rows_read", "start_checked"]
 
 PAYLOAD_OUTPUT: Final = "key long, n long, found long"
-_DIGEST_BYTES: Final = 32
 
 
 def payload_rows(numbers: DataFrame, keys: int, value_bytes: int) -> DataFrame:
@@ -30,18 +29,11 @@ def payload_rows(numbers: DataFrame, keys: int, value_bytes: int) -> DataFrame:
     value_bytes : int
         Size of a payload.
     """
-    return numbers.select(_key(F.col("value"), keys).alias("key")).select("key", _payload("key", value_bytes))
+    return numbers.select(_key(F.col("value"), keys).alias("key")).select("key", payload("key", value_bytes))
 
 
 def _key(number: Column, keys: int) -> Column:
     return F.when(number < keys, number).otherwise(pseudo_random(keys, number))
-
-
-def _payload(key: str, value_bytes: int) -> Column:
-    """Bytes that do not compress."""
-    parts = range(-(-value_bytes // _DIGEST_BYTES))
-    digests = [F.sha2(F.concat_ws("/", F.col(key).cast("string"), F.lit(part)), 256) for part in parts]
-    return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
 
 
 def start_checked(output: DataFrame, directory: str) -> StreamingQuery:

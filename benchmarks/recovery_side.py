@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.payloads import PAYLOAD_OUTPUT, check_payloads, payload_rows, rows_read, start_checked
 from benchmarks.recovering import KeepPayload, RestoreRecorder
-from benchmarks.streaming import make_session, rate_source
+from benchmarks.streaming import begun_s, make_session, rate_source
 
 __all__ = ["BUILT_FILE", "CHANGELOG_OFF", "CHANGELOG_ON", "DEDUPLICATION", "PROCESSOR", "build", "restart"]
 
@@ -118,13 +117,13 @@ def restart(
 
 def _measured(progress: list[dict[str, Any]], recorder: RestoreRecorder, started_s: float) -> dict[str, Any]:
     first, *later = progress
-    begun_s = _epoch_s(first["timestamp"])
+    first_begun_s = begun_s(first)
     first_s = first["durationMs"]["triggerExecution"] / 1000
     measured = {
         "batch": first["batchId"],
         "rows": [each["numInputRows"] for each in progress],
-        "total_s": begun_s + first_s - started_s,
-        "start_up_s": begun_s - started_s,
+        "total_s": first_begun_s + first_s - started_s,
+        "start_up_s": first_begun_s - started_s,
         "first_batch_s": first_s,
         "later_batch_s": statistics.median(each["durationMs"]["triggerExecution"] for each in later) / 1000,
         "log_s": 0.0,
@@ -134,7 +133,7 @@ def _measured(progress: list[dict[str, Any]], recorder: RestoreRecorder, started
         checkpoint = recorder.checkpoints[0]
         measured["log_s"] = opened.log_s
         measured["log_entries"] = opened.log_entries
-        if opened_s < begun_s:
+        if opened_s < first_begun_s:
             measured["start_up_s"] -= opened.log_s
         measured["restore_s"] = checkpoint.restore_s
         measured["restored_bytes"] = checkpoint.restored_bytes
@@ -154,10 +153,6 @@ def _load_library(session: SparkSession) -> None:
     """Load the native library that Spark would load with its first state; it is no part of a state."""
     jvm: Any = session.sparkContext._jvm
     jvm.org.rocksdb.RocksDB.loadLibrary()
-
-
-def _epoch_s(timestamp: str) -> float:
-    return float(np.datetime64(timestamp.removesuffix("Z"), "ms").astype(np.int64)) / 1000
 
 
 def _options(side: str, recorder: RestoreRecorder, local_directory: str) -> statelog.Options:

@@ -10,14 +10,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.counting import CheckpointRecorder
 
-__all__ = ["QueryRun", "make_session", "pseudo_random", "rate_source", "run_batches"]
+__all__ = [
+    "QueryRun",
+    "begun_s",
+    "make_session",
+    "payload",
+    "pseudo_random",
+    "rate_source",
+    "run_batches",
+]
 
 _POLL_S: Final = 0.25
+_DIGEST_BYTES: Final = 32
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -71,6 +81,19 @@ def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, st
 def pseudo_random(below: int, *columns: Column) -> Column:
     """A number from 0 on that depends on some columns and looks random."""
     return F.pmod(F.xxhash64(*columns), F.lit(below))
+
+
+def payload(column: str, value_bytes: int) -> Column:
+    """So many bytes that depend on a column, do not compress, and are called ``payload``."""
+    parts = range(-(-value_bytes // _DIGEST_BYTES))
+    digests = [F.sha2(F.concat_ws("/", F.col(column).cast("string"), F.lit(part)), 256) for part in parts]
+    return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
+
+
+def begun_s(progress: dict[str, Any]) -> float:
+    """When a batch began, seconds since the Unix epoch."""
+    begun = np.datetime64(progress["timestamp"].removesuffix("Z"), "ms")
+    return float(begun.astype(np.int64)) / 1000
 
 
 @dataclasses.dataclass(frozen=True)
