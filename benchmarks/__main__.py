@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import commit, count, files, growth, memory, recovery, state, tail
+from benchmarks import commit, count, files, growth, memory, recovery, state, tail, window_space
 from benchmarks.frame import command_line
 
 main = command_line(
@@ -17,6 +17,7 @@ main = command_line(
         memory.BENCHMARK,
         commit.BENCHMARK,
         files.BENCHMARK,
+        window_space.BENCHMARK,
         tail.BENCHMARK,
     ]
 )
