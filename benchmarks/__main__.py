@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import commit, count, files, growth, memory, recovery, state, tail, window_space
+from benchmarks import commit, count, files, growth, latency, memory, recovery, state, tail, window_space
 from benchmarks.frame import command_line
 
 main = command_line(
@@ -18,6 +18,7 @@ main = command_line(
         commit.BENCHMARK,
         files.BENCHMARK,
         window_space.BENCHMARK,
+        latency.BENCHMARK,
         tail.BENCHMARK,
     ]
 )
