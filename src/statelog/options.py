@@ -109,7 +109,7 @@ class Options:
     materialization: bool = True
     materialization_interval_s: float = 600.0
     materialization_max_failures: int = 3
-    max_log_to_base: float = 1.0
+    max_log_to_base: float = 0.75
     replay_budget_s: float = 10.0
     restore_deadline_s: float | None = None
     inline_budget_bytes: int = 8 << 20

@@ -418,7 +418,7 @@ def test_large_local_merges_take_turns() -> None:
     ("options", "size", "commits", "expected"),
     [
         ({}, 3 << 20, 1, None),
-        ({}, 5 << 20, 1, True),
+        ({}, (3 << 20) + (1 << 19), 1, True),
         ({"max_log_to_base": 0.5}, 3 << 20, 1, True),
         ({"max_log_to_base": 0}, 1 << 19, 1, None),
         ({"replay_budget_s": 0.1}, 1, 10, None),
