@@ -25,6 +25,8 @@ __all__ = ["BENCHMARK", "Schedule", "figures_of", "run"]
 _FRACTIONS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MIN_THROUGHPUT: Final = 0.95
 """A side keeps up if it commits at least this share of the rate: it commits whole batches, so not exactly the rate."""
+_MAX_THROUGHPUT: Final = 1.05
+"""A side that commits more than this share of the rate still works off what has come while it started."""
 _START_S: Final = 120
 """What a query may take to start."""
 
@@ -127,6 +129,7 @@ def figures_of(rounds: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str
         "batch_ms": Distribution.of(durations).to_json() if durations else None,
         "events_per_s_by_round": throughputs,
         "keeps_up": all(one >= _MIN_THROUGHPUT * schedule.rate for one in throughputs),
+        "catches_up": any(one > _MAX_THROUGHPUT * schedule.rate for one in throughputs),
         "backlog_by_round": [_backlog(one, schedule) for one in rounds],
         "sent_late_s": max(one["latest_s"] for one in rounds),
         "by_round": list(rounds),
@@ -229,8 +232,9 @@ def _remarks(
         f"{schedule.rate:,.0f} events/s, evenly spaced, {keys:,} possible keys, all alike. Latency: from the time an"
         " event was due until its batch was committed; the events of a batch are not independent.",
         f"The events of the first {schedule.warm_up_s:g} s of every run are left out. Every batch's output was checked."
-        f" Events were sent up to {1000 * max(each['sent_late_s'] for each in figures.values()):.0f} ms late, which"
-        " counts.",
+        " Events were sent late, which counts, by up to "
+        + ", ".join(f"{1000 * each['sent_late_s']:,.0f} ms ({side})" for side, each in figures.items())
+        + ".",
     ]
     for side, each in figures.items():
         if not each["keeps_up"]:
@@ -238,6 +242,11 @@ def _remarks(
                 f"{side} does not keep up, so its latency grows with the length of the run: it committed"
                 f" {min(each['events_per_s_by_round']):,.0f} of {schedule.rate:,.0f} events/s, and lacked"
                 f" {max(each['backlog_by_round']):,} when the last one came."
+            )
+        if each["catches_up"]:
+            lines.append(
+                f"{side} still worked off what had come while it started, so its latency is higher than it would be"
+                f" later: it committed up to {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
             )
         if each["not_committed"]:
             lines.append(f"{side}: {each['not_committed']:,} events were not committed when the run ended.")
@@ -257,7 +266,7 @@ BENCHMARK: Final = Benchmark(
         click.Option(["--rate"], type=_POSITIVE, default=5_000, help="Events per second."),
         click.Option(["--keys"], type=click.IntRange(2, 10**8), default=100_000, help="Number of possible keys."),
         click.Option(["--seconds"], type=_POSITIVE, default=60, help="Events of so many seconds are measured."),
-        click.Option(["--warm-up"], type=click.FloatRange(min=0), default=20, help="First seconds to leave out."),
+        click.Option(["--warm-up"], type=click.FloatRange(min=0), default=60, help="First seconds to leave out."),
         click.Option(
             ["--drain"],
             type=click.FloatRange(min=0),

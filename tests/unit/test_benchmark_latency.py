@@ -67,6 +67,7 @@ class TestFigures:
 
         assert figures["events_per_s_by_round"] == [pytest.approx(RATE)]
         assert figures["keeps_up"]
+        assert not figures["catches_up"]
         # The batch that was due half a second ago, and events since.
         assert figures["backlog_by_round"] == [100]
 
@@ -78,6 +79,13 @@ class TestFigures:
         assert figures["events_per_s_by_round"] == [pytest.approx(RATE), pytest.approx(100 / 0.6)]
         assert not figures["keeps_up"]
         assert figures["not_committed"] == 0
+
+    def test_a_side_that_commits_more_than_the_rate_works_off_its_start(self) -> None:
+        figures = latency.figures_of([steady(batch_s=0.4, events_per_batch=100, delay_s=1.5)], SCHEDULE)
+
+        assert figures["events_per_s_by_round"] == [pytest.approx(250)]
+        assert figures["keeps_up"]
+        assert figures["catches_up"]
 
     def test_events_that_are_never_committed_count_with_what_they_waited(self) -> None:
         figures = latency.figures_of([batches((300, 4.0))], SCHEDULE)
