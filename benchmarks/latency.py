@@ -245,8 +245,8 @@ def _remarks(
             )
         if each["catches_up"]:
             lines.append(
-                f"{side} still worked off what had come while it started, so its latency is higher than it would be"
-                f" later: it committed up to {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
+                f"{side} still worked off what had come while it started, so its latency is higher than later: it"
+                f" committed up to {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
             )
         if each["not_committed"]:
             lines.append(f"{side}: {each['not_committed']:,} events were not committed when the run ended.")
