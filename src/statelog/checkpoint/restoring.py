@@ -76,8 +76,15 @@ class Restoring:
         self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
         self._read += 1
         now_s = self._clock.monotonic_s()
+        if self._deadline_s is not None and now_s - self._started_s > self._deadline_s:
+            self._require_all(now_s)
+        if now_s - self._reported_s >= _INTERVAL_S:
+            self._tell(now_s)
+
+    def _require_all(self, now_s: float) -> None:
+        """The deadline is over: fail if something is missing."""
         left = self._missing[self._read :]
-        if self._deadline_s is not None and left and now_s - self._started_s > self._deadline_s:
+        if left:
             missing_mb = sum(length for _, length in left) / 1e6
             raise StorageError(
                 f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: of"
@@ -87,8 +94,6 @@ class Restoring:
                 hint="Is the storage slow? Options(restore_deadline_s=...) says how long it may take, and"
                 " Options(replay_budget_s=..., materialization_interval_s=...) how much there is to read.",
             )
-        if now_s - self._reported_s >= _INTERVAL_S:
-            self._tell(now_s)
 
     def end(self) -> None:
         """The state can be read."""
