@@ -19,51 +19,45 @@ pytest_plugins = ("tests.s3.plugin",)
 pytestmark = pytest.mark.spark
 
 
-def test_a_query_goes_on_from_a_bucket(
-    s3_server: RadosGateway,
-    s3_location: str,
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def bucket_session(s3_server: RadosGateway, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The session, whose driver and workers know the server."""
     for name, value in s3_server.environment.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
+        monkeypatch.setenv(name, value)
+    return spark
+
+
+def test_a_query_goes_on_from_a_bucket(
+    bucket_session: SparkSession, s3_server: RadosGateway, s3_location: str, tmp_path: Path
+) -> None:
     job = replace(Job(tmp_path), location=s3_location)
     job.add(make_orders(2, seed=91))
-    job.run(job.ledger(spark, 2))
+    job.run(job.ledger(bucket_session, 2))
     job.add(make_orders(2, seed=92))
     # On another host: nothing is there but the bucket. And as many files as there can be.
-    job.run(job.ledger(spark, 3, Options(local_directory=str(tmp_path / "local"), file_merging="off")))
+    job.run(job.ledger(bucket_session, 3, Options(local_directory=str(tmp_path / "local"), file_merging="off")))
 
     job.require_exact()
     names = [info.name for info in open_store(s3_location).list()]
     assert any("/log/" in name for name in names)
     assert not list(tmp_path.rglob("*.log"))
-    secrets = [s3_server.environment["AWS_SECRET_ACCESS_KEY"].encode(), require_endpoint(spark)[1].secret]
+    secrets = [s3_server.environment["AWS_SECRET_ACCESS_KEY"].encode(), require_endpoint(bucket_session)[1].secret]
     stored = [open_store(s3_location).read(name) for name in names]
     stored += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(stored) > 20
     assert not [data for data in stored if any(secret in data for secret in secrets)], "a secret was stored"
 
 
-def test_a_savepoint_in_a_bucket(
-    s3_server: RadosGateway,
-    s3_location: str,
-    spark: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in s3_server.environment.items():
-        monkeypatch.setitem(spark.sparkContext.environment, name, value)
-        monkeypatch.setenv(name, value)
+def test_a_savepoint_in_a_bucket(bucket_session: SparkSession, s3_location: str, tmp_path: Path) -> None:
     orders = make_orders(3, seed=93)
     job = replace(Job(tmp_path), location=f"{s3_location}/state").add(orders[:2])
-    job.run(job.ledger(spark, 2))
+    job.run(job.ledger(bucket_session, 2))
     target, other = f"{s3_location}/savepoint", job.elsewhere("other")
     statelog.savepoint(job.checkpoint, target, location=job.location)
     other = replace(other, location=f"{s3_location}/other")
     statelog.restore(target, other.checkpoint, location=other.location, claim=True)
     assert open_store(target).list() == []
     job.add(orders[2:])
-    other.run(other.ledger(spark, 3))
+    other.run(other.ledger(bucket_session, 3))
     assert other.results() == {2: ledger_model(orders)[2]}
