@@ -47,7 +47,7 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
     first_hash, last_hash : int
         Only keys of these hashes count; the runs may hold more.
     runs : list of StoredRun
-        The runs, in any order.
+        The runs; those that hold a state are disjoint and stand in order of their hashes.
     """
 
     first: int

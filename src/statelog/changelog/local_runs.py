@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange
-from statelog.state.merge import Garbage, merge_runs
+from statelog.state.merge import Garbage, add_runs, merge_runs
 from statelog.state.run import Run
 from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 
@@ -176,19 +176,49 @@ class LocalRuns:
         garbage : Garbage, optional
             What may be left out.
         """
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.directory / f"{edge.last}-{token}.tmp"
+        temporary = self._temporary(edge, token)
         merged: list[Run] = []
         groups = _in_groups(runs)
         group = next(groups, [])
         for following in groups:
             # Only the oldest rows may lose their removals before all are merged.
             is_oldest = is_bottom and not merged
-            merged.append(_merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage))
+            _merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
+            merged.append(_map(temporary))
             temporary.unlink()  # it stays mapped
             group = following
         _merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
-        temporary.rename(self.directory / edge.file_name)
+        self._keep(temporary, edge)
+
+    def write_disjoint(
+        self, edge: Edge, runs: Iterable[Run], token: str, *, is_bottom: bool, within: HashRange, garbage: Garbage
+    ) -> None:
+        """Write runs one after the other into the run of an edge; only one of them is in memory at once.
+
+        Parameters
+        ----------
+        edge, token, is_bottom, within, garbage
+            As for :meth:`write_merged`.
+        runs : iterable of Run
+            The inputs; those that hold a state are disjoint and come in order of their hashes.
+        """
+        temporary = self._temporary(edge, token)
+        with pa.OSFile(str(temporary), "wb") as sink:
+            writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+            for run in runs:
+                add_runs([run], writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_SLICE_ROWS)
+                del run  # the next one gets its memory
+            writer.finish()
+        self._keep(temporary, edge)
+
+    def _temporary(self, edge: Edge, token: str) -> Path:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.directory / f"{edge.last}-{token}.tmp"
+
+    def _keep(self, written: Path, edge: Edge) -> None:
+        """Give a file its name, and open it; it was written just now and need not be checked."""
+        path = written.rename(self.directory / edge.file_name)
+        self._opened[edge.file_name] = _map(path)
 
     def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
         """Merge adjacent runs of a path into one, which replaces them; all must be certain.
@@ -272,11 +302,10 @@ def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 def _merge_to(
     path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
-) -> Run:
+) -> None:
     with pa.OSFile(str(path), "wb") as sink:
         writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
         merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_SLICE_ROWS)
-    return _map(path)
 
 
 def _map(path: Path) -> Run:

@@ -79,7 +79,7 @@ def restore_runs(
                 edge = Edge(level.first, level.last, level.before, level.after)
                 runs = _noted(read_level(open_store(), level), note_read)
                 is_bottom = level.before == genesis
-                local.write_merged(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
+                local.write_disjoint(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
             if missing.since != head:
                 edge = Edge(missing.first_batch, last_batch, missing.since, head)
                 runs = read_segments(open_store(), missing.segments, within, note_read)
@@ -98,9 +98,11 @@ def restore_runs(
 
 
 def _noted(runs: Iterable[Run], note_read: Callable[[], None]) -> Iterator[Run]:
-    for run in runs:
+    def note(run: Run) -> Run:
         note_read()
-        yield run
+        return run
+
+    return map(note, runs)
 
 
 def read_segments(

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 
 from statelog.state.evolution import merged_schema
 from statelog.state.key_groups import HashRange
-from statelog.state.run import Run, RunSection
+from statelog.state.run import Run, RunBlock, RunSection
 from statelog.state.run_format import EXPIRY_COLUMN, Operation
 from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.schema import StateDescriptor, is_deleted
 from statelog.state.times import Moment
 
-__all__ = ["Garbage", "MergePosition", "RunMerge", "choose_merge", "clip_run", "merge_runs"]
+__all__ = ["Garbage", "MergePosition", "RunMerge", "add_runs", "choose_merge", "clip_run", "merge_runs"]
 
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
@@ -118,10 +118,23 @@ def merge_runs(
     CorruptionError
         If an input is damaged.
     """
+    add_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows)
+    return writer.finish()
+
+
+def add_runs(
+    runs: Sequence[Run],
+    writer: ChangeSink,
+    *,
+    is_bottom: bool,
+    within: HashRange | None,
+    garbage: Garbage | None,
+    slice_rows: int,
+) -> None:
+    """Merge runs as :func:`merge_runs` does, into a run that goes on."""
     merge = RunMerge(runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows)
     for _ in merge.write(writer):
         pass
-    return writer.finish()
 
 
 def clip_run(run: Run, within: HashRange) -> Run:
@@ -200,6 +213,9 @@ def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows
     """Cut the hash range so that about `slice_rows` rows lie in each part, as hashes are evenly spread."""
     first, last = (within.first, within.last) if within else (0, (1 << 64) - 1)
     blocks = [block for section in sections for block in section.blocks_between(first, last)]
+    if len(sections) == 1 and all(block.rows <= slice_rows for block in blocks):
+        yield from _whole_blocks(blocks, first, last, slice_rows)
+        return
     low = max(first, min((block.first_hash for block in blocks), default=first))
     high = min(last, max((block.last_hash for block in blocks), default=last))
     count = max(1, -(-sum(block.rows for block in blocks) // slice_rows))
@@ -207,6 +223,17 @@ def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows
     for end in range(low + width - 1, high, width):
         yield first, end
         first = end + 1
+    yield first, last
+
+
+def _whole_blocks(blocks: Sequence[RunBlock], first: int, last: int, slice_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut the hash range of one input between blocks, so that each is read once."""
+    rows = 0
+    for block in blocks:
+        if rows and rows + block.rows > slice_rows:
+            yield first, block.first_hash - 1
+            first, rows = block.first_hash, 0
+        rows += block.rows
     yield first, last
 
 

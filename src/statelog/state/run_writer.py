@@ -46,7 +46,7 @@ class Section:
 class RunWriter:
     """Writes a run block by block, so that a run larger than the memory can be written.
 
-    The order of calls is :meth:`add` for every batch, all of one state after another, then :meth:`finish`.
+    The order of calls is :meth:`add` for every batch, those of one state by hash, then :meth:`finish`.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class RunWriter:
         Parameters
         ----------
         state : StateDescriptor
-            The state; calls for one state follow each other.
+            The state.
         batch : pyarrow.RecordBatch
             Changes of `change_schema(state)`, sorted by hash, key and entry, with hashes above those of the
             calls before for this state.
@@ -90,9 +90,12 @@ class RunWriter:
         if batch.num_rows == 0:
             return
         stored = state.to_stored()
-        if not self._states or self._states[-1] != stored:
+        if stored not in self._states:
             self._states.append(stored)
+        number = self._states.index(stored)
         hashes = batch.column(0).to_numpy()
+        before = next((block for block in reversed(self._blocks) if block.state == number), None)
+        assert before is None or before.last_hash < hashes[0], "rows come in order of their hashes"
         for start, end in _block_bounds(hashes, self._block_rows):
             _pad(self._sink)
             rows = batch.slice(start, end - start)
@@ -100,7 +103,7 @@ class RunWriter:
                 rows = _ordered_by_time(rows)
             message = _encode_batch(rows, self._compression)
             block = StoredBlock(
-                state=len(self._states) - 1,
+                state=number,
                 offset=self._sink.tell(),
                 length=len(message),
                 rows=end - start,
