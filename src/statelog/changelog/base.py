@@ -63,6 +63,10 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
         """The hashes that count."""
         return HashRange(self.first_hash, self.last_hash)
 
+    def has_part_of(self, run: StoredRun) -> bool:
+        """Whether a run of it holds keys that do not count."""
+        return run.first_hash < self.first_hash or self.last_hash < run.last_hash
+
     @property
     def length(self) -> int:
         """Size of the runs in bytes."""

@@ -9,7 +9,8 @@ from typing import Final
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
-from statelog.changelog.stored_reader import read_ahead, read_run, read_stored
+from statelog.changelog.shared_reads import SharedReads
+from statelog.changelog.stored_reader import Readable, read_ahead, read_run, read_stored
 from statelog.errors import CorruptionError, StorageError
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, clip_run
@@ -35,6 +36,7 @@ def restore_runs(
     open_store: Callable[[], Store],
     token: str,
     note_read: Callable[[], None] = lambda: None,
+    shared: SharedReads | None = None,
 ) -> list[tuple[Edge, Run]]:
     """Find or fetch the runs that make up a state.
 
@@ -58,6 +60,8 @@ def restore_runs(
         Unique among the directory's writers.
     note_read : callable
         Called whenever a run or a changeset of what is missing has been read, in order.
+    shared : SharedReads, optional
+        How to read what other subtasks of this host need as well.
 
     Returns
     -------
@@ -75,16 +79,22 @@ def restore_runs(
         path = local.path(genesis, head)
         if path is None:
             missing = fetch(local.digests(genesis))
-            for level in missing.levels:
-                edge = Edge(level.first, level.last, level.before, level.after)
-                runs = _noted(read_level(open_store(), level), note_read)
-                is_bottom = level.before == genesis
-                local.write_disjoint(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
-            if missing.since != head:
-                edge = Edge(missing.first_batch, last_batch, missing.since, head)
-                runs = read_segments(open_store(), missing.segments, within, note_read)
-                is_bottom = missing.since == genesis
-                local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
+            store = open_store() if shared is None else shared.of(open_store(), missing)
+            try:
+                for level in missing.levels:
+                    edge = Edge(level.first, level.last, level.before, level.after)
+                    runs = _noted(read_level(store, level), note_read)
+                    is_bottom = level.before == genesis
+                    local.write_disjoint(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
+                if missing.since != head:
+                    edge = Edge(missing.first_batch, last_batch, missing.since, head)
+                    runs = read_segments(store, missing.segments, within, note_read)
+                    is_bottom = missing.since == genesis
+                    local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
+            except CorruptionError:
+                if shared is not None:
+                    shared.discard()
+                raise
             continue
         try:
             return [(edge, local.open(edge)) for edge in path]
@@ -106,7 +116,7 @@ def _noted(runs: Iterable[Run], note_read: Callable[[], None]) -> Iterator[Run]:
 
 
 def read_segments(
-    store: Store,
+    store: Readable,
     segments: Iterable[ClippedSegment],
     within: HashRange,
     note_read: Callable[[], None] = lambda: None,
@@ -115,7 +125,7 @@ def read_segments(
 
     Parameters
     ----------
-    store : Store
+    store : Readable
         Holds them.
     segments : iterable of ClippedSegment
         The changesets; one that counts for several ranges of hashes follows itself.
@@ -143,20 +153,19 @@ def read_segments(
         yield from runs
 
 
-def read_level(store: Store, level: Level) -> Iterator[Run]:
+def read_level(store: Readable, level: Level) -> Iterator[Run]:
     """Read the runs of a level, some of them ahead; raises what :func:`read_segments` does."""
 
     def read(stored: StoredRun) -> Run:
-        is_part = stored.first_hash < level.first_hash or level.last_hash < stored.last_hash
-        return read_run(store, stored, "a materialized run", level.within if is_part else None)
+        return read_run(store, stored, "a materialized run", level.within if level.has_part_of(stored) else None)
 
     return read_ahead(level.runs, read, _threads(store))
 
 
-def _threads(store: Store) -> int:
+def _threads(store: Readable) -> int:
     return 1 if store.can_append else _READ_THREADS
 
 
-def read_segment(store: Store, segment: SegmentRef) -> bytes:
+def read_segment(store: Readable, segment: SegmentRef) -> bytes:
     """Read one stored changeset or snapshot as a whole; raises what :func:`read_segments` does."""
     return read_stored(store, segment, f"the changeset of subtask {segment.subtask}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from statelog.changelog.base import Level
 from statelog.state.key_groups import HashRange
 
-__all__ = ["ClippedSegment", "MissingSegments", "SegmentRef"]
+__all__ = ["SHARED_BYTES", "ClippedSegment", "Extent", "MissingSegments", "SegmentRef"]
+
+SHARED_BYTES: Final = 1 << 20
+"""Of what several subtasks need as much is read at once: then it is the request that takes the time, not the bytes."""
 
 
 class SegmentRef(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +50,14 @@ class SegmentRef(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A byte range of an object that several subtasks need, or parts of it."""
+
+    name: str
+    offset: int
+    length: int
+
+
 class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A segment, and the key hashes for which it counts.
 
@@ -56,12 +69,15 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         Key hashes for which it counts.
     is_shared : bool
         Whether it may hold other keys, because the checkpoint has another parallelism.
+    extent : Extent, optional
+        What is worth reading once for all subtasks of a host; it holds the segment.
     """
 
     segment: SegmentRef
     first_hash: int
     last_hash: int
     is_shared: bool = False
+    extent: Extent | None = None
 
     @property
     def within(self) -> HashRange:
@@ -89,6 +105,18 @@ class MissingSegments(msgspec.Struct, frozen=True):
     first_batch: int
     segments: list[ClippedSegment]
     levels: list[Level] = []
+
+    @property
+    def extents(self) -> set[Extent]:
+        """What is worth reading once for all subtasks of a host."""
+        segments = {clip.extent for clip in self.segments if clip.extent is not None}
+        runs = {
+            Extent(run.name, run.offset, run.length)
+            for level in self.levels
+            for run in level.runs
+            if level.has_part_of(run) and run.length <= SHARED_BYTES
+        }
+        return segments | runs
 
     @property
     def length(self) -> int:

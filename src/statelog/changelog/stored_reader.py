@@ -5,33 +5,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.changelog import chain
 from statelog.changelog.base import StoredRun
-from statelog.changelog.segment import SegmentRef
+from statelog.changelog.segment import SHARED_BYTES, SegmentRef
 from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.state.key_groups import HashRange
 from statelog.state.run import Run
 from statelog.state.run_format import MAGIC, TAIL
-from statelog.storage import Store
 
-__all__ = ["read_ahead", "read_run", "read_stored"]
+__all__ = ["Readable", "read_ahead", "read_run", "read_stored"]
 
-_WHOLE_BYTES: Final = 1 << 20
-"""A run that is not larger is read as a whole, also if only a part is of interest."""
 _TAIL_BYTES: Final = 64 << 10
 _GAP_BYTES: Final = 64 << 10
 """Blocks that are not farther apart are read with what is between them."""
+
+
+class Readable(Protocol):
+    """What a restore needs of a store."""
+
+    @property
+    def can_append(self) -> bool:
+        """Whether it is a directory, which answers at once."""
+        ...
+
+    def read(self, name: str, *, offset: int, length: int) -> bytes:
+        """Read as :meth:`Store.read` does."""
+        ...
+
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
+def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> bytes:
     """Read a stored run or snapshot as a whole; `what` says what it is, for messages.
 
     Raises
@@ -50,12 +61,12 @@ def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> byte
     return data
 
 
-def read_run(store: Store, stored: SegmentRef | StoredRun, what: str, within: HashRange | None = None) -> Run:
+def read_run(store: Readable, stored: SegmentRef | StoredRun, what: str, within: HashRange | None = None) -> Run:
     """Read a stored run.
 
     Parameters
     ----------
-    store : Store
+    store : Readable
         Holds it.
     stored : SegmentRef or StoredRun
         Where it is.
@@ -70,7 +81,7 @@ def read_run(store: Store, stored: SegmentRef | StoredRun, what: str, within: Ha
     CorruptionError, StorageError
         As :func:`read_stored`.
     """
-    if within is None or stored.length <= _WHOLE_BYTES:
+    if within is None or stored.length <= SHARED_BYTES:
         return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset)
     # Pages of it that are not written to take no memory.
     held = np.zeros(stored.length, np.uint8)
@@ -127,7 +138,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _read(store: Store, stored: SegmentRef | StoredRun, start: int, length: int, what: str) -> bytes:
+def _read(store: Readable, stored: SegmentRef | StoredRun, start: int, length: int, what: str) -> bytes:
     try:
         return store.read(stored.name, offset=stored.offset + start, length=length)
     except StorageError as error:

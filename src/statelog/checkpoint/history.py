@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
 from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
+from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments, SegmentRef
 from statelog.checkpoint.cover import Cover, Piece, StartingState
 from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Entry
 from statelog.state.key_groups import KEY_GROUPS
@@ -61,6 +63,26 @@ class Record:
     def removed_runs(self) -> list[StoredRun]:
         """The runs of the pieces that it removed; older checkpoints need them."""
         return [run for piece in self.removed for run in piece.runs]
+
+    def extent_of(self, segment: SegmentRef, is_shared: bool) -> Extent | None:
+        """What to read once for all subtasks of a host, if several need it or something beside it."""
+        if (group := self._group) is not None and segment.name == group.name:
+            return group
+        if is_shared and segment.length <= SHARED_BYTES:
+            return Extent(segment.name, segment.offset, segment.length)
+        return None
+
+    @cached_property
+    def _group(self) -> Extent | None:
+        """Where the changesets of several subtasks are together, if they are small."""
+        segments = self.checkpoint.segments
+        names = [segment.name for segment in segments]
+        [(name, count)] = Counter(names).most_common(1) or [("", 0)]
+        if count < 2:
+            return None
+        first, last = segments[names.index(name)], segments[-1 - names[::-1].index(name)]
+        length = last.offset + last.length - first.offset
+        return Extent(name, first.offset, length) if length <= SHARED_BYTES else None
 
 
 class History:
@@ -168,8 +190,11 @@ class History:
 
     def between(self, first: int, last: int) -> Iterator[Checkpoint]:
         """Checkpoints from one batch to another, both included, oldest first."""
+        return (record.checkpoint for record in self._between(first, last))
+
+    def _between(self, first: int, last: int) -> Iterator[Record]:
         places = range(self._place(first), self._place(last + 1))
-        return (self._records[place].checkpoint for place in places)
+        return (self._records[place] for place in places)
 
     def _place(self, batch: int) -> int:
         """Where the first checkpoint is that is not before a batch."""
@@ -275,12 +300,15 @@ class History:
         since = digest = start.digest
         first_batch = start.first_batch
         segments: list[ClippedSegment] = []
-        for checkpoint in self.between(start.first_batch, batch):
+        for record in self._between(start.first_batch, batch):
+            checkpoint = record.checkpoint
             found = overlapping(checkpoint, subtask, parallelism)
             ranges = start.ranges_of(checkpoint.batch)
             is_shared = checkpoint.parallelism != parallelism
             segments += [
-                ClippedSegment(segment, clip.first, clip.last, is_shared) for segment in found for clip in ranges
+                ClippedSegment(segment, clip.first, clip.last, is_shared, record.extent_of(segment, is_shared))
+                for segment in found
+                for clip in ranges
             ]
             digest = _extended(digest, checkpoint, found)
             if digest in known:

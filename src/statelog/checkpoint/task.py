@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.materializer import Materialized, Materializer
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
+from statelog.changelog.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.changelog.uploads import Uploads
 from statelog.changelog.writer import Changeset, ChangesetWriter
 from statelog.checkpoint.protocol import (
@@ -147,6 +149,7 @@ class BatchTask:
         with closing(RunsTable([run for _, run in runs]) if found is None else found) as table:
             if found is not None:
                 self.local.sweep(path, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
+                remove_shared(self._shared_folder, certain=task.batch - 1)
             self._step(Step.RESTORED)
             restoring.end()
             subtask = KeyedSubtask(self._operator(begun), table, self._context(begun), self.clock)
@@ -245,7 +248,12 @@ class BatchTask:
             open_store=lambda: self.open_store(begun.store),
             token=self.token,
             note_read=restoring.read,
+            shared=SharedReads(self._shared_folder, self.task.run_id, self.task.batch, self.token),
         )
+
+    @property
+    def _shared_folder(self) -> Path:
+        return self.local.directory.parent / SHARED_FOLDER
 
     def _fetch(self, restoring: Restoring, known: list[bytes]) -> MissingSegments:
         remove_other_parallelisms(self.local.directory)

@@ -1,0 +1,160 @@
+"""What several subtasks of a host need of an object store is read once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from statelog import CorruptionError
+from statelog.changelog.segment import Extent
+from statelog.changelog.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
+from statelog.storage import LocalStore
+from tests.model.engine import Command, Engine
+
+KEYS = 40
+BATCHES = 6
+EXPECTED = {key: [BATCHES - 1] for key in range(KEYS)}
+
+
+class ObjectLikeStore(LocalStore):
+    """A directory without appends, as a bucket is; notes what is read of it."""
+
+    reads: ClassVar[Counter[str]] = Counter()
+
+    @property
+    def can_append(self) -> bool:
+        return False
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.reads[name] += 1
+        return super().read(name, offset=offset, length=length)
+
+
+@pytest.fixture(autouse=True)
+def fresh_counts() -> None:
+    ObjectLikeStore.reads.clear()
+
+
+def start(engine: Engine, parallelism: int, first_batch: int) -> None:
+    """Start on a host without files; what the driver reads does not count."""
+    engine.start(parallelism, first_batch, keep_local=False)
+    ObjectLikeStore.reads.clear()
+
+
+def run_all(engine: Engine, batch: int, command: Command) -> dict[int, object]:
+    """Give all keys a command, and return what those that were to read have found."""
+    found: dict[int, object] = {}
+    for subtask, commands in enumerate(engine.parts([((key, None), command) for key in range(KEYS)])):
+        found |= {key[0]: values[0] for key, values in engine.run_commands(batch, subtask, commands) if values}
+    return found
+
+
+def new_engine(directory: Path, inline_budget_bytes: int = 8 << 20) -> Engine:
+    engine = Engine(
+        directory,
+        lambda key: key[0] * (2**64 // KEYS),
+        file_merging="within",
+        merge_fan_in=100,
+        inline_budget_bytes=inline_budget_bytes,
+        open_store=ObjectLikeStore,
+    )
+    engine.start(4, 0)
+    for batch in range(BATCHES):
+        run_all(engine, batch, ("set", batch))
+    return engine
+
+
+@pytest.mark.parametrize("parallelism", [4, 8, 3])
+def test_each_object_is_read_once_for_all_subtasks(tmp_path: Path, parallelism: int) -> None:
+    engine = new_engine(tmp_path)
+    start(engine, parallelism, BATCHES)
+    assert run_all(engine, BATCHES, ("read",)) == EXPECTED
+    assert len(ObjectLikeStore.reads) == BATCHES, "one object per checkpoint"
+    assert set(ObjectLikeStore.reads.values()) == {1}
+
+
+def test_large_changesets_are_read_by_who_needs_them(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path, inline_budget_bytes=0)
+    start(engine, 8, BATCHES)
+    assert run_all(engine, BATCHES, ("read",)) == EXPECTED
+    assert len(ObjectLikeStore.reads) == 4 * BATCHES
+    assert set(ObjectLikeStore.reads.values()) == {1}, "two subtasks share each of them"
+
+
+def test_files_are_removed_after_the_batch(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path)
+    start(engine, 8, BATCHES)
+    run_all(engine, BATCHES, ("read",))
+    folder = engine.local / "8" / SHARED_FOLDER
+    assert list(folder.iterdir())
+    run_all(engine, BATCHES + 1, ("read",))
+    assert list(folder.iterdir()) == []
+
+
+def test_damage_is_reported_and_read_again_by_the_next_attempt(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path)
+    objects = sorted((tmp_path / "location").rglob("*.log"))
+    whole = objects[3].read_bytes()
+    start(engine, 8, BATCHES)
+    objects[3].write_bytes(whole[:-20] + bytes(20))
+    with pytest.raises(CorruptionError, match=objects[3].name):
+        run_all(engine, BATCHES, ("read",))
+    objects[3].write_bytes(whole)
+    assert run_all(engine, BATCHES, ("read",)) == EXPECTED
+
+
+def test_a_damaged_file_is_read_again(tmp_path: Path) -> None:
+    store, extent = prepared(tmp_path)
+    shared = SharedReads(tmp_path / "shared", "run", 3, "one")
+    assert shared.read(store, extent) == b"cde"
+    for path in (tmp_path / "shared").iterdir():
+        path.write_bytes(b"torn")
+    assert shared.read(store, extent) == b"cde"
+    assert store.reads == {"object": 2}
+
+
+def test_readers_wait_for_the_first(tmp_path: Path) -> None:
+    store, extent = prepared(tmp_path)
+    is_reading = threading.Event()
+    original = store.read
+
+    def slow(name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        is_reading.set()
+        time.sleep(0.1)
+        return original(name, offset=offset, length=length)
+
+    store.read = slow  # type: ignore[method-assign]
+    found: list[bytes] = []
+
+    def read(number: int) -> None:
+        found.append(SharedReads(tmp_path / "shared", "run", 3, str(number)).read(store, extent))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    threads[0].start()
+    assert is_reading.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"cde"] * 4
+    assert store.reads == {"object": 1}
+
+
+def test_another_run_and_another_batch_read_for_themselves(tmp_path: Path) -> None:
+    store, extent = prepared(tmp_path)
+    for run, batch in (("one", 3), ("two", 3), ("two", 4)):
+        SharedReads(tmp_path / "shared", run, batch, "token").read(store, extent)
+    assert store.reads == {"object": 3}
+    remove_shared(tmp_path / "shared", certain=3)
+    assert {path.name.partition("-")[0] for path in (tmp_path / "shared").iterdir()} == {"4"}
+
+
+def prepared(directory: Path) -> tuple[ObjectLikeStore, Extent]:
+    store = ObjectLikeStore(directory / "store")
+    store.put("object", b"abcdef")
+    return store, Extent("object", 2, 3)
