@@ -128,6 +128,15 @@ def test_an_argument_that_is_not_supported_is_refused(
         assert word in str(failure.value)
 
 
+def test_a_table_whose_package_is_missing_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(ConfigurationError, match=r"pip install statelog\[rocksdb\]"):
+        job.ledger(spark, 2, options=statelog.Options(table="rocksdb"))
+
+
 @pytest.mark.parametrize("key", ["interval '1' month", "parse_json('1')", "user collate unicode_ci"])
 def test_a_key_type_that_is_not_supported_is_refused(spark: SparkSession, tmp_path: Path, key: str) -> None:
     job = Job(tmp_path).add(make_orders(1))

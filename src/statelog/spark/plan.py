@@ -47,6 +47,7 @@ from statelog.spark.worker import (
 )
 from statelog.state.event_time import EventTime
 from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
+from statelog.state.rocksdb_table import rocksdict_library
 from statelog.state.schema import StateDescriptor, TimeDomain, encode_schema
 from statelog.state.timers import timer_descriptor
 from statelog.state.times import Watermark
@@ -126,6 +127,8 @@ def build_operator(
     session = df.sparkSession
     _check_arguments(arguments)
     check_session(session)
+    if setting.options.table == "rocksdb":
+        rocksdict_library()
     uid = checked_uid(setting.uid)
     parallelism = checked_parallelism(setting.parallelism, session)
     output = parse_output(arguments.output_type)

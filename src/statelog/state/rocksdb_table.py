@@ -38,7 +38,7 @@ from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, is_del
 from statelog.state.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 from statelog.state.times import Moment
 
-__all__ = ["RocksTable"]
+__all__ = ["RocksTable", "rocksdict_library"]
 
 _CHUNK_ROWS: Final = 16_384
 _BATCH_BYTES: Final = 4 << 20
@@ -64,7 +64,7 @@ class RocksTable(StateTable):
     def __init__(self, folder: Path, lock: IO[bytes]) -> None:
         self._folder = folder
         self._lock = lock
-        self._rocksdict = _library()
+        self._rocksdict = rocksdict_library()
         self._unlogged = self._rocksdict.WriteOptions()
         self._unlogged.disable_wal = True
         try:
@@ -363,13 +363,19 @@ class RocksTable(StateTable):
             ) from error
 
 
-def _library() -> Any:
-    """The module rocksdict, which nobody needs who does not use this table."""
+def rocksdict_library() -> Any:
+    """The module rocksdict, which nobody needs who does not use this table.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not installed.
+    """
     try:
         import rocksdict
     except ImportError as error:
         raise ConfigurationError(
             "Option table is 'rocksdb', and the package rocksdict is not installed.",
-            hint="Install it where tasks run, with pip install statelog[rocksdb], or choose another table.",
+            hint="Install it for the driver and the tasks (pip install statelog[rocksdb]), or choose another table.",
         ) from error
     return rocksdict
