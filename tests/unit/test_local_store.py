@@ -3,12 +3,13 @@ from __future__ import annotations
 import gc
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
+from statelog.files import WRITE_BYTES, write_file
 from statelog.storage import LocalStore, open_store
 from statelog.storage.faults import Call, FaultPlan, FaultStore
 
@@ -117,6 +118,28 @@ def test_short_writes_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store.append("log", [*parts], at=4)
     monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
     assert store.read("log") == b"head" + b"".join(parts)
+
+
+def test_large_writes_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev = os.pwritev
+    sizes: list[int] = []
+
+    def noted(fd: int, views: Sequence[memoryview], at: int) -> int:
+        sizes.append(sum(map(len, views)))
+        return pwritev(fd, views, at)
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    parts = [os.urandom(size) for size in (10, 2 * WRITE_BYTES + 1, 0, 300_000, WRITE_BYTES, *[50_000] * 40)]
+    store = LocalStore(tmp_path)
+    store.put("log", b"")
+    store.append("log", [*parts], at=0)
+    assert store.read("log") == b"".join(parts)
+    assert max(sizes) <= WRITE_BYTES
+    assert len(sizes) <= 2 * sum(sizes) / WRITE_BYTES + 1, "small parts are written together"
+    write_file(tmp_path / "file", parts[1])
+    assert (tmp_path / "file").read_bytes() == parts[1]
+    write_file(tmp_path / "file", b"")
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_a_fork_opens_its_own_files(tmp_path: Path) -> None:

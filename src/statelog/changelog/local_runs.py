@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
+from statelog.files import write_file
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, add_runs, merge_runs
 from statelog.state.run import Run
@@ -143,7 +144,7 @@ class LocalRuns:
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self.directory / f"{edge.last}-{token}.tmp"
-        temporary.write_bytes(data)
+        write_file(temporary, data)
         temporary.rename(self.directory / edge.file_name)
 
     def write_merged(

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from statelog.changelog import chain
+from statelog.files import write_file
 
 __all__ = ["LocalSnapshots"]
 
@@ -35,7 +36,7 @@ class LocalSnapshots:
         """Keep a snapshot of a batch; `token` is unique among the directory's writers."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = self.directory / f"{batch}-{token}.tmp"
-        temporary.write_bytes(data)
+        write_file(temporary, data)
         temporary.rename(self._path(checksum))
 
     def sweep(self, kept: Collection[bytes], batch: int) -> None:

@@ -22,6 +22,7 @@ from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import JOB_FOLDER, Edge, LocalRuns, local_edge
 from statelog.errors import StatelogError
+from statelog.files import write_file
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, MergePosition, RunMerge, merge_runs
 from statelog.state.run import Run
@@ -339,7 +340,7 @@ class Materializer:
             name = f"{job.prefix}-{len(runs)}.run"
             if first == self._within.first and last == self._within.last and len(data) <= order.inline_bytes:
                 name = ""
-                (self._folder / _INLINE).write_bytes(data)
+                write_file(self._folder / _INLINE, data)
             else:
                 self._open_store().put(name, data)
             runs.append(StoredRun(name, 0, len(data), chain.checksum(data), rows, first, last))

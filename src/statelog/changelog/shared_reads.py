@@ -12,6 +12,7 @@ import xxhash
 
 from statelog.changelog.segment import Extent, MissingSegments
 from statelog.changelog.stored_reader import Readable
+from statelog.files import write_file
 from statelog.storage import Store
 
 __all__ = ["SHARED_FOLDER", "SharedReads", "remove_shared"]
@@ -70,7 +71,7 @@ class SharedReads:
                 return found
             data = store.read(extent.name, offset=extent.offset, length=extent.length)
             temporary = Path(f"{path}.{self._token}.tmp")
-            temporary.write_bytes(data + xxhash.xxh3_64_digest(data))
+            write_file(temporary, data + xxhash.xxh3_64_digest(data))
             temporary.rename(path)
             return data
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from statelog.files import cut
 from statelog.state.key_groups import Hashes
 from statelog.state.run_format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
 from statelog.state.schema import StateDescriptor, StateKind, StateSchema
@@ -111,7 +112,8 @@ class RunWriter:
                 last_hash=int(hashes[end - 1]),
                 checksum=xxhash.xxh3_64_intdigest(message),
             )
-            self._sink.write(message)
+            for piece in cut(memoryview(message)):
+                self._sink.write(piece)
             self._blocks.append(block)
 
     def finish(self) -> int:

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
+from statelog.files import WRITE_BYTES, cut
+
 __all__ = ["AppendFile", "read_all", "sync_data", "sync_directory", "write_all"]
 
 _IOV_MAX: Final = 1024
@@ -59,10 +61,14 @@ def read_all(fd: int, length: int, offset: int) -> bytes:
 
 def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
     """Write parts one after the other from offset `at`."""
-    pending = [view for part in parts if (view := memoryview(part).cast("B"))]
+    pending = [view for part in parts for view in cut(part)]
     first = 0
     while first < len(pending):
-        written = os.pwritev(fd, pending[first : first + _IOV_MAX], at)
+        last, size_bytes = first + 1, len(pending[first])
+        while last < min(len(pending), first + _IOV_MAX) and size_bytes + len(pending[last]) <= WRITE_BYTES:
+            size_bytes += len(pending[last])
+            last += 1
+        written = os.pwritev(fd, pending[first:last], at)
         if written == 0:
             raise OSError(errno.EIO, "nothing was written")
         at += written
