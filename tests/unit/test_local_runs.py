@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
-from statelog.state.key_groups import hash_range
+from statelog.state.key_groups import HashRange, hash_range
 from statelog.state.merge import Garbage
+from statelog.state.run import Run
+from statelog.state.run_format import Operation
+from statelog.state.run_writer import Section, encode_run
+from statelog.state.schema import StateDescriptor
 from statelog.state.times import Moment
 from statelog.storage import LocalStore
+from statelog.testing.table_contract import MAP, VALUE, make_run
 from tests.model.engine import Engine, Key
 
 EVERYTHING = hash_range(0, 1)
@@ -161,6 +168,43 @@ def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monk
     engine.start(1, 4, keep_local=False)
     expect_all(engine, 4)
     assert list(local_folder(engine).glob("*.tmp")) == []
+
+
+def two_states(first: int, texts: list[str]) -> Run:
+    """A run with a value for each text, and a map with the first one."""
+    changes = [(first + place, b"key", b"", Operation.PUT, text) for place, text in enumerate(texts)]
+    values = make_run(VALUE, changes, block_rows=2)
+    entries = make_run(MAP, [(first, b"key", b"entry", Operation.PUT, texts[0])])
+    sections = [
+        Section(state, [block.load() for block in run.sections[state.name].blocks])
+        for state, run in ((VALUE, values), (MAP, entries))
+    ]
+    return Run(pa.py_buffer(encode_run(sections, compression="lz4", block_rows=2)), "stored")
+
+
+def texts_of(run: Run, state: StateDescriptor) -> list[str]:
+    return [text for block in run.sections[state.name].blocks for text in block.load().column("v0").to_pylist()]
+
+
+def test_disjoint_runs_are_written_one_by_one(tmp_path: Path) -> None:
+    rows = {0: ["a", "b", "c"], 10: ["d"], 20: ["e", "f", "g"]}
+    alive: list[weakref.ref[Run]] = []
+
+    def read(item: tuple[int, list[str]]) -> Run:
+        assert all(run() is None for run in alive), "an earlier run is still in memory"
+        run = two_states(*item)
+        alive.append(weakref.ref(run))
+        return run
+
+    edge = Edge(0, 4, b"0" * 16, b"1" * 16)
+    LocalRuns(tmp_path).write_disjoint(
+        edge, map(read, rows.items()), "t", is_bottom=True, within=HashRange(1, 21), garbage=Garbage(Moment(0, 0), {})
+    )
+    assert len(alive) == 3
+    run = LocalRuns(tmp_path).open(edge)
+    assert texts_of(run, VALUE) == ["b", "c", "d", "e", "f"]
+    assert texts_of(run, MAP) == ["d", "e"]
+    assert [path.name for path in tmp_path.iterdir()] == [edge.file_name]
 
 
 def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from statelog import CorruptionError
 from statelog.state.key_groups import HashRange
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import Garbage, choose_merge, merge_runs
-from statelog.state.run import Run
+from statelog.state.run import Run, RunBlock
 from statelog.state.run_format import Operation, change_schema
 from statelog.state.run_writer import RunWriter, Section, encode_run
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, stored_name
@@ -55,6 +55,31 @@ def test_round_trip(compression: str | None, block_rows: int) -> None:
     assert run.rows == 11
     bounds = [(block.first_hash, block.last_hash) for block in run.sections["mixed"].blocks]
     assert all(left[1] < right[0] for left, right in itertools.pairwise(bounds)), "a hash is parted"
+
+
+@pytest.mark.parametrize("slice_rows", [1, 4, 7, 100])
+@pytest.mark.parametrize("within", [None, HashRange(0, 3), HashRange(5, 9), HashRange(100, 200)], ids=str)
+def test_one_run_is_copied_block_by_block(
+    slice_rows: int, within: HashRange | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = mixed_batch(30)
+    run = Run(pa.py_buffer(encode_run([Section(MIXED, [batch])], compression="lz4", block_rows=4)), "x")
+    loaded: list[int] = []
+    original = RunBlock.load
+
+    def load(block: RunBlock) -> pa.RecordBatch:
+        loaded.append(block.first_hash)
+        return original(block)
+
+    monkeypatch.setattr(RunBlock, "load", load)
+    sink = pa.BufferOutputStream()
+    writer = RunWriter(sink, compression=None, block_rows=1000)
+    merge_runs([run], writer, is_bottom=False, within=within, slice_rows=slice_rows)
+    if slice_rows >= 4:
+        assert len(loaded) == len(set(loaded)), "a block was read twice"
+    monkeypatch.undo()
+    expected = [row for row in batch.to_pylist() if within is None or within.first <= row["hash"] <= within.last]
+    assert rows_of(Run(sink.getvalue(), "y")).get("mixed", []) == expected
 
 
 def test_empty_run() -> None:

@@ -92,6 +92,7 @@ class RunWriter:
             return
         stored = state.to_stored()
         if stored not in self._states:
+            assert all(other.name != stored.name for other in self._states), "a run has a state in one form"
             self._states.append(stored)
         number = self._states.index(stored)
         hashes = batch.column(0).to_numpy()
