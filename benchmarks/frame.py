@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,9 +176,10 @@ def _print(benchmark: Benchmark, about: dict[str, Any], result: Result) -> None:
 
 
 def alternate(sides: Mapping[str, Callable[[], _T]], rounds: int) -> dict[str, list[_T]]:
-    """Run every side once per round, one after the other: A B A B.
+    """Run every side once per round, one after the other; after the first round in a random order, always the same one.
 
-    So a machine that slows down or speeds up during the run does not favour a side.
+    So a machine that slows down or speeds up during the run does not favour a side, and none always finds what the same
+    other one has left behind: the system gives memory that was just freed faster than other memory.
 
     Returns
     -------
@@ -186,9 +188,12 @@ def alternate(sides: Mapping[str, Callable[[], _T]], rounds: int) -> dict[str, l
     """
     results: dict[str, list[_T]] = {name: [] for name in sides}
     for number in range(1, rounds + 1):
-        for name, run in sides.items():
+        order = list(sides)
+        if number > 1:
+            random.Random(number).shuffle(order)
+        for name in order:
             click.echo(f"round {number} of {rounds}: {name} ...", err=True)
-            results[name].append(run())
+            results[name].append(sides[name]())
     return results
 
 

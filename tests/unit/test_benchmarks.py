@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -11,7 +12,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +176,13 @@ def test_sides_alternate() -> None:
         order.append(name)
         return len(order)
 
-    results = alternate({"A": lambda: side("A"), "B": lambda: side("B")}, 3)
+    results = alternate({name: partial(side, name) for name in "ABC"}, 6)
 
-    assert order == ["A", "B", "A", "B", "A", "B"]
-    assert results == {"A": [1, 3, 5], "B": [2, 4, 6]}
+    rounds = ["".join(order[first : first + 3]) for first in range(0, 18, 3)]
+    assert rounds[0] == "ABC"
+    assert {"".join(sorted(each)) for each in rounds} == {"ABC"}
+    assert {before for before, after in itertools.pairwise(order) if after == "B"} >= {"A", "C"}, "not always after A"
+    assert results == {name: [place for place, each in enumerate(order, 1) if each == name] for name in "ABC"}
 
 
 class TestScratch:
@@ -534,13 +540,16 @@ class TestRecovery:
     ) -> None:
         result = recovery.run(**RECOVERY_OPTIONS, directory=tmp_path)
 
-        assert [(each["side"], each["parallelism"], each["keeps_local"]) for each in asked] == [
+        restarts = [(each["side"], each["parallelism"], each["keeps_local"]) for each in asked]
+        assert len(restarts) == 15
+        assert Counter(restarts) == dict.fromkeys(restarts[:5], 3)
+        assert restarts[:5] == [
             (recovery.CHANGELOG_ON, 2, False),
             (recovery.CHANGELOG_OFF, 2, False),
             (recovery.CHANGELOG_ON, 2, True),
             (recovery.CHANGELOG_ON, 3, False),
             (recovery.DEDUPLICATION, 2, False),
-        ] * 3
+        ]
         assert [(target.value, target.met) for target in result.targets] == [
             (pytest.approx(0.8), True),
             (pytest.approx(3), True),
