@@ -179,7 +179,7 @@ def alternate(sides: Mapping[str, Callable[[], _T]], rounds: int) -> dict[str, l
     """Run every side once per round, one after the other; after the first round in a random order, always the same one.
 
     So a machine that slows down or speeds up during the run does not favour a side, and none always finds what the same
-    other one has left behind: the system gives memory that was just freed faster than other memory.
+    other one has left behind: the system may give memory that was just freed faster.
 
     Returns
     -------

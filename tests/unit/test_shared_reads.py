@@ -118,6 +118,17 @@ def test_a_damaged_file_is_read_again(tmp_path: Path) -> None:
     assert store.reads == {"object": 2}
 
 
+def test_discarding_leaves_what_others_write(tmp_path: Path) -> None:
+    store, extent = prepared(tmp_path)
+    shared = SharedReads(tmp_path / "shared", "run", 3, "one")
+    shared.read(store, extent)
+    (tmp_path / "shared" / "3-other.two.tmp").write_bytes(b"of another attempt")
+    shared.discard()
+    assert {path.suffix for path in (tmp_path / "shared").iterdir()} == {".tmp", ".lock"}
+    assert shared.read(store, extent) == b"cde"
+    assert store.reads == {"object": 2}
+
+
 def test_readers_wait_for_the_first(tmp_path: Path) -> None:
     store, extent = prepared(tmp_path)
     is_reading = threading.Event()
@@ -128,7 +139,7 @@ def test_readers_wait_for_the_first(tmp_path: Path) -> None:
         time.sleep(0.1)
         return original(name, offset=offset, length=length)
 
-    store.read = slow  # type: ignore[method-assign]
+    store.read = slow  # type: ignore[method-assign]  # only for the test
     found: list[bytes] = []
 
     def read(number: int) -> None:

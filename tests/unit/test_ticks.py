@@ -62,7 +62,7 @@ def test_only_operators_that_wait_for_something_need_a_clock() -> None:
 @pytest.mark.parametrize("value", [0, 0.05, -1, float("nan"), float("inf"), True, "1"])
 def test_heartbeats_out_of_range_are_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="heartbeat_s"):
-        Options(heartbeat_s=value)  # type: ignore[arg-type]
+        Options(heartbeat_s=value)  # type: ignore[arg-type]  # misuse
 
 
 def test_heartbeat_in_milliseconds() -> None:

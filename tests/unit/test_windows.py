@@ -69,8 +69,8 @@ def test_the_width_of_panes(size: int, slide: int, width: int) -> None:
     "make",
     [
         lambda: statelog.TumblingWindows(0),
-        lambda: statelog.TumblingWindows(1.5),  # type: ignore[arg-type]
-        lambda: statelog.TumblingWindows(10, "1"),  # type: ignore[arg-type]
+        lambda: statelog.TumblingWindows(1.5),  # type: ignore[arg-type]  # misuse
+        lambda: statelog.TumblingWindows(10, "1"),  # type: ignore[arg-type]  # misuse
         lambda: statelog.SlidingWindows(10, 0),
         lambda: statelog.SlidingWindows(True, 1),
         lambda: statelog.SessionWindows(-1),
@@ -202,7 +202,7 @@ def test_nested_values_are_collected() -> None:
     found = _aggregate(
         "array<timestamp>", [[[instant(5)]], [None, []]], statelog.Collect("value"), statelog.First("value")
     )
-    local = instant(5).astimezone().replace(tzinfo=None)  # type: ignore[union-attr]
+    local = instant(5).astimezone().replace(tzinfo=None)  # type: ignore[union-attr]  # it has a value
     assert found == ([[local], []], [local])
     assert _aggregate("struct<a:int>", [[{"a": 1}], [{"a": 2}]], statelog.Last("value")) == ((2,),)
 
@@ -302,7 +302,7 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
             "in event time only",
         ),
         (lambda: definition().aggregated([]), "at least one"),
-        (lambda: definition().aggregated(["n"]), "such as statelog.Sum"),  # type: ignore[list-item]
+        (lambda: definition().aggregated(["n"]), "such as statelog.Sum"),  # type: ignore[list-item]  # misuse
         (lambda: definition().aggregated([statelog.Sum("x")]), r"Sum\('x'\): there is no such column.*user, time, n"),
         (lambda: definition().aggregated([statelog.Sum("user")]), r"Sum\('user'\): the column is string"),
         (lambda: definition().aggregated([statelog.Mean("time")]), r"Mean\('time'\): the column is timestamp"),
@@ -310,16 +310,16 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
         (lambda: definition().aggregated([statelog.Sum("n").alias("window_end")]), "columns.*named 'window_end'"),
         (lambda: definition(late_column="user").aggregated([statelog.Count()]), "columns.*named 'user'"),
         (lambda: definition().reduced(lambda a, b: a, "x long", None), "'x', which is no column"),
-        (lambda: definition().reduced("max", "n long", None), "reduce takes functions"),  # type: ignore[arg-type]
+        (lambda: definition().reduced("max", "n long", None), "reduce takes functions"),  # type: ignore[arg-type]  # misuse
         (lambda: definition().reduced(max, "n lnog", None), "valueSchema 'n lnog' cannot be parsed"),
         (lambda: definition(statelog.SessionWindows(1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
         (lambda: definition(statelog.SlidingWindows(2, 1)).folded(NoMerge(), "n long", "n long"), "has no merge"),
-        (lambda: definition().folded(NoMerge, "n long", "n long"), "not the class"),  # type: ignore[arg-type]
+        (lambda: definition().folded(NoMerge, "n long", "n long"), "not the class"),  # type: ignore[arg-type]  # misuse
         (
             lambda: definition(statelog.SessionWindows(1)).reduced(max, "session_end_ms long", lambda row: (1,)),
             "'session_end_ms'.*one that the windows have",
         ),
-        (lambda: definition().processed(Rows, "n long"), "not the class"),  # type: ignore[arg-type]
+        (lambda: definition().processed(Rows, "n long"), "not the class"),  # type: ignore[arg-type]  # misuse
         (lambda: statelog.Sum("n").alias(""), "no name of a column"),
     ],
 )

@@ -142,8 +142,7 @@ class LocalRuns:
         token : str
             Unique among the directory's writers.
         """
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.directory / f"{edge.last}-{token}.tmp"
+        temporary = self._temporary(edge, token)
         write_file(temporary, data)
         temporary.rename(self.directory / edge.file_name)
 

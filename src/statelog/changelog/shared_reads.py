@@ -56,7 +56,9 @@ class SharedReads:
 
     def discard(self) -> None:
         """Remove the files, as something in them is wrong: the next attempt is to read them again."""
-        remove_shared(self._folder, self._batch)
+        for path in self._folder.glob(f"{self._batch}-*"):
+            if not path.suffix:  # others may be writing theirs
+                path.unlink(missing_ok=True)
 
     def read(self, store: Store, extent: Extent) -> bytes:
         """The bytes of an extent; raises what :meth:`Store.read` does."""

@@ -27,7 +27,7 @@ try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:  # Spark 4.1: with the trigger availableNow the query is a single batch there, without ticks.
 
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # older PySpark has none
         """Stands in for what this version of Spark lacks."""
 
 

@@ -300,7 +300,7 @@ def _record_acks(story: Story) -> None:
         finally:
             story.acks.append((task.batch, task.subtask, task.attempt, refused))
 
-    OperatorCoordinator.ack = ack  # type: ignore[method-assign]
+    OperatorCoordinator.ack = ack  # type: ignore[method-assign]  # only for the test
 
 
 def _executor_pid() -> int:
