@@ -197,14 +197,31 @@ def test_disjoint_runs_are_written_one_by_one(tmp_path: Path) -> None:
         return run
 
     edge = Edge(0, 4, b"0" * 16, b"1" * 16)
+    within = HashRange(1, 21)
+    garbage = Garbage(Moment(0, 0), {})
     LocalRuns(tmp_path).write_disjoint(
-        edge, map(read, rows.items()), "t", is_bottom=True, within=HashRange(1, 21), garbage=Garbage(Moment(0, 0), {})
+        edge, map(read, rows.items()), 12, "t", is_bottom=True, within=within, garbage=garbage
     )
     assert len(alive) == 3
     run = LocalRuns(tmp_path).open(edge)
     assert texts_of(run, VALUE) == ["b", "c", "d", "e", "f"]
     assert texts_of(run, MAP) == ["d", "e"]
     assert [path.name for path in tmp_path.iterdir()] == [edge.file_name]
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(70_000, 5), (1_000_000, 3), (100_000_000, 2)])
+def test_blocks_are_larger_in_larger_runs(tmp_path: Path, rows: int, blocks: int) -> None:
+    """The memory that a restore needs is that of a few blocks, and a search looks into all of them."""
+    changes = [(place, b"key", b"", Operation.PUT, "text") for place in range(70_000)]
+    part = make_run(VALUE, changes, block_rows=1000)
+    edge = Edge(0, 4, b"0" * 16, b"1" * 16)
+    garbage = Garbage(Moment(0, 0), {})
+    LocalRuns(tmp_path).write_disjoint(
+        edge, [part], rows, "t", is_bottom=True, within=HashRange(0, 70_000), garbage=garbage
+    )
+    run = LocalRuns(tmp_path).open(edge)
+    assert run.rows == 70_000
+    assert len(run.sections[VALUE.name].blocks) == blocks
 
 
 def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
         """Size of the runs in bytes."""
         return sum([run.length for run in self.runs])
 
+    @property
+    def rows(self) -> int:
+        """Number of the runs' rows."""
+        return sum([run.rows for run in self.runs])
+
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The materialized state of a subtask.

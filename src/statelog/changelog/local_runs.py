@@ -35,8 +35,11 @@ _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 _GROUP_RUNS: Final = 64
 _GROUP_BYTES: Final = 64 << 20
-_SLICE_ROWS: Final = 65_536
+_MOST_SLICE_ROWS: Final = 65_536
 """Of a merge: its memory is used again and again, and getting new memory takes longer than merging."""
+_LEAST_SLICE_ROWS: Final = 16_384
+_SLICES: Final = 32
+"""As many as a run gets before they become larger: each is a block, and a search looks into every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,15 @@ class LocalRuns:
         self._keep(temporary, edge)
 
     def write_disjoint(
-        self, edge: Edge, runs: Iterable[Run], token: str, *, is_bottom: bool, within: HashRange, garbage: Garbage
+        self,
+        edge: Edge,
+        runs: Iterable[Run],
+        rows: int,
+        token: str,
+        *,
+        is_bottom: bool,
+        within: HashRange,
+        garbage: Garbage,
     ) -> None:
         """Write runs one after the other into the run of an edge; only one of them is in memory at once.
 
@@ -201,12 +212,16 @@ class LocalRuns:
             As for :meth:`write_merged`.
         runs : iterable of Run
             The inputs; those that hold a state are disjoint and come in order of their hashes.
+        rows : int
+            Number of their rows.
         """
         temporary = self._temporary(edge, token)
         with pa.OSFile(str(temporary), "wb") as sink:
             writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
             for run in runs:
-                add_runs([run], writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_SLICE_ROWS)
+                add_runs(
+                    [run], writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_slice_rows(rows)
+                )
                 del run  # the next one gets its memory
             writer.finish()
         self._keep(temporary, edge)
@@ -305,7 +320,11 @@ def _merge_to(
 ) -> None:
     with pa.OSFile(str(path), "wb") as sink:
         writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_SLICE_ROWS)
+        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_MOST_SLICE_ROWS)
+
+
+def _slice_rows(rows: int) -> int:
+    return min(max(_LEAST_SLICE_ROWS, -(-rows // _SLICES)), _MOST_SLICE_ROWS)
 
 
 def _map(path: Path) -> Run:

@@ -85,7 +85,9 @@ def restore_runs(
                     edge = Edge(level.first, level.last, level.before, level.after)
                     runs = _noted(read_level(store, level), note_read)
                     is_bottom = level.before == genesis
-                    local.write_disjoint(edge, runs, token, is_bottom=is_bottom, within=level.within, garbage=garbage)
+                    local.write_disjoint(
+                        edge, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=garbage
+                    )
                 if missing.since != head:
                     edge = Edge(missing.first_batch, last_batch, missing.since, head)
                     runs = read_segments(store, missing.segments, within, note_read)

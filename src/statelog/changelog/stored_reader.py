@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from statelog.changelog import chain
@@ -82,30 +81,28 @@ def read_run(store: Readable, stored: SegmentRef | StoredRun, what: str, within:
         As :func:`read_stored`.
     """
     if within is None or stored.length <= SHARED_BYTES:
-        return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset)
-    # Pages of it that are not written to take no memory.
-    held = np.zeros(stored.length, np.uint8)
+        return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
+    parts = _Parts(stored.length)
 
-    def fill(start: int, end: int) -> None:
+    def fill(start: int, end: int) -> bytes:
         data = _read(store, stored, start, end - start, what)
         if len(data) != end - start:
             raise CorruptionError(
                 f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is cut short.",
                 hint="Restore the file from a copy; the state cannot be rebuilt without it.",
             )
-        held[start:end] = np.frombuffer(data, np.uint8)
+        parts.add(start, data)
+        return data
 
     tail_at = stored.length - _TAIL_BYTES
     fill(0, len(MAGIC))
-    fill(tail_at, stored.length)
-    footer_bytes = TAIL.unpack(held[-TAIL.size :].tobytes())[0] + TAIL.size
+    tail = fill(tail_at, stored.length)
+    footer_bytes = TAIL.unpack(tail[-TAIL.size :])[0] + TAIL.size
     if _TAIL_BYTES < footer_bytes <= stored.length:
-        tail_at = stored.length - footer_bytes
-        fill(tail_at, stored.length - _TAIL_BYTES)
-    run = Run(pa.py_buffer(held), stored.name, stored.offset)
+        fill(stored.length - footer_bytes, stored.length)
+    run = Run(parts, stored.name, stored.offset, is_stored=True)
     for start, end in _joined(run.byte_ranges(within)):
-        if start < tail_at:
-            fill(start, min(end, tail_at))
+        fill(start, end)
     return run
 
 
@@ -126,6 +123,25 @@ def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads
         finally:
             for future in waiting:
                 future.cancel()
+
+
+class _Parts:
+    """Parts of a run; none of the rest is looked at."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._parts: list[tuple[int, pa.Buffer]] = []
+
+    def add(self, start: int, data: bytes) -> None:
+        """Take a part."""
+        self._parts.append((start, pa.py_buffer(data)))
+
+    def slice(self, offset: int, length: int) -> pa.Buffer:
+        """Bytes of one part."""
+        for start, part in reversed(self._parts):
+            if start <= offset and offset + length <= start + part.size:
+                return part.slice(offset - start, length)
+        raise AssertionError(f"{length} bytes at {offset} were not read")
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

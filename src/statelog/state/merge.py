@@ -203,10 +203,13 @@ class RunMerge:
             for first, last in slices:
                 if number == first_state and first < first_hash:
                     continue
-                rows, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
-                merged = _merge_slice(state, rows, ages, is_bottom=self._is_bottom, garbage=self._garbage)
-                writer.add(state, merged)
+                writer.add(state, self._merged(state, sections, first, last))
                 yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
+
+    def _merged(self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int) -> pa.RecordBatch:
+        # Nothing of a slice may be kept: the next one gets its memory.
+        rows, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
+        return _merge_slice(state, rows, ages, is_bottom=self._is_bottom, garbage=self._garbage)
 
 
 def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows: int) -> Iterator[tuple[int, int]]:

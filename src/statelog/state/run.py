@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -32,11 +32,25 @@ from statelog.state.run_format import (
 )
 from statelog.state.schema import StateDescriptor
 
-__all__ = ["Positions", "Run", "RunBlock", "RunSection"]
+__all__ = ["Positions", "Run", "RunBlock", "RunSection", "RunSource"]
 
 Positions = npt.NDArray[np.int64]
 
 _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
+_ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class RunSource(Protocol):
+    """A run's bytes, as a :class:`pyarrow.Buffer` has them."""
+
+    @property
+    def size(self) -> int:
+        """Their number."""
+        ...
+
+    def slice(self, offset: int, length: int) -> pa.Buffer:
+        """Some of them."""
+        ...
 
 
 class Run:
@@ -44,12 +58,14 @@ class Run:
 
     Parameters
     ----------
-    buffer : pyarrow.Buffer
+    source : RunSource
         The run's bytes; a memory map is read only where it is searched.
     name : str
         Where the bytes come from, for messages.
     offset : int
         Where the run starts in that object, for messages.
+    is_stored : bool
+        Whether it may be compressed, as stored runs are. Blocks of others are not copied when they are read.
 
     Raises
     ------
@@ -57,35 +73,35 @@ class Run:
         If the bytes are not a run, or the footer is damaged. Blocks are checked when first read.
     """
 
-    def __init__(self, buffer: pa.Buffer, name: str, offset: int = 0) -> None:
+    def __init__(self, source: RunSource, name: str, offset: int = 0, *, is_stored: bool = False) -> None:
         self.name = name
-        self.size_bytes: int = buffer.size
-        footer = self._read_footer(buffer, offset)
-        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        self.size_bytes: int = source.size
+        footer = self._read_footer(source, offset)
+        has_expiry = source.slice(0, len(MAGIC)).to_pybytes() == MAGIC
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
         for index, state in enumerate(descriptors):
             schema = change_schema(state)
             blocks = [
-                RunBlock(buffer, stored, schema, name, offset, has_expiry=has_expiry)
+                RunBlock(source, stored, schema, name, offset, has_expiry=has_expiry, is_stored=is_stored)
                 for stored in footer.blocks
                 if stored.state == index
             ]
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, buffer: pa.Buffer, offset: int) -> Footer:
-        where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
-        if buffer.size < len(MAGIC) + TAIL.size:
+    def _read_footer(self, source: RunSource, offset: int) -> Footer:
+        where = f"{self.name}, run of {source.size} bytes at offset {offset}"
+        if source.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        if source.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
-        tail_at = buffer.size - TAIL.size
-        length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
+        tail_at = source.size - TAIL.size
+        length, checksum, magic = TAIL.unpack(source.slice(tail_at, TAIL.size).to_pybytes())
         if magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
             raise _damaged(f"{where}: its last {TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
-        data = buffer.slice(tail_at - length, length).to_pybytes()
+        data = source.slice(tail_at - length, length).to_pybytes()
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
         try:
@@ -144,15 +160,24 @@ class RunBlock:
     """Rows of one state whose hashes lie between two bounds; read and checked on first use."""
 
     def __init__(
-        self, buffer: pa.Buffer, stored: StoredBlock, schema: pa.Schema, name: str, base: int, *, has_expiry: bool
+        self,
+        source: RunSource,
+        stored: StoredBlock,
+        schema: pa.Schema,
+        name: str,
+        base: int,
+        *,
+        has_expiry: bool,
+        is_stored: bool,
     ) -> None:
         self.rows = stored.rows
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
-        self._buffer = buffer
+        self._source = source
         self._stored = stored
         self._schema = schema
         self._has_expiry = has_expiry
+        self._is_stored = is_stored
         self._where = f"{name}, block at offset {base + stored.offset}"
 
     @property
@@ -180,14 +205,15 @@ class RunBlock:
             If the bytes are not those that were written.
         """
         stored = self._stored
-        if stored.offset + stored.length > self._buffer.size:
+        if stored.offset + stored.length > self._source.size:
             raise _damaged(f"{self._where}: reaches beyond the run's end.", ErrorKind.FORMAT)
-        data = self._buffer.slice(stored.offset, stored.length)
+        data = self._source.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise _damaged(f"{self._where}: its {stored.length} bytes are damaged.")
+        decode = _decompress if self._is_stored else pa.ipc.read_record_batch
         if self._has_expiry:
-            return pa.ipc.read_record_batch(data, self._schema)
-        rows = pa.ipc.read_record_batch(data, self._schema.remove(EXPIRY_COLUMN))
+            return decode(data, self._schema)
+        rows = decode(data, self._schema.remove(EXPIRY_COLUMN))
         return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
 
     def due(self, after_ms: int, until_ms: int) -> Positions:
@@ -290,6 +316,13 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
+def _decompress(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Decode a block on this thread: a host's subtasks keep its cores busy, and those of a pool keep memory each."""
+    stream = pa.py_buffer(b"".join((schema.serialize(), data)))
+    with pa.ipc.open_stream(stream, options=_ONE_THREAD) as reader:
+        return reader.read_next_batch()
 
 
 def _damaged(message: str, kind: ErrorKind = ErrorKind.CHECKSUM) -> CorruptionError:
