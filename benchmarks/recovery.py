@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import statistics
@@ -28,6 +29,9 @@ __all__ = ["BENCHMARK", "Variant", "run", "targets_of", "variants_of"]
 
 _SPARK_SIDES: Final = {"deduplication": DEDUPLICATION, "processor": PROCESSOR}
 _BUILD_TIMEOUT_S: Final = 3600
+_LOCAL_COPY: Final = "with local copy"
+_FROM_OTHER: Final = "from other parallelism"
+_TO_OTHER: Final = "to other parallelism"
 _PARTS: Final = ("total_s", "start_up_s", "log_s", "restore_s", "processing_s", "later_batch_s")
 
 
@@ -39,15 +43,21 @@ class Variant:
     ----------
     side : str
         What runs.
-    parallelism : int
-        Number of subtasks after the restart.
+    built_parallelism, parallelism : int
+        Number of subtasks before the restart and after it.
     keeps_local : bool
         Whether the local copies are still there.
     """
 
     side: str
+    built_parallelism: int
     parallelism: int
-    keeps_local: bool
+    keeps_local: bool = False
+
+    @property
+    def state(self) -> str:
+        """What it starts from."""
+        return f"{self.side}, {self.built_parallelism} subtasks"
 
 
 def run(
@@ -70,9 +80,9 @@ def run(
     with scratch(directory) as place:
         require_space(place, 14 * keys * (value_bytes + 100), "Give another --directory, or fewer --keys.")
         built: dict[str, Any] = {}
-        for side in dict.fromkeys(variant.side for variant in variants.values()):
-            click.echo(f"building the state: {side} ...", err=True)
-            built[side] = _build(place, side, build_batches, small_batches, {**sizes, "parallelism": parallelism})
+        for variant in {each.state: each for each in variants.values()}.values():
+            click.echo(f"building the state: {variant.state} ...", err=True)
+            built[variant.state] = _build(place, variant, build_batches, small_batches, sizes)
         runs: dict[str, Callable[[], dict[str, Any]]] = {
             name: partial(_restart, place, variant, {**sizes, "batches": batches}) for name, variant in variants.items()
         }
@@ -80,21 +90,22 @@ def run(
     figures = {name: _figures(each) for name, each in measured.items()}
     return Result(
         figures={"built": built, "restarts": figures},
-        targets=targets_of(measured, variants, built[CHANGELOG_ON]),
+        targets=targets_of(measured, variants, built[variants[CHANGELOG_ON].state]),
         header=["restart", "total s", "start-up", "log", "restore", "processing", "later batch", "MB fetched"],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(keys, value_bytes, batches, rounds, built, figures),
+        remarks=_remarks(keys, value_bytes, batches, rounds, built[variants[CHANGELOG_ON].state], figures),
     )
 
 
 def variants_of(spark: str, parallelism: int, other_parallelism: int) -> dict[str, Variant]:
     """The restarts that are measured, by name."""
     return {
-        CHANGELOG_ON: Variant(CHANGELOG_ON, parallelism, False),
-        CHANGELOG_OFF: Variant(CHANGELOG_OFF, parallelism, False),
-        "with local copy": Variant(CHANGELOG_ON, parallelism, True),
-        "other parallelism": Variant(CHANGELOG_ON, other_parallelism, False),
-        spark: Variant(spark, parallelism, False),
+        CHANGELOG_ON: Variant(CHANGELOG_ON, parallelism, parallelism),
+        CHANGELOG_OFF: Variant(CHANGELOG_OFF, parallelism, parallelism),
+        _LOCAL_COPY: Variant(CHANGELOG_ON, parallelism, parallelism, keeps_local=True),
+        _FROM_OTHER: Variant(CHANGELOG_ON, other_parallelism, parallelism),
+        _TO_OTHER: Variant(CHANGELOG_ON, parallelism, other_parallelism),
+        spark: Variant(spark, parallelism, parallelism),
     }
 
 
@@ -119,16 +130,24 @@ def targets_of(
         return statistics.median(first["restore_s"] / second["restore_s"] for first, second in pairs)
 
     has_both = built["base_bytes"] > 0 and built["changes_bytes"] > 0
-    return [
+    targets = [
         Target("restore: changelog on / off", ratio(CHANGELOG_ON, CHANGELOG_OFF) if has_both else None, 1.2, "at_most"),
         Target(f"restore: {spark} / statelog", ratio(spark, CHANGELOG_ON), 2, "at_least"),
-        Target("restore: with a local copy / without", ratio("with local copy", CHANGELOG_ON), 0.1, "at_most"),
-        Target("restore: other parallelism / the same", ratio("other parallelism", CHANGELOG_ON), 1.2, "at_most"),
+        Target("restore: with a local copy / without", ratio(_LOCAL_COPY, CHANGELOG_ON), 0.1, "at_most"),
+        Target("restore: from another parallelism / the same", ratio(_FROM_OTHER, CHANGELOG_ON), 1.2, "at_most"),
     ]
+    if variants[_TO_OTHER].parallelism <= (os.cpu_count() or 1):
+        # With fewer cores it would measure how subtasks share one.
+        to_other = ratio(_TO_OTHER, CHANGELOG_ON)
+        targets.append(Target("restore: to another parallelism / the same", to_other, 1.2, "at_most"))
+    return targets
 
 
-def _build(place: Path, side: str, build_batches: int, small_batches: int, arguments: dict[str, Any]) -> dict[str, Any]:
+def _build(
+    place: Path, variant: Variant, build_batches: int, small_batches: int, sizes: dict[str, Any]
+) -> dict[str, Any]:
     """Have a state built, kill the process, and keep what it leaves behind."""
+    side = variant.side
     work = _fresh(place / "work")
     checkpoint = work / "checkpoint"
 
@@ -141,8 +160,9 @@ def _build(place: Path, side: str, build_batches: int, small_batches: int, argum
         return is_done and (side not in _SPARK_SIDES.values() or _snapshot_version(checkpoint) > build_batches)
 
     asked = {
-        **arguments,
+        **sizes,
         "side": side,
+        "parallelism": variant.built_parallelism,
         "build_batches": build_batches,
         "directory": str(work),
         "local_directory": str(work / "local"),
@@ -150,7 +170,7 @@ def _build(place: Path, side: str, build_batches: int, small_batches: int, argum
     started_s = time.monotonic()
     kill_child_when(is_over, "benchmarks.recovery_side:build", asked, work, _environment(work), _BUILD_TIMEOUT_S)
     built = {"build_s": time.monotonic() - started_s, **_stored(side, checkpoint)}
-    saved = _saved(place, side)
+    saved = _saved(place, variant)
     saved.mkdir()
     for name in ("checkpoint", "local"):
         if (work / name).exists():
@@ -191,7 +211,7 @@ def _snapshot_version(checkpoint: Path) -> int:
 
 def _restart(place: Path, variant: Variant, arguments: dict[str, Any]) -> dict[str, Any]:
     work = _fresh(place / "work")
-    saved = _saved(place, variant.side)
+    saved = _saved(place, variant)
     shutil.copytree(saved / "checkpoint", work / "checkpoint")
     if variant.keeps_local:
         shutil.copytree(saved / "local", work / "local")
@@ -206,8 +226,8 @@ def _restart(place: Path, variant: Variant, arguments: dict[str, Any]) -> dict[s
     return run_in_child("benchmarks.recovery_side:restart", asked, work, _environment(work))
 
 
-def _saved(place: Path, side: str) -> Path:
-    return place / re.sub(r"\W+", "-", side)
+def _saved(place: Path, variant: Variant) -> Path:
+    return place / re.sub(r"\W+", "-", variant.state)
 
 
 def _fresh(work: Path) -> Path:
@@ -239,9 +259,8 @@ def _row(name: str, figures: dict[str, Any]) -> list[str]:
 
 
 def _remarks(
-    keys: int, value_bytes: int, batches: int, rounds: int, built: dict[str, Any], figures: dict[str, Any]
+    keys: int, value_bytes: int, batches: int, rounds: int, on: dict[str, Any], figures: dict[str, Any]
 ) -> list[str]:
-    on = built[CHANGELOG_ON]
     lines = [
         f"{keys:,} keys with {value_bytes} bytes each; seconds from the start of the process to the end of its first"
         f" batch, medians of {rounds} restarts. Later batch: median of the {batches - 1} batches after it.",
@@ -273,7 +292,12 @@ BENCHMARK: Final = Benchmark(
         click.Option(["--small-batches"], type=_AT_LEAST_1, default=10, help="Before the process is killed."),
         click.Option(["--batches"], type=click.IntRange(min=2), default=5, help="After the restart."),
         click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks, state partitions and cores."),
-        click.Option(["--other-parallelism"], type=_AT_LEAST_1, default=3, help="The same after one of the restarts."),
+        click.Option(
+            ["--other-parallelism"],
+            type=_AT_LEAST_1,
+            default=3,
+            help="Subtasks before or after some restarts.",
+        ),
         click.Option(
             ["--spark"],
             type=click.Choice(list(_SPARK_SIDES)),

@@ -506,16 +506,20 @@ class TestRecovery:
             for name in ("checkpoint", "local"):
                 (work / name).mkdir()
                 (work / name / "side").write_text(arguments["side"])
+                (work / name / "built").write_text(str(arguments["parallelism"]))
 
         def restart(_: str, arguments: dict[str, Any], work: Path, __: Any) -> dict[str, Any]:
             assert (work / "checkpoint" / "side").read_text() == arguments["side"]
             (work / "checkpoint" / "side").write_text("gone on with")
-            asked.append({**arguments, "keeps_local": (work / "local").exists()})
+            built = int((work / "checkpoint" / "built").read_text())
+            asked.append({**arguments, "built": built, "keeps_local": (work / "local").exists()})
             restore_s = 0.5 if arguments["side"] == recovery.CHANGELOG_OFF else 0.4
             if arguments["side"] == recovery.DEDUPLICATION:
                 restore_s = 1.2
             if arguments["parallelism"] == 3:
                 restore_s = 0.6
+            if built == 3:
+                restore_s = 0.44
             if (work / "local").exists():
                 restore_s = 0.02
             parts = {"start_up_s": 5, "log_s": 0.1, "restore_s": restore_s, "processing_s": 2, "later_batch_s": 1}
@@ -536,29 +540,34 @@ class TestRecovery:
         return asked
 
     def test_every_restart_starts_from_what_the_killed_process_left(
-        self, asked: list[dict[str, Any]], tmp_path: Path
+        self, asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: 3)
         result = recovery.run(**RECOVERY_OPTIONS, directory=tmp_path)
 
-        restarts = [(each["side"], each["parallelism"], each["keeps_local"]) for each in asked]
-        assert len(restarts) == 15
-        assert Counter(restarts) == dict.fromkeys(restarts[:5], 3)
-        assert restarts[:5] == [
-            (recovery.CHANGELOG_ON, 2, False),
-            (recovery.CHANGELOG_OFF, 2, False),
-            (recovery.CHANGELOG_ON, 2, True),
-            (recovery.CHANGELOG_ON, 3, False),
-            (recovery.DEDUPLICATION, 2, False),
+        restarts = [(each["side"], each["built"], each["parallelism"], each["keeps_local"]) for each in asked]
+        assert len(restarts) == 18
+        assert Counter(restarts) == dict.fromkeys(restarts[:6], 3)
+        assert restarts[:6] == [
+            (recovery.CHANGELOG_ON, 2, 2, False),
+            (recovery.CHANGELOG_OFF, 2, 2, False),
+            (recovery.CHANGELOG_ON, 2, 2, True),
+            (recovery.CHANGELOG_ON, 3, 2, False),
+            (recovery.CHANGELOG_ON, 2, 3, False),
+            (recovery.DEDUPLICATION, 2, 2, False),
         ]
         assert [(target.value, target.met) for target in result.targets] == [
             (pytest.approx(0.8), True),
             (pytest.approx(3), True),
             (pytest.approx(0.05), True),
+            (pytest.approx(1.1), True),
             (pytest.approx(1.5), False),
         ]
         assert list(tmp_path.iterdir()) == []
 
-    def test_without_changes_after_a_materialization_there_is_no_ratio(self) -> None:
+    def test_without_changes_after_a_materialization_there_is_no_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor is there a target for more subtasks than cores."""
+        monkeypatch.setattr(os, "cpu_count", lambda: 2)
         variants = recovery.variants_of(recovery.PROCESSOR, 2, 3)
         measured = {name: [{"restore_s": 1.0}] for name in variants}
 

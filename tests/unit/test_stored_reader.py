@@ -12,7 +12,7 @@ import pytest
 from statelog import CorruptionError
 from statelog.changelog import chain
 from statelog.changelog.base import StoredRun
-from statelog.changelog.stored_reader import read_ahead, read_run
+from statelog.changelog.stored_reader import RunMemory, read_ahead, read_run
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import clip_run
 from statelog.state.run import Run
@@ -97,6 +97,21 @@ def test_a_part_holds_what_is_wanted(tmp_path: Path, within: tuple[int, int]) ->
     assert rows(clip_run(found, part)) == rows(expected)
     share = (within[1] - within[0] + 1) / (1 << 64)
     assert store.read_bytes <= share * len(DATA) + 600_000
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    """For another part, for the whole, and for other bytes of the same length; whatever it holds from before."""
+    store = LocalStore(tmp_path)
+    stored = put(store, DATA)
+    memory = RunMemory()
+    for within in (HashRange(LAST // 3, LAST // 2), None, HashRange(0, LAST // 9), None):
+        run = read_run(store, stored, "a run", within, memory)
+        part = within or HashRange(0, LAST)
+        assert rows(clip_run(run, part)) == rows(clip_run(Run(pa.py_buffer(DATA), "whole"), part))
+    store.put("object", bytes(150 + len(DATA)))
+    for within in (HashRange(0, LAST // 9), None):
+        with pytest.raises(CorruptionError, match="object"):
+            read_run(store, stored, "a run", within, memory)
 
 
 def test_a_small_run_is_read_at_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
 from statelog.changelog.shared_reads import SharedReads
-from statelog.changelog.stored_reader import Readable, read_ahead, read_run, read_stored
+from statelog.changelog.stored_reader import Readable, RunMemory, read_ahead, read_run, read_stored
 from statelog.errors import CorruptionError, StorageError
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, clip_run
@@ -156,12 +156,18 @@ def read_segments(
 
 
 def read_level(store: Readable, level: Level) -> Iterator[Run]:
-    """Read the runs of a level, some of them ahead; raises what :func:`read_segments` does."""
+    """Read the runs of a level, some of them ahead; raises what :func:`read_segments` does.
+
+    Each run may be used until the next one is asked for.
+    """
+    threads = _threads(store)
+    memory = RunMemory() if threads == 1 else None
 
     def read(stored: StoredRun) -> Run:
-        return read_run(store, stored, "a materialized run", level.within if level.has_part_of(stored) else None)
+        within = level.within if level.has_part_of(stored) else None
+        return read_run(store, stored, "a materialized run", within, memory)
 
-    return read_ahead(level.runs, read, _threads(store))
+    return read_ahead(level.runs, read, threads)
 
 
 def _threads(store: Readable) -> int:

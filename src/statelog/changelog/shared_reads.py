@@ -99,6 +99,11 @@ class _SharedObjects:
                 return self._shared.read(self._store, extent)[start : start + length]
         return self._store.read(name, offset=offset, length=length)
 
+    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
+        data = self.read(name, offset=offset, length=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
 
 def remove_shared(folder: Path, certain: int) -> None:
     """Remove the files of batches up to one that is certain: all its subtasks have their state."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.changelog import chain
@@ -17,9 +19,10 @@ from statelog.state.key_groups import HashRange
 from statelog.state.run import Run
 from statelog.state.run_format import MAGIC, TAIL
 
-__all__ = ["Readable", "read_ahead", "read_run", "read_stored"]
+__all__ = ["Readable", "RunMemory", "read_ahead", "read_run", "read_stored"]
 
 _TAIL_BYTES: Final = 64 << 10
+_RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _GAP_BYTES: Final = 64 << 10
 """Blocks that are not farther apart are read with what is between them."""
 
@@ -36,6 +39,23 @@ class Readable(Protocol):
         """Read as :meth:`Store.read` does."""
         ...
 
+    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
+        """Read as :meth:`Store.read_into` does."""
+        ...
+
+
+class RunMemory:
+    """Memory for one run after the other: getting new memory can take longer than reading a file that is cached."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, length: int) -> memoryview:
+        """Some bytes; those of the call before are void."""
+        if len(self._memory) < length:
+            self._memory = np.empty(length, np.uint8)
+        return self._memory[:length].data
+
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -51,16 +71,20 @@ def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> b
     StorageError
         If it cannot be read.
     """
-    data = _read(store, stored, 0, stored.length, what)
+    with _named(stored, what):
+        data = store.read(stored.name, offset=stored.offset, length=stored.length)
     if len(data) != stored.length or chain.checksum(data) != stored.checksum:
-        raise CorruptionError(
-            f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
-            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-        )
+        raise _damaged(stored, what)
     return data
 
 
-def read_run(store: Readable, stored: SegmentRef | StoredRun, what: str, within: HashRange | None = None) -> Run:
+def read_run(
+    store: Readable,
+    stored: SegmentRef | StoredRun,
+    what: str,
+    within: HashRange | None = None,
+    memory: RunMemory | None = None,
+) -> Run:
     """Read a stored run.
 
     Parameters
@@ -74,35 +98,40 @@ def read_run(store: Readable, stored: SegmentRef | StoredRun, what: str, within:
     within : HashRange, optional
         Of a large run read only the blocks with these hashes. They are checked by their own checksums; the
         others must not be looked at.
+    memory : RunMemory, optional
+        For a large run; by default it has its own.
 
     Raises
     ------
     CorruptionError, StorageError
         As :func:`read_stored`.
     """
-    if within is None or stored.length <= SHARED_BYTES:
+    if stored.length <= SHARED_BYTES:
         return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
-    parts = _Parts(stored.length)
+    held = (memory or RunMemory()).of(stored.length)
 
-    def fill(start: int, end: int) -> bytes:
-        data = _read(store, stored, start, end - start, what)
-        if len(data) != end - start:
-            raise CorruptionError(
-                f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is cut short.",
-                hint="Restore the file from a copy; the state cannot be rebuilt without it.",
-            )
-        parts.add(start, data)
-        return data
+    def fill(start: int, end: int) -> None:
+        with _named(stored, what):
+            length = store.read_into(held[start:end], stored.name, offset=stored.offset + start)
+        if length != end - start:
+            raise _damaged(stored, what)
 
+    if within is None:
+        fill(0, stored.length)
+        if chain.checksum(held) != stored.checksum:
+            raise _damaged(stored, what)
+        return Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
     tail_at = stored.length - _TAIL_BYTES
     fill(0, len(MAGIC))
-    tail = fill(tail_at, stored.length)
-    footer_bytes = TAIL.unpack(tail[-TAIL.size :])[0] + TAIL.size
+    fill(tail_at, stored.length)
+    footer_bytes = TAIL.unpack(held[-TAIL.size :])[0] + TAIL.size
     if _TAIL_BYTES < footer_bytes <= stored.length:
-        fill(stored.length - footer_bytes, stored.length)
-    run = Run(parts, stored.name, stored.offset, is_stored=True)
+        tail_at = stored.length - footer_bytes
+        fill(tail_at, stored.length - _TAIL_BYTES)
+    run = Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
     for start, end in _joined(run.byte_ranges(within)):
-        fill(start, end)
+        if start < tail_at:
+            fill(start, min(end, tail_at))
     return run
 
 
@@ -125,25 +154,6 @@ def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads
                 future.cancel()
 
 
-class _Parts:
-    """Parts of a run; none of the rest is looked at."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._parts: list[tuple[int, pa.Buffer]] = []
-
-    def add(self, start: int, data: bytes) -> None:
-        """Take a part."""
-        self._parts.append((start, pa.py_buffer(data)))
-
-    def slice(self, offset: int, length: int) -> pa.Buffer:
-        """Bytes of one part."""
-        for start, part in reversed(self._parts):
-            if start <= offset and offset + length <= start + part.size:
-                return part.slice(offset - start, length)
-        raise AssertionError(f"{length} bytes at {offset} were not read")
-
-
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
@@ -154,14 +164,23 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _read(store: Readable, stored: SegmentRef | StoredRun, start: int, length: int, what: str) -> bytes:
+@contextmanager
+def _named(stored: SegmentRef | StoredRun, what: str) -> Iterator[None]:
+    """Say of a missing object what it holds."""
     try:
-        return store.read(stored.name, offset=stored.offset + start, length=length)
+        yield
     except StorageError as error:
         if error.kind is not ErrorKind.OBJECT_MISSING:
             raise
         raise CorruptionError(
             f"{error.message} It holds {what} at offset {stored.offset}.",
             kind=ErrorKind.OBJECT_MISSING,
-            hint="Restore the file from a copy; the state cannot be rebuilt without it.",
+            hint=_RESTORE_HINT,
         ) from error
+
+
+def _damaged(stored: SegmentRef | StoredRun, what: str) -> CorruptionError:
+    return CorruptionError(
+        f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
+        hint=_RESTORE_HINT,
+    )

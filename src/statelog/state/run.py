@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from statelog.state.run_format import (
 )
 from statelog.state.schema import StateDescriptor
 
-__all__ = ["Positions", "Run", "RunBlock", "RunSection", "RunSource"]
+__all__ = ["Positions", "Run", "RunBlock", "RunSection"]
 
 Positions = npt.NDArray[np.int64]
 
@@ -40,25 +40,12 @@ _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-class RunSource(Protocol):
-    """A run's bytes, as a :class:`pyarrow.Buffer` has them."""
-
-    @property
-    def size(self) -> int:
-        """Their number."""
-        ...
-
-    def slice(self, offset: int, length: int) -> pa.Buffer:
-        """Some of them."""
-        ...
-
-
 class Run:
     """A run that can be searched.
 
     Parameters
     ----------
-    source : RunSource
+    buffer : pyarrow.Buffer
         The run's bytes; a memory map is read only where it is searched.
     name : str
         Where the bytes come from, for messages.
@@ -73,35 +60,35 @@ class Run:
         If the bytes are not a run, or the footer is damaged. Blocks are checked when first read.
     """
 
-    def __init__(self, source: RunSource, name: str, offset: int = 0, *, is_stored: bool = False) -> None:
+    def __init__(self, buffer: pa.Buffer, name: str, offset: int = 0, *, is_stored: bool = False) -> None:
         self.name = name
-        self.size_bytes: int = source.size
-        footer = self._read_footer(source, offset)
-        has_expiry = source.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        self.size_bytes: int = buffer.size
+        footer = self._read_footer(buffer, offset)
+        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
         for index, state in enumerate(descriptors):
             schema = change_schema(state)
             blocks = [
-                RunBlock(source, stored, schema, name, offset, has_expiry=has_expiry, is_stored=is_stored)
+                RunBlock(buffer, stored, schema, name, offset, has_expiry=has_expiry, is_stored=is_stored)
                 for stored in footer.blocks
                 if stored.state == index
             ]
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, source: RunSource, offset: int) -> Footer:
-        where = f"{self.name}, run of {source.size} bytes at offset {offset}"
-        if source.size < len(MAGIC) + TAIL.size:
+    def _read_footer(self, buffer: pa.Buffer, offset: int) -> Footer:
+        where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
+        if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if source.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
-        tail_at = source.size - TAIL.size
-        length, checksum, magic = TAIL.unpack(source.slice(tail_at, TAIL.size).to_pybytes())
+        tail_at = buffer.size - TAIL.size
+        length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
         if magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
             raise _damaged(f"{where}: its last {TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
-        data = source.slice(tail_at - length, length).to_pybytes()
+        data = buffer.slice(tail_at - length, length).to_pybytes()
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
         try:
@@ -161,7 +148,7 @@ class RunBlock:
 
     def __init__(
         self,
-        source: RunSource,
+        buffer: pa.Buffer,
         stored: StoredBlock,
         schema: pa.Schema,
         name: str,
@@ -173,7 +160,7 @@ class RunBlock:
         self.rows = stored.rows
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
-        self._source = source
+        self._buffer = buffer
         self._stored = stored
         self._schema = schema
         self._has_expiry = has_expiry
@@ -205,9 +192,9 @@ class RunBlock:
             If the bytes are not those that were written.
         """
         stored = self._stored
-        if stored.offset + stored.length > self._source.size:
+        if stored.offset + stored.length > self._buffer.size:
             raise _damaged(f"{self._where}: reaches beyond the run's end.", ErrorKind.FORMAT)
-        data = self._source.slice(stored.offset, stored.length)
+        data = self._buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise _damaged(f"{self._where}: its {stored.length} bytes are damaged.")
         decode = _decompress if self._is_stored else pa.ipc.read_record_batch

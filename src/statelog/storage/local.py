@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
-from statelog.storage.posix import AppendFile, read_all, sync_data, sync_directory, write_all
+from statelog.storage.posix import AppendFile, read_all, read_into, sync_data, sync_directory, write_all
 from statelog.storage.store import ObjectInfo, Store
 
 __all__ = ["LocalStore"]
@@ -54,14 +54,13 @@ class LocalStore(Store):
         return True
 
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        path = self._path(name)
-        with _reported("read", path, missing=True):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                available = max(os.fstat(fd).st_size - offset, 0)
-                return read_all(fd, available if length is None else min(length, available), offset)
-            finally:
-                os.close(fd)
+        with self._opened(name, "read") as fd:
+            available = max(os.fstat(fd).st_size - offset, 0)
+            return read_all(fd, available if length is None else min(length, available), offset)
+
+    def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
+        with self._opened(name, "read") as fd:
+            return read_into(fd, buffer, offset)
 
     def size_bytes(self, name: str) -> int:
         path = self._path(name)
@@ -104,13 +103,8 @@ class LocalStore(Store):
             self._append_files().setdefault(name, AppendFile(path)).append(parts, at)
 
     def sync(self, name: str) -> None:
-        path = self._path(name)
-        with _reported("sync", path, missing=True):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync_data(fd)
-            finally:
-                os.close(fd)
+        with self._opened(name, "sync") as fd:
+            sync_data(fd)
 
     def delete(self, names: list[str]) -> None:
         directories = set()
@@ -156,6 +150,16 @@ class LocalStore(Store):
             # After a fork the open files are copies of the parent's, which are not used here.
             self._appended, self._pid = {}, os.getpid()
         return self._appended
+
+    @contextmanager
+    def _opened(self, name: str, operation: str) -> Iterator[int]:
+        path = self._path(name)
+        with _reported(operation, path, missing=True):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
     def _path(self, name: str) -> str:
         parts = name.split("/")

@@ -11,7 +11,7 @@ from typing import Final
 
 from statelog.files import WRITE_BYTES, cut
 
-__all__ = ["AppendFile", "read_all", "sync_data", "sync_directory", "write_all"]
+__all__ = ["AppendFile", "read_all", "read_into", "sync_data", "sync_directory", "write_all"]
 
 _IOV_MAX: Final = 1024
 # macOS has no fdatasync.
@@ -57,6 +57,14 @@ def read_all(fd: int, length: int, offset: int) -> bytes:
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
         data += more
     return data
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from `offset`, and return how many bytes there are; fewer only at the end of the file."""
+    done = 0
+    while done < len(buffer) and (read := os.preadv(fd, [buffer[done:]], offset + done)):
+        done += read
+    return done
 
 
 def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:

@@ -50,6 +50,12 @@ class Store(ABC):
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes from `offset`, or up to the end; shorter where the object ends."""
 
+    def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
+        """Fill a buffer with bytes from `offset`; returns how many there are, fewer where the object ends."""
+        data = self.read(name, offset=offset, length=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     @abstractmethod
     def size_bytes(self, name: str) -> int:
         """Size of an object."""

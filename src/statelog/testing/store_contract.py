@@ -87,6 +87,16 @@ class StoreContract:
         store.put("x", DATA)
         assert store.read("x", offset=offset, length=length) == expected
 
+    @pytest.mark.parametrize(
+        ("offset", "length", "expected"),
+        [(0, 256, DATA), (10, 5, DATA[10:15]), (250, 100, DATA[250:]), (300, 10, b""), (7, 0, b"")],
+    )
+    def test_reading_into_a_buffer(self, store: Store, offset: int, length: int, expected: bytes) -> None:
+        store.put("x", DATA)
+        buffer = bytearray(length)
+        assert store.read_into(memoryview(buffer), "x", offset=offset) == len(expected)
+        assert buffer == expected.ljust(length, b"\0")
+
     def test_missing_object_has_a_kind_of_its_own(self, store: Store) -> None:
         store.put("folder/x", DATA)
         for name in ("y", "folder/y", "folder", "folder/x/y"):
@@ -96,6 +106,8 @@ class StoreContract:
                 store.size_bytes(name)
             with pytest.raises(StorageError) as reading_nothing:
                 store.read(name, length=0)
+            with pytest.raises(StorageError):
+                store.read_into(memoryview(bytearray(3)), name)
             if name != "folder":
                 assert reading.value.kind == ErrorKind.OBJECT_MISSING
                 assert reading_nothing.value.kind == ErrorKind.OBJECT_MISSING
