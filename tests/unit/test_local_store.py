@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,30 @@ def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
     assert files_below(tmp_path) == {"root", "root/a", "root/a/2"}
     store.delete(["a/2"])
     assert files_below(tmp_path) == {"root"}
+
+
+def test_a_folder_that_is_removed_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It exists when it is to be made, and a moment later another process has deleted its last file."""
+    mkdir = Path.mkdir
+    removed = []
+
+    def race(path: Path, *arguments: Any, **more: Any) -> None:
+        if path.name == "folder" and not removed:
+            removed.append(path)
+            raise FileExistsError(errno.EEXIST, "File exists")
+        mkdir(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", race)
+    store = LocalStore(tmp_path)
+    store.put("folder/x", b"1")
+    assert store.read("folder/x") == b"1"
+    assert removed
+
+
+def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("a file")
+    with pytest.raises(StorageError, match="File exists|Not a directory"):
+        LocalStore(tmp_path).put("folder/x", b"1")
 
 
 def test_temporary_files_of_crashed_writers_are_hidden(tmp_path: Path) -> None:

@@ -201,8 +201,10 @@ class LocalStore(Store):
             try:
                 path.mkdir(0o700)
                 made = True
-            except OSError:
+            except OSError as error:
                 if not path.is_dir():
+                    if isinstance(error, FileExistsError) and not os.path.lexists(path):
+                        raise FileNotFoundError(errno.ENOENT, "another process removed it just now") from error
                     raise
                 made = False
             if made or str(path).startswith(f"{self._root}/"):
