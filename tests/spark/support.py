@@ -6,6 +6,7 @@ every batch with :func:`ledger_model`, which knows neither Spark nor statelog.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -346,6 +347,28 @@ def start_driver(module: str, root: Path, arguments: dict[str, Any], env: dict[s
             stderr=subprocess.STDOUT,
         )
     return Driver(process, log, pid_file)
+
+
+def await_end(query: StreamingQuery, timeout_s: int = 120) -> None:
+    """Wait for the end of a query; if it does not come, fail with what the query, its tasks and all threads do."""
+    if query.awaitTermination(timeout_s):
+        return
+    faulthandler.dump_traceback()
+    session = SparkSession.getActiveSession()
+    assert session is not None
+    tracker = session.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    assert session.sparkContext._jvm is not None
+    threads = session.sparkContext._jvm.java.lang.Thread.getAllStackTraces()
+    working = {
+        thread.getName(): [frame.toString() for frame in frames][:25]
+        for thread, frames in threads.items()
+        if any(word in thread.getName() for word in ("task launch", "stream execution", "Python"))
+    }
+    pytest.fail(
+        f"the query does not end: {query.status}, last {query.lastProgress}, stages {stages},"
+        f" threads {json.dumps(working, indent=1)}"
+    )
 
 
 def is_alive(pid: int) -> bool:

@@ -22,7 +22,7 @@ import statelog
 from statelog import Options, Watermark
 from statelog.spark.arguments import require_endpoint
 from tests.spark.faults import wait_until
-from tests.spark.support import Job
+from tests.spark.support import Job, await_end
 
 pytestmark = pytest.mark.spark
 
@@ -126,7 +126,7 @@ def save(job: Job, df: DataFrame, batch: int) -> None:
 
 def run(job: Job, df: DataFrame) -> StreamingQuery:
     query = job.start(df, lambda rows, batch: save(job, rows, batch))
-    assert query.awaitTermination(120), "the query does not end"
+    await_end(query)
     return query
 
 
@@ -223,7 +223,7 @@ def test_one_dataframe_in_two_queries_at_once(spark: SparkSession, tmp_path: Pat
     operator = reminders(job, spark)
     first = job.start(operator, lambda rows, batch: save(job, rows, batch))
     run(other, operator)
-    assert first.awaitTermination(120)
+    await_end(first)
 
     assert job.results() == other.results() == model(FIRST | {2: {}})
 
@@ -244,7 +244,7 @@ def test_query_whose_batches_do_not_run_the_operator_ends(spark: SparkSession, t
     job = Job(tmp_path).add(events(*FIRST.values()))
     operator = reminders(job, spark, watermark=Watermark("at", 5000) if own else None)
     query = job.start(operator, lambda rows, batch: None if batch else save(job, rows, batch))
-    assert query.awaitTermination(120), "the query does not end"
+    await_end(query)
     # Spark's watermark advances without the operator, the operator's own stands still.
     assert len(offsets(job)) == (2 if own else 3)
 
@@ -293,7 +293,7 @@ def test_heartbeat_fires_timers_in_processing_time(spark: SparkSession, tmp_path
 
     # A query that is to end does: only the batch that was not finished is run.
     query = job.start(later(job, spark, 0.4), job.save)
-    assert query.awaitTermination(120), "a heartbeat keeps the query from ending"
+    await_end(query)
 
     # Started again it beats before there is any data, and its interval may differ.
     done = len(offsets(job))
@@ -310,7 +310,7 @@ def batch_files(job: Job) -> list[Path]:
 
 def test_heartbeat_cannot_be_taken_away(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path).add(events({"a": 1}))
-    assert job.start(later(job, spark, 10), job.save).awaitTermination(120)
+    await_end(job.start(later(job, spark, 10), job.save))
     assert "There are [2] sources in the checkpoint offsets" in job.fail(later(job, spark, None))
 
 
