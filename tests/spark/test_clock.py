@@ -8,7 +8,7 @@ import datetime
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 import statelog
 from statelog import Options, Watermark
+from statelog.spark import clock_source
 from statelog.spark.arguments import require_endpoint
 from tests.spark.faults import wait_until
 from tests.spark.support import Job, await_end
@@ -206,15 +208,45 @@ def test_chained_operators_share_a_clock(spark: SparkSession, tmp_path: Path) ->
     assert sorted(row for rows in job.results().values() for row in rows) == [["a", 30], ["a", 60], ["b", 40]]
 
 
-def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path) -> None:
+def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Spark plans the shuffles of the operators in threads of their own, and does not keep them from calling the
+    # clock's process at once and taking each other's answers: a batch must plan it once, however slow it is.
+    planned = tmp_path / "planned"
+
+    def slow_source(host: str, port: int, secret: bytes) -> type[DataSource]:
+        class SlowReader(clock_source.ClockReader):
+            def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+                with planned.open("a") as lines:
+                    lines.write(f"{end['tick']}\n")
+                time.sleep(0.5)
+                return super().partitions(start, end)
+
+        class SlowSource(source_class(host, port, secret)):  # type: ignore[misc]  # a class made by a function
+            def streamReader(self, schema: Any) -> DataSourceStreamReader:
+                return SlowReader(host, port, secret)
+
+        return SlowSource
+
+    source_class = clock_source._source_class
+    monkeypatch.setattr(clock_source, "_source_class", slow_source)
+    session = spark.newSession()
     job = Job(tmp_path).add(events(*FIRST.values()))
-    rows = read(job, spark).withWatermark("at", "5 seconds")
-    left, right = (reminders(job, spark, rows=rows, uid=uid).repartition(2) for uid in ("left", "right"))
+    rows = read(job, session).withWatermark("at", "5 seconds")
+    left, right = (reminders(job, session, rows=rows, uid=uid).repartition(2) for uid in ("left", "right"))
     run(job, left.union(right))
 
+    ticks = planned.read_text().split()
+    assert ticks == sorted(set(ticks))
     assert watermarks(job) == [-1, 15, 35]
     expected = model(FIRST | {2: {}})
     assert job.results() == {batch: sorted(rows * 2) for batch, rows in expected.items()}
+
+
+def test_each_session_has_its_clock(spark: SparkSession, tmp_path: Path) -> None:
+    for name, session in ("one", spark), ("other", spark.newSession()):
+        job = Job(tmp_path / name).add(events(*FIRST.values()))
+        run(job, reminders(job, session))
+        assert job.results() == model(FIRST | {2: {}})
 
 
 def test_one_dataframe_in_two_queries_at_once(spark: SparkSession, tmp_path: Path) -> None:

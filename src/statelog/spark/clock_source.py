@@ -68,8 +68,12 @@ def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataF
 
 
 def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
-    session.dataSource.register(_source_class(endpoint.local_host, endpoint.port, endpoint.secret))
-    return session.readStream.format(_SOURCE).load()
+    with internals.active(session):  # Otherwise Spark refuses a name that the session active so far has registered.
+        session.dataSource.register(_source_class(endpoint.local_host, endpoint.port, endpoint.secret))
+    # Adaptive execution plans shuffles in threads of their own. Where several of a query's shuffles read one Python
+    # source, they call its process over one socket at once and take each other's answers: the query fails or waits for
+    # ever (Spark 4.3.0). Behind an exchange, which all of them reuse, the source is planned once.
+    return session.readStream.format(_SOURCE).load().repartition(1)
 
 
 def _source_class(host: str, port: int, secret: bytes) -> type[DataSource]:

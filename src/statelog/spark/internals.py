@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
 __all__ = [
+    "active",
     "active_queries",
     "batch_time",
     "cache_partitions",
@@ -133,6 +135,22 @@ def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source of a name."""
     frame: Any = df
     return name in str(frame._jdf.queryExecution().analyzed())
+
+
+@contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """Make a session the one that Spark's JVM takes where it is told none."""
+    own: Any = session
+    sessions = own._jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(own._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def require_synchronous_progress(query: StreamingQuery) -> None:
