@@ -274,7 +274,7 @@ class Endpoint:
 
     def _stored_initial_state(self, plan: OperatorPlan, task: TaskId) -> _Initial:
         with self._lock:
-            outcome = self._initial.pop((task.run_id, plan.instance), None)
+            outcome = self._initial.get((task.run_id, plan.instance))
         if isinstance(outcome, _Initial):
             return outcome
         raise ProcessorError(
@@ -326,6 +326,8 @@ class Endpoint:
         else:
             coordinator.open(task.batch)
         slot.run_id, slot.instance, slot.coordinator = task.run_id, task.instance, coordinator
+        with self._lock:  # Until now every subtask has to find it, and with it why it could not be stored.
+            self._initial.pop((task.run_id, plan.instance), None)
         _close_at_end(query, coordinator)
 
     def _check_once(self, location: str, store: Store) -> None:
