@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -16,6 +17,7 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError
 __all__ = [
     "active",
     "active_queries",
+    "add_listener",
     "batch_time",
     "cache_partitions",
     "cached_partitions",
@@ -135,6 +137,15 @@ def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source of a name."""
     frame: Any = df
     return name in str(frame._jdf.queryExecution().analyzed())
+
+
+def add_listener(session: SparkSession, listener: Any) -> None:
+    """Have a Python object that implements Spark's Java interface told what queries do."""
+    context: Any = session.sparkContext
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
+    streaming = context._jvm.org.apache.spark.sql.streaming
+    manager: Any = session.streams
+    manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(listener))
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from statelog.spark import internals
 
 __all__ = ["when_queries_start"]
 
@@ -20,16 +21,18 @@ def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) 
     """Have a function called with the query id and run id of every query before its first batch; once per session."""
     with _lock:
         if session not in _listening:
-            session.streams.addListener(_StartListener(call))
+            internals.add_listener(session, _StartListener(call))
             _listening.add(session)
 
 
-class _StartListener(StreamingQueryListener):
+class _StartListener:
+    """A listener of Spark's JVM: PySpark's would make a Python object of every progress event first."""
+
     def __init__(self, call: Callable[[str, str], None]) -> None:
         self._call = call
 
     def onQueryStarted(self, event: Any) -> None:
-        self._call(str(event.id), str(event.runId))
+        self._call(event.id().toString(), event.runId().toString())
 
     def onQueryProgress(self, event: Any) -> None:
         pass
@@ -39,3 +42,6 @@ class _StartListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: Any) -> None:
         pass
+
+    class Java:
+        implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
