@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +13,21 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
 from statelog.changelog import materializer
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.materializer import Materializer, Order
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import Schedule
 from statelog.clock import ManualClock
+from statelog.state.key_groups import hash_range
+from statelog.state.merge import Garbage
+from statelog.state.run_format import Operation
+from statelog.state.times import Moment
 from statelog.storage import LocalStore
 from statelog.storage.faults import Call, Fault, FaultPlan
 from statelog.testing import Harness
+from statelog.testing.table_contract import VALUE, encode_changes
 
 LONG_S = 10_000.0
 """Longer than any interval with its jitter."""
@@ -437,6 +445,33 @@ def test_a_large_log_materializes_earlier(
     for _ in range(commits):
         commit(planned, size)
     assert planned.grant(0, 1, 0.0) is expected
+
+
+def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
+    """Its run may have had another location, with the same query and the same epoch."""
+    local, store = LocalRuns(tmp_path / "local"), LocalStore(tmp_path / "store")
+    edge = Edge(0, 0, bytes(16), bytes(range(16)))
+    local.directory.mkdir()
+    local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
+
+    def of_run(run_id: str) -> Materializer:
+        return Materializer(
+            local,
+            within=hash_range(0, 1),
+            genesis=edge.before,
+            run_id=run_id,
+            compression=None,
+            garbage=Garbage(Moment(0, 0), {}),
+            open_store=lambda: store,
+            monotonic_s=lambda: 0.0,
+            token=run_id,
+        )
+
+    of_run("one").work(Order(1.0, materializes=True, known=[], prefix="runs/1/0", inline_bytes=0), [edge], [])
+    done = of_run("one").result()
+    assert done is not None
+    assert [run.name for run in done.levels[0].runs] == ["runs/1/0/0-one-0.run"]
+    assert of_run("two").result() is None
 
 
 def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ class _Merging(msgspec.Struct, frozen=True):
 class _Job(msgspec.Struct, frozen=True):
     """A job between two slices."""
 
-    epoch: int
+    run_id: str
     target: str
     merging: _Merging
     materializes: bool
@@ -123,8 +123,9 @@ class Materializer:
         The subtask's hashes.
     genesis : bytes
         Chain digest of the empty state.
-    epoch : int
-        The run's epoch; jobs of another one are void.
+    run_id : str
+        The run of the query. Jobs of another one are void: what they have stored may be gone, or have been stored in a
+        location that another one has replaced since.
     compression : {"lz4", "zstd", None}
         Of stored runs.
     garbage : Garbage
@@ -143,7 +144,7 @@ class Materializer:
         *,
         within: HashRange,
         genesis: bytes,
-        epoch: int,
+        run_id: str,
         compression: str | None,
         garbage: Garbage,
         open_store: Callable[[], Store],
@@ -154,7 +155,7 @@ class Materializer:
         self._folder = local.directory / JOB_FOLDER
         self._within = within
         self._genesis = genesis
-        self._epoch = epoch
+        self._run_id = run_id
         self._compression = compression
         self._garbage = garbage
         self._open_store = open_store
@@ -265,7 +266,7 @@ class Materializer:
         materializes = order.materializes and not merges
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         job = _Job(
-            epoch=self._epoch,
+            run_id=self._run_id,
             target=target.file_name,
             merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
             materializes=materializes,
@@ -283,7 +284,7 @@ class Materializer:
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._save(
-            _Job(self._epoch, target.file_name, _Merging([]), True, levels=[*levels[:-1], longer], is_done=True)
+            _Job(self._run_id, target.file_name, _Merging([]), True, levels=[*levels[:-1], longer], is_done=True)
         )
 
     def _fits(self, job: _Job, path: Sequence[Edge], order: Order) -> bool:
@@ -363,7 +364,7 @@ class Materializer:
         if order.materializes:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._save(_Job(self._epoch, "", _Merging([]), materializes=True, failure=reason))
+                self._save(_Job(self._run_id, "", _Merging([]), materializes=True, failure=reason))
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 
@@ -377,7 +378,7 @@ class Materializer:
         except msgspec.MsgspecError:
             self.discard()
             return None
-        if job.epoch != self._epoch:
+        if job.run_id != self._run_id:
             self.discard()
             return None
         return job

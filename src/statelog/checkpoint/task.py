@@ -313,7 +313,7 @@ class BatchTask:
             self.local,
             within=hash_range(self.task.subtask, self.parallelism),
             genesis=begun.genesis,
-            epoch=begun.epoch,
+            run_id=self.task.run_id,
             compression=self.options.codec,
             garbage=garbage,
             open_store=lambda: self.open_store(begun.store),
