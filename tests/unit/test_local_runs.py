@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import weakref
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind
+from statelog.changelog import file_stamp
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
@@ -64,6 +66,18 @@ def count_reads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    original = Run.verify
+
+    def counted(run: Run) -> None:
+        names.append(run.name)
+        original(run)
+
+    monkeypatch.setattr(Run, "verify", counted)
+    return names
+
+
 def test_next_batch_reads_nothing_from_the_store(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     names = count_reads(engine, monkeypatch)
     expect_all(engine, 4)
@@ -83,6 +97,56 @@ def test_damaged_local_run_is_discarded_and_fetched(engine: Engine) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(bytes(data))
+    expect_all(engine, 4)
+
+
+def test_files_as_they_were_written_are_not_checked_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = count_checks(monkeypatch)
+    expect_all(engine, 4)
+    assert checked == []
+
+
+@pytest.mark.parametrize("change", ["boot", "touch", "copy"])
+def test_files_that_may_have_changed_are_checked_once(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    names = sorted(str(path) for path in local_folder(engine).iterdir())
+    for name in names:
+        if change == "touch":
+            os.utime(name)
+        elif change == "copy":
+            shutil.copy(name, f"{name}.copy")
+            os.replace(f"{name}.copy", name)
+    if change == "boot":
+        (tmp_path / "boot").write_text("the next one")
+        monkeypatch.setattr(file_stamp, "_BOOT_ID", tmp_path / "boot")
+    checked = count_checks(monkeypatch)
+    expect_all(engine, 4)
+    assert sorted(checked) == names
+    expect_all(engine, 5)
+    assert sorted(checked) == names
+
+
+def test_without_a_boot_id_files_are_always_checked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_stamp, "_BOOT_ID", Path("/nowhere"))
+    checked = count_checks(monkeypatch)
+    expect_all(engine, 4)
+    expect_all(engine, 5)
+    assert len(checked) == 4 + 5
+
+
+def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Engine) -> None:
+    for path in local_folder(engine).iterdir():
+        before = path.stat()
+        data = bytearray(path.read_bytes())
+        for start, _ in Run(pa.py_buffer(bytes(data)), path.name).byte_ranges(EVERYTHING):
+            data[start] ^= 0xFF
+        path.write_bytes(bytes(data))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in local_folder(engine).iterdir():
+        with pytest.raises(CorruptionError, match="the next attempt fetches it again") as error:
+            expect_all(engine, 4)
+        assert error.value.kind == ErrorKind.CHECKSUM
     expect_all(engine, 4)
 
 

@@ -13,11 +13,13 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+from statelog.changelog.file_stamp import is_stamped, stamp
 from statelog.errors import CorruptionError
 from statelog.files import write_file
 from statelog.state.key_groups import HashRange
@@ -114,6 +116,8 @@ class LocalRuns:
     def open(self, edge: Edge) -> Run:
         """Open an edge's run, mapped into memory; opened runs are kept.
 
+        A file that is not known to be as it was written is read and checked.
+
         Raises
         ------
         CorruptionError
@@ -126,7 +130,9 @@ class LocalRuns:
             path = self.directory / edge.file_name
             try:
                 run = _map(path)
-                run.verify()
+                if not is_stamped(path):
+                    run.verify()
+                    stamp(path)
             except (CorruptionError, pa.ArrowInvalid):
                 path.unlink(missing_ok=True)
                 raise
@@ -147,6 +153,7 @@ class LocalRuns:
         """
         temporary = self._temporary(edge, token)
         write_file(temporary, data)
+        stamp(temporary)
         temporary.rename(self.directory / edge.file_name)
 
     def write_merged(
@@ -232,6 +239,7 @@ class LocalRuns:
 
     def _keep(self, written: Path, edge: Edge) -> None:
         """Give a file its name, and open it; it was written just now and need not be checked."""
+        stamp(written)
         path = written.rename(self.directory / edge.file_name)
         self._opened[edge.file_name] = _map(path)
 
@@ -329,7 +337,7 @@ def _slice_rows(rows: int) -> int:
 
 def _map(path: Path) -> Run:
     with pa.memory_map(str(path)) as mapped:
-        return Run(mapped.read_buffer(), str(path))
+        return Run(mapped.read_buffer(), str(path), on_damage=partial(path.unlink, missing_ok=True))
 
 
 def _last_batch(file_name: str) -> int:

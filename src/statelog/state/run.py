@@ -6,6 +6,7 @@ A changeset is a run; a merge of runs is a run.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from functools import cached_property
 from typing import Final
 
@@ -53,6 +54,8 @@ class Run:
         Where the run starts in that object, for messages.
     is_stored : bool
         Whether it may be compressed, as stored runs are. Blocks of others are not copied when they are read.
+    on_damage : callable, optional
+        Called when a block is found damaged: removes a copy that can be had again.
 
     Raises
     ------
@@ -60,7 +63,15 @@ class Run:
         If the bytes are not a run, or the footer is damaged. Blocks are checked when first read.
     """
 
-    def __init__(self, buffer: pa.Buffer, name: str, offset: int = 0, *, is_stored: bool = False) -> None:
+    def __init__(
+        self,
+        buffer: pa.Buffer,
+        name: str,
+        offset: int = 0,
+        *,
+        is_stored: bool = False,
+        on_damage: Callable[[], None] | None = None,
+    ) -> None:
         self.name = name
         self.size_bytes: int = buffer.size
         footer = self._read_footer(buffer, offset)
@@ -71,7 +82,16 @@ class Run:
         for index, state in enumerate(descriptors):
             schema = change_schema(state)
             blocks = [
-                RunBlock(buffer, stored, schema, name, offset, has_expiry=has_expiry, is_stored=is_stored)
+                RunBlock(
+                    buffer,
+                    stored,
+                    schema,
+                    name,
+                    offset,
+                    has_expiry=has_expiry,
+                    is_stored=is_stored,
+                    on_damage=on_damage,
+                )
                 for stored in footer.blocks
                 if stored.state == index
             ]
@@ -156,6 +176,7 @@ class RunBlock:
         *,
         has_expiry: bool,
         is_stored: bool,
+        on_damage: Callable[[], None] | None,
     ) -> None:
         self.rows = stored.rows
         self.first_hash = stored.first_hash
@@ -165,6 +186,7 @@ class RunBlock:
         self._schema = schema
         self._has_expiry = has_expiry
         self._is_stored = is_stored
+        self._on_damage = on_damage
         self._where = f"{name}, block at offset {base + stored.offset}"
 
     @property
@@ -193,15 +215,23 @@ class RunBlock:
         """
         stored = self._stored
         if stored.offset + stored.length > self._buffer.size:
-            raise _damaged(f"{self._where}: reaches beyond the run's end.", ErrorKind.FORMAT)
+            raise self._found_damaged("reaches beyond the run's end", ErrorKind.FORMAT)
         data = self._buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
-            raise _damaged(f"{self._where}: its {stored.length} bytes are damaged.")
+            raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
         decode = _decompress if self._is_stored else pa.ipc.read_record_batch
         if self._has_expiry:
             return decode(data, self._schema)
         rows = decode(data, self._schema.remove(EXPIRY_COLUMN))
         return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
+
+    def _found_damaged(self, what: str, kind: ErrorKind) -> CorruptionError:
+        if self._on_damage is None:
+            return _damaged(f"{self._where}: {what}.", kind)
+        self._on_damage()
+        return CorruptionError(
+            f"{self._where}: {what}.", kind=kind, hint="The local copy was removed; the next attempt fetches it again."
+        )
 
     def due(self, after_ms: int, until_ms: int) -> Positions:
         """Rows of timers whose times lie after one and up to another, found by bisection."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.clock import Clock
-from statelog.errors import ProcessorError
+from statelog.errors import CorruptionError, ProcessorError, StorageError
 from statelog.state.changes import ListPosition
 from statelog.state.cursor import KeyCursor
 from statelog.state.entry_states import ListState, MapState
@@ -319,6 +319,8 @@ class KeyedSubtask:
             raise self._failure(error, name) from error
 
     def _failure(self, error: Exception, method: str, key: Key | None = None) -> ProcessorError:
+        if isinstance(error, CorruptionError | StorageError):
+            raise error  # It is the state's, not the processor's.
         where = f"operator '{self._operator.uid}': {method}() failed"
         if key is not None:
             where += f" for key {key!r}"
