@@ -363,7 +363,7 @@ def await_end(query: StreamingQuery, timeout_s: int = 120) -> None:
     working = {
         thread.getName(): [frame.toString() for frame in frames][:25]
         for thread, frames in threads.items()
-        if any(word in thread.getName() for word in ("task launch", "stream execution", "Python"))
+        if any(word in thread.getName() for word in ("task launch", "stream execution", "exchange", "Python"))
     }
     pytest.fail(
         f"the query does not end: {query.status}, last {query.lastProgress}, stages {stages},"
