@@ -23,7 +23,7 @@ from statelog.state.run_writer import Section, encode_run
 from statelog.state.schema import StateDescriptor
 from statelog.state.times import Moment
 from statelog.storage import LocalStore
-from statelog.testing.table_contract import MAP, VALUE, make_run
+from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_run
 from tests.model.engine import Engine, Key
 
 EVERYTHING = hash_range(0, 1)
@@ -148,6 +148,25 @@ def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Eng
             expect_all(engine, 4)
         assert error.value.kind == ErrorKind.CHECKSUM
     expect_all(engine, 4)
+
+
+def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
+    edge, local = Edge(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    good = encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")])
+    local.write(edge, good, "token")
+    path = tmp_path / edge.file_name
+    before = path.stat()
+    damaged = bytearray(good)
+    damaged[Run(pa.py_buffer(good), "good").byte_ranges(EVERYTHING)[0][0]] ^= 0xFF
+    path.write_bytes(bytes(damaged))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    run = local.open(edge)
+    with pytest.raises(CorruptionError):
+        run.verify()
+    assert not path.exists()
+    LocalRuns(tmp_path).write(edge, good, "of another process")
+    local.open(edge).verify()
 
 
 def test_truncated_local_run_is_discarded_and_fetched(engine: Engine) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,12 +129,12 @@ class LocalRuns:
         if run is None:
             path = self.directory / edge.file_name
             try:
-                run = _map(path)
+                run = self._map(path)
                 if not is_stamped(path):
                     run.verify()
                     stamp(path)
             except (CorruptionError, pa.ArrowInvalid):
-                path.unlink(missing_ok=True)
+                self._discard(path)
                 raise
             self._opened[edge.file_name] = run
         return run
@@ -241,7 +241,15 @@ class LocalRuns:
         """Give a file its name, and open it; it was written just now and need not be checked."""
         stamp(written)
         path = written.rename(self.directory / edge.file_name)
-        self._opened[edge.file_name] = _map(path)
+        self._opened[edge.file_name] = self._map(path)
+
+    def _map(self, path: Path) -> Run:
+        return _map(path, on_damage=partial(self._discard, path))
+
+    def _discard(self, path: Path) -> None:
+        """Remove a damaged file, and forget its map: another process may bring the file back."""
+        self._opened.pop(path.name, None)
+        path.unlink(missing_ok=True)
 
     def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
         """Merge adjacent runs of a path into one, which replaces them; all must be certain.
@@ -335,9 +343,9 @@ def _slice_rows(rows: int) -> int:
     return min(max(_LEAST_SLICE_ROWS, -(-rows // _SLICES)), _MOST_SLICE_ROWS)
 
 
-def _map(path: Path) -> Run:
+def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
     with pa.memory_map(str(path)) as mapped:
-        return Run(mapped.read_buffer(), str(path), on_damage=partial(path.unlink, missing_ok=True))
+        return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
 
 
 def _last_batch(file_name: str) -> int:
