@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from statelog.changelog.base import Base
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.cover import Piece
-from statelog.errors import CorruptionError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.state.schema import StateSchema
 
 __all__ = [
     "FOUNDING_BATCH",
     "FRAME_HEADER_BYTES",
+    "VERSION",
     "Checkpoint",
     "Claim",
     "Entry",
@@ -33,7 +34,11 @@ __all__ = [
     "encode_frame",
 ]
 
-FRAME_MAGIC: Final = b"SLE1"
+_MAGIC: Final = b"SLE"
+VERSION: Final = 2
+"""Version of the entries that are written; those of version 1 do not record what is retained."""
+FRAME_MAGIC: Final = _MAGIC + b"%d" % VERSION
+_READABLE: Final = frozenset(_MAGIC + b"%d" % version for version in range(1, VERSION + 1))
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
@@ -92,6 +97,9 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         For each state that was ever deleted, how often. Rows of earlier generations do not count.
     log_start : int
         The first file of the log with an entry that is still needed; 0 if the whole log is.
+    retained_from : int or None
+        The oldest batch whose checkpoint can be restored once this entry is durable: what only older ones need may be
+        deleted from then on. None in entries of version 1.
     bases : list of Base
         Materialized states that count from this checkpoint on.
     cover : list of Piece or None
@@ -121,6 +129,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     bases: list[Base] = []
     cover: list[Piece] | None = None
     number: int = 0
+    retained_from: int | None = None
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of some subtasks, the last one included."""
@@ -228,17 +237,28 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
 
     Raises
     ------
+    ConfigurationError
+        If it is of a later version.
     CorruptionError
         If magic or checksum are wrong.
     """
     magic, index_bytes, payload_bytes, index_checksum, own = _HEADER.unpack(data)
-    if magic != FRAME_MAGIC:
+    is_whole = own == xxhash.xxh3_64_intdigest(data[:-8])
+    if magic not in _READABLE and magic.startswith(_MAGIC) and is_whole:
+        version = magic.removeprefix(_MAGIC).decode("latin-1")
+        raise ConfigurationError(
+            f"{name}: the log entry at offset {offset} is of version {version}, and this statelog reads up to"
+            f" {VERSION}.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Use the version of statelog that wrote it, or a later one.",
+        )
+    if magic not in _READABLE:
         raise CorruptionError(
             f"{name}: no log entry at offset {offset}: it starts with {magic!r}.",
             kind=ErrorKind.FORMAT,
             hint="The file is damaged or was written by another version of statelog.",
         )
-    if own != xxhash.xxh3_64_intdigest(data[:-8]):
+    if not is_whole:
         raise CorruptionError(
             f"{name}: the header of the log entry at offset {offset} is damaged.",
             hint="Restore the file from a copy; a shorter log would lose checkpoints.",

@@ -1,0 +1,34 @@
+"""Entries of versions that this statelog does not know."""
+
+from __future__ import annotations
+
+import pytest
+import xxhash
+
+from statelog.checkpoint.entry import _HEADER, FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
+from statelog.errors import ConfigurationError, CorruptionError
+from statelog.testing.log_contract import make_checkpoint
+
+
+def header_of(magic: bytes) -> bytes:
+    """A header whose checksum fits, whatever its magic is."""
+    frame = b"".join(encode_frame(*make_checkpoint("a", 1, 0)))
+    fields = _HEADER.unpack(frame[:FRAME_HEADER_BYTES])
+    head = _HEADER.pack(magic, *fields[1:])[:-8]
+    return head + xxhash.xxh3_64_digest(head)[::-1]
+
+
+@pytest.mark.parametrize("magic", [b"SLE1", FRAME_MAGIC])
+def test_known_versions_are_read(magic: bytes) -> None:
+    assert decode_header(header_of(magic), name="x.log", offset=0).payload_bytes > 0
+
+
+def test_an_entry_of_a_later_version_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"x\.log: the log entry at offset 7 is of version 3, .* up to 2"):
+        decode_header(header_of(b"SLE3"), name="x.log", offset=7)
+
+
+@pytest.mark.parametrize("data", [header_of(b"NOPE"), header_of(b"SLE3")[:-1] + b"\0"])
+def test_other_bytes_are_damage(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        decode_header(data, name="x.log", offset=0)
