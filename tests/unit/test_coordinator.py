@@ -296,8 +296,9 @@ def test_replaced_upload_is_removed(tmp_path: Path) -> None:
     engine.run_commands(0, 0, [((1, None), ("set", 1))])
     engine.run_commands(0, 0, [((1, None), ("set", 2))])
     engine.run_commands(0, 0, [((1, None), ("set", 2))])
+    engine.run_commands(1, 0, [])
     names = [info.name for info in LocalStore(engine.location).list("op/changes/")]
-    assert names == [checkpoints(engine)[-1].segments[0].name]
+    assert names == [checkpoints(engine)[-2].segments[0].name]
 
 
 def test_run_without_checkpoint_leaves_nothing(engine: Engine) -> None:

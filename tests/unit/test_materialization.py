@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
 from statelog.changelog import materializer
 from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.materializer import Materializer, Order
+from statelog.changelog.materializer import Grant, Materializer, Order
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import Record
@@ -467,11 +467,13 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
             token=run_id,
         )
 
-    of_run("one").work(Order(1.0, materializes=True, known=[], prefix="runs/1/0", inline_bytes=0), [edge], [])
-    done = of_run("one").result()
+    grant = Grant("1-7", edge.before, [], "runs/1/0/1-7")
+    of_run("one").work(Order(1.0, 0, grant), [edge], [])
+    done = of_run("one").result(grant)
     assert done is not None
-    assert [run.name for run in done.levels[0].runs] == ["runs/1/0/0-one-0.run"]
-    assert of_run("two").result() is None
+    assert [run.name for run in done.levels[0].runs] == ["runs/1/0/1-7/0-one-0.run"]
+    assert of_run("one").result(Grant("1-8", edge.before, [], "runs/1/0/1-8")) is None, "one of another grant neither"
+    assert of_run("two").result(grant) is None
 
 
 def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

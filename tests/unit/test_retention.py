@@ -418,4 +418,5 @@ def test_a_late_attempt_finds_what_its_batch_started_from(tmp_path: Path, mergin
             engine.host += 1
             found = engine.run_subtask(batch, subtask, [["read"], ["add", "items", str(batch)]])
             assert found[1][0]["items"] == [str(before) for before in range(batch)]
+    engine.coordinator.close()
     assert engine.leaked() == []

@@ -30,7 +30,7 @@ from statelog.state.run_format import Footer
 from statelog.state.run_writer import STORED_BLOCK_ROWS, RunWriter
 from statelog.storage import Store
 
-__all__ = ["Materialized", "Materializer", "Order"]
+__all__ = ["Grant", "Materialized", "Materializer", "Order"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,27 @@ _RUN_BYTES: Final = 16 << 20
 """Size of a local run from which a stored one is made: about a tenth of a second of work."""
 
 
+class Grant(msgspec.Struct, frozen=True):
+    """The coordinator's leave to materialize a subtask's state once, beginning with one base.
+
+    Parameters
+    ----------
+    job : str
+        Which job it is for, unique in the run.
+    base : bytes
+        Chain digest of the materialized state that the job begins with.
+    known : list of Level
+        That state, as far as the job may build on it; it stays in the store until the grant ends.
+    folder : str
+        The job's objects are written below this folder, and no others.
+    """
+
+    job: str
+    base: bytes
+    known: list[Level]
+    folder: str
+
+
 class Order(msgspec.Struct, frozen=True):
     """What a subtask is to do for the upkeep of its state after a batch.
 
@@ -48,21 +69,18 @@ class Order(msgspec.Struct, frozen=True):
     ----------
     slice_s : float
         How long it may take; it ends with the step that goes beyond.
-    materializes : bool
-        Whether to materialize, or only to merge local runs.
-    known : list of Level
-        What the store has of the state already.
-    prefix : str
-        Stored runs are written under this prefix.
     inline_bytes : int
         A state whose new runs are not larger travels with the next ack instead.
+    grant : Grant or None
+        For what it may materialize; None is to merge local runs only.
+    is_due : bool
+        Whether to materialize a state that has not changed too; of use without changelog only.
     """
 
     slice_s: float
-    materializes: bool
-    known: list[Level]
-    prefix: str
     inline_bytes: int
+    grant: Grant | None = None
+    is_due: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,8 @@ class Materialized:
     ----------
     levels : list of Level
         The materialized state; none if the job failed.
+    job : str
+        The job, as its grant names it.
     payload : bytes
         The bytes of runs without a name.
     failure : str
@@ -80,6 +100,7 @@ class Materialized:
     """
 
     levels: list[Level]
+    job: str
     payload: bytes = b""
     failure: str = ""
 
@@ -94,12 +115,12 @@ class _Merging(msgspec.Struct, frozen=True):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """A job between two slices."""
+    """A job between two slices; one that only merges has no grant."""
 
     run_id: str
     target: str
     merging: _Merging
-    materializes: bool
+    grant: str = ""
     levels: list[Level] = []
     prefix: str = ""
     runs: list[StoredRun] = []
@@ -164,26 +185,40 @@ class Materializer:
 
     # ---- What a job has reached ----
 
-    def result(self) -> Materialized | None:
-        """The outcome of the job, if it is over."""
+    def result(self, grant: Grant | None) -> Materialized | None:
+        """The outcome of a grant's job, if it is over; a job of another grant is void."""
         job = self._load()
-        if job is None or not job.materializes or not (job.is_done or job.failure):
+        if grant is None or job is None or job.grant != grant.job or not (job.is_done or job.failure):
             return None
         if job.failure:
-            return Materialized([], failure=job.failure)
-        try:
-            return Materialized(job.levels, self._inline(job))
-        except FileNotFoundError:
-            self.discard()
+            return Materialized([], job.grant, failure=job.failure)
+        payload = self._inline(job)
+        if payload is None:
+            self.discard()  # it is begun again
             return None
+        return Materialized(job.levels, job.grant, payload)
 
-    def _inline(self, job: _Job) -> bytes:
-        has_inline = any(not run.name for run in job.levels[-1].runs)
-        return (self._folder / _INLINE).read_bytes() if has_inline else b""
+    def _inline(self, job: _Job) -> bytes | None:
+        """The bytes of the job's run without a name; None if they are not here as they were written."""
+        wanted = [run for run in job.levels[-1].runs if not run.name]
+        if not wanted:
+            return b""
+        try:
+            data = (self._folder / _INLINE).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if chain.checksum(data) == wanted[0].checksum else None
 
     def discard(self) -> None:
         """Forget the job; it is over, or void."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def end(self, job: str) -> None:
+        """Forget a job whose grant has ended, unless another one has been begun since."""
+        with self._locked() as is_mine:
+            found = self._load()
+            if is_mine and found is not None and found.grant == job:
+                self.discard()
 
     def inputs(self) -> set[str]:
         """File names of the local runs that the job reads."""
@@ -194,7 +229,7 @@ class Materializer:
     def is_merging(self) -> bool:
         """Whether a merge of local runs, without storing, is in progress."""
         job = self._load()
-        return job is not None and not (job.materializes or job.is_done)
+        return job is not None and not (job.grant or job.is_done)
 
     # ---- Slices ----
 
@@ -215,10 +250,12 @@ class Materializer:
             if not is_mine:
                 return  # another attempt is at it
             job = self._load()
-            if job is not None and (job.is_done or job.failure):
-                return
+            granted = order.grant.job if order.grant else ""
+            is_void = job is not None and job.grant not in ("", granted)
+            if job is not None and not is_void and (job.is_done or job.failure):
+                return  # its outcome goes with the next ack
             try:
-                if job is None or not self._fits(job, path, order):
+                if job is None or is_void or not self._fits(job, path):
                     job = self._begin(order, path, merges)
                 while job is not None and not job.is_done and self._monotonic_s() < end_s:
                     job = self._step(job, order, end_s)
@@ -240,7 +277,7 @@ class Materializer:
         try:
             while not job.is_done:
                 job = self._step(job, order, float("inf"), keeps_inputs=True)
-            return Materialized(job.levels, self._inline(job))
+            return Materialized(job.levels, job.grant, self._inline(job) or b"")
         finally:
             self.discard()
 
@@ -249,8 +286,8 @@ class Materializer:
         self.discard()
         inputs = list(merges)
         levels: list[Level] = []
-        if order.materializes and not inputs:
-            levels = _stored_part(path, order.known)
+        if order.grant is not None and not inputs:
+            levels = _stored_part(path, order.grant.known)
             if len(levels) == len(path):
                 return None
             rows = [self._local.open(edge).rows for edge in path]
@@ -259,24 +296,24 @@ class Materializer:
                 levels.pop()
             inputs = list(path[len(levels) :])
             if levels and not sum(rows[len(levels) :]):
-                return self._extend(path, levels)
+                return self._extend(order.grant, path, levels)
         if not inputs:
             return None
         target = Edge(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
-        materializes = order.materializes and not merges
+        grant = None if merges else order.grant
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         job = _Job(
             run_id=self._run_id,
             target=target.file_name,
             merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
-            materializes=materializes,
+            grant=grant.job if grant else "",
             levels=levels,
-            prefix=f"{order.prefix}/{target.last}-{self._token}",
+            prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
         )
         self._save(job)
         return job
 
-    def _extend(self, path: Sequence[Edge], levels: list[Level]) -> _Job:
+    def _extend(self, grant: Grant, path: Sequence[Edge], levels: list[Level]) -> _Job:
         """Nothing has changed since the last level: it stands for the batches since as well."""
         newest, last = path[len(levels) - 1], path[-1]
         target = Edge(newest.first, last.last, newest.before, last.after)
@@ -284,19 +321,18 @@ class Materializer:
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._save(
-            _Job(self._run_id, target.file_name, _Merging([]), True, levels=[*levels[:-1], longer], is_done=True)
+            _Job(self._run_id, target.file_name, _Merging([]), grant.job, levels=[*levels[:-1], longer], is_done=True)
         )
 
-    def _fits(self, job: _Job, path: Sequence[Edge], order: Order) -> bool:
-        """Whether a job is about the state that is here, and may go on."""
+    def _fits(self, job: _Job, path: Sequence[Edge]) -> bool:
+        """Whether a job is about the state that is here."""
         names = {edge.file_name for edge in path}
-        needed = set(job.merging.inputs) or {job.target}
-        return needed <= names and (order.materializes or not job.materializes)
+        return (set(job.merging.inputs) or {job.target}) <= names
 
     def _step(self, job: _Job, order: Order, end_s: float, *, keeps_inputs: bool = False) -> _Job:
         if job.merging.inputs:
             return self._merge(job, end_s, keeps_inputs)
-        if job.materializes:
+        if job.grant:
             return self._store_next(job, order)
         self.discard()
         return msgspec.structs.replace(job, is_done=True)
@@ -353,18 +389,12 @@ class Materializer:
         return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], runs=runs, is_done=True))
 
     def _fail(self, order: Order, reason: str) -> None:
-        """Give the job up, and note why for the next ack."""
-        job = self._load()
-        try:
-            if job is not None and (names := [run.name for run in job.runs if run.name]):
-                self._open_store().delete(names)
-        except StatelogError as error:
-            _log.warning("stored runs of a job that failed could not be deleted yet: %s", error)
+        """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
         self.discard()
-        if order.materializes:
+        if order.grant is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._save(_Job(self._run_id, "", _Merging([]), materializes=True, failure=reason))
+                self._save(_Job(self._run_id, "", _Merging([]), order.grant.job, failure=reason))
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 

@@ -135,8 +135,14 @@ class Batch:
         """Subtasks that have not acked."""
         return [subtask for subtask in range(parallelism) if subtask not in self.acks]
 
-    def take(self, new: TakenAck, name: str) -> TakenAck | None:
-        """Let an ack count unless one of a later attempt does.
+    @property
+    def lost(self) -> set[int]:
+        """Subtasks of which an attempt has begun that does not count."""
+        counted = {one.ack.task.attempt for one in self.acks.values()}
+        return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
+
+    def take(self, new: TakenAck, name: str) -> bool:
+        """Let an ack count unless one of a later attempt does, or one with the same result.
 
         Parameters
         ----------
@@ -147,8 +153,8 @@ class Batch:
 
         Returns
         -------
-        TakenAck or None
-            The ack that does not count, if there are two: the one before, or this one.
+        bool
+            Whether it counts.
 
         Raises
         ------
@@ -159,9 +165,9 @@ class Batch:
         held = self.acks.get(ack.task.subtask)
         if held is None:
             self.acks[ack.task.subtask] = new
-            return None
+            return True
         if held.ack.checksums == ack.checksums or ack.task.attempt < held.ack.task.attempt:
-            return new if ack.names != held.ack.names else None
+            return False
         if held.ack.input_rows > 0 and ack.input_rows == 0:
             raise ConfigurationError(
                 f"{name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {self.number}, and none"
@@ -179,8 +185,5 @@ class Batch:
             ack.task.subtask,
             self.number,
         )
-        if not new.levels and ack.has_changeset:
-            # The state of an earlier batch is the same, whoever of them has materialized it.
-            new.levels, new.levels_payload = held.levels, held.levels_payload
         self.acks[ack.task.subtask] = new
-        return held
+        return True

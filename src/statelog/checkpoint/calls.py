@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch
-from statelog.checkpoint.protocol import Begin, TaskId
-from statelog.errors import ConfigurationError, ErrorKind, FencedError, StateMissingError
+from statelog.checkpoint.protocol import Ack, Begin, TaskId
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProtocolError, StateMissingError
 
-__all__ = ["incomplete_batch", "require_own_partition", "stale_task"]
+__all__ = ["incomplete_batch", "require_own_names", "require_own_partition", "stale_task"]
 
 
 def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
@@ -64,3 +64,20 @@ def require_own_partition(request: Begin, batch: Batch, run: OperatorRun, name: 
             hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
             " its own foreachBatch call.",
         )
+
+
+def require_own_names(ack: Ack, folder: str, name: str) -> None:
+    """Refuse a changeset in objects that are not of the subtask's own folder and of the batch.
+
+    Raises
+    ------
+    ProtocolError
+        If it has some.
+    """
+    for stored in ack.names:
+        if not stored.startswith(f"{folder}/{ack.task.batch}-"):
+            raise ProtocolError(
+                f"{name}: subtask {ack.task.subtask} named {stored} as its changeset of batch"
+                f" {ack.task.batch}, which is not below {folder}.",
+                hint="Do driver and workers run the same version of statelog?",
+            )

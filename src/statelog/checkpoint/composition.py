@@ -27,6 +27,7 @@ def compose(
     token: bytes,
     generations: Mapping[str, int],
     log_start: int,
+    retained_from: int,
     cover: Cover | None = None,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
@@ -47,6 +48,8 @@ def compose(
         Generations of the states, see :func:`generations_of`.
     log_start : int
         The first file of the log with an entry that is needed.
+    retained_from : int
+        The oldest batch whose checkpoint can be restored.
     cover : Cover, optional
         The materialized states so far, if the entry is to repeat them.
 
@@ -79,6 +82,7 @@ def compose(
         element_counts=[] if run.has_keys else _element_counts(states, taken),
         generations=dict(generations),
         log_start=log_start,
+        retained_from=retained_from,
         bases=bases,
         cover=None if cover is None else list(cover.pieces),
     )

@@ -16,7 +16,7 @@ from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
-from statelog.checkpoint.calls import incomplete_batch, require_own_partition, stale_task
+from statelog.checkpoint.calls import incomplete_batch, require_own_names, require_own_partition, stale_task
 from statelog.checkpoint.composition import compose, generations_of
 from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
 from statelog.checkpoint.founding import founding_checkpoint, founding_entry
@@ -25,7 +25,7 @@ from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.orders import Orders
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, Fetched, Progress, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
 from statelog.checkpoint.restoring import RestoringSubtasks
 from statelog.checkpoint.starts import StartingPoints
@@ -111,6 +111,7 @@ class OperatorCoordinator:
         self._measurements = measurements or Measurements()
         self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
         self._orders = Orders(run, self._inventory, options, clock, slots, self._name)
+        self._retained_from = FOUNDING_BATCH
         self._generations: dict[str, int] = {}
         self._initial: Sequence[str] = ()
         self._epoch = 0
@@ -155,6 +156,7 @@ class OperatorCoordinator:
         if first_batch == 0 and (given or History(entries).at(FOUNDING_BATCH)):
             entries = [*entries, self._found(given or {})]
         self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
+        self._retained_from = FOUNDING_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._orders.restore(first_batch - 1)
         self._generations = generations_of(self._run, self._history.at(first_batch - 1))
         log_s = self._clock.monotonic_s() - started_s
@@ -203,9 +205,11 @@ class OperatorCoordinator:
             require_own_partition(request, batch, self._run, self._name)
             batch.begun[task.attempt] = task.subtask
             before = self._history.at(batch.number - 1)
+            origin = self._starts.origins[task.subtask]
+            is_durable = batch.durable is not None
             return Begun(
                 epoch=self._epoch,
-                genesis=self._starts.origins[task.subtask],
+                genesis=origin,
                 head=self._starts.heads[task.subtask],
                 inline_bytes=self._options.inline_bytes(self._run.parallelism),
                 upload_prefix=self._inventory.changes_folder(task.subtask),
@@ -218,7 +222,7 @@ class OperatorCoordinator:
                 certain_generations={} if before is None else before.generations,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
-                order=self._orders.order(task, self._starts.origins[task.subtask]) if self._run.has_keys else None,
+                order=self._orders.order(task, origin, is_durable=is_durable) if self._run.has_keys else None,
             )
 
     def _enter(self, task: TaskId) -> Batch:
@@ -239,8 +243,10 @@ class OperatorCoordinator:
         else:
             self._starts = self._starts.after(current)
             self._remove_initial_state()
-            self._inventory.remove_lost(current)
         self._batch = batch
+        self._inventory.begin(batch.number)
+        if current is not None:
+            self._inventory.remove_lost(current, self._orders.certain(current.lost) if self._run.has_keys else ())
         return batch
 
     def _time_of(self, batch: int) -> BatchTime:
@@ -282,7 +288,7 @@ class OperatorCoordinator:
         """A subtask has read some of what it lacked."""
         self._restoring.note(progress)
 
-    def ack(self, ack: Ack, payload: bytes) -> None:
+    def ack(self, ack: Ack, payload: bytes) -> Acked:
         """Take a subtask's result; return for the last one when the checkpoint is durable.
 
         Parameters
@@ -292,12 +298,19 @@ class OperatorCoordinator:
         payload : bytes
             The changeset, unless `ack` names an object.
 
+        Returns
+        -------
+        Acked
+            What became of a materialization that came with it.
+
         Raises
         ------
         FencedError
             If a newer run owns the location, or the batch is over.
         CorruptionError
             If the payload is not what the ack says.
+        ProtocolError
+            If it names objects that the subtask may not name.
         StorageError
             If the entry could not be written; the task may call again.
         """
@@ -306,20 +319,22 @@ class OperatorCoordinator:
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
+            require_own_names(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
             if ack.length > LARGE_SNAPSHOT_BYTES and not self._run.has_keys:
                 self._warn_of_size(ack)
             self._measurements.add(ack.measured)
             taken.kept = self._kept(ack)
-            self._note(taken)
-            replaced = batch.take(taken, self._name)
+            outcome = self._take(batch, taken)
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
-            if replaced is not None:
-                self._inventory.deleter.delete(replaced.ack.names)
+            return Acked(outcome)
 
-    def _note(self, taken: TakenAck) -> None:
+    def _take(self, batch: Batch, taken: TakenAck) -> JobOutcome:
+        if not self._run.has_keys:
+            batch.take(taken, self._name)
+            return JobOutcome.NONE
         try:
-            self._orders.note(taken)
+            return self._orders.take(batch, taken, self._starts.origins[taken.ack.task.subtask])
         except StorageError as error:
             self._stopped = error
             raise
@@ -353,7 +368,7 @@ class OperatorCoordinator:
             require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._move_from_wasteful_files(taken)
-        oldest = min([self._oldest_retained(batch), *self._held])
+        oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held]))
         log_start = self._history.log_start(oldest, batch.number)
         cover = self._inventory.cover_to_repeat(batch.number) if self._run.has_keys else None
         entry, payload = compose(
@@ -364,10 +379,12 @@ class OperatorCoordinator:
             token=self._new_token(),
             generations=self._generations,
             log_start=self._log.number if log_start is None else log_start,
+            retained_from=oldest,
             cover=cover,
         )
         files_before = self._log.files_made
         batch.is_written = True
+        self._inventory.gate.doubt(entry)
         try:
             batch.durable = self._log.append(entry, payload)
         except FencedError as error:
@@ -377,6 +394,7 @@ class OperatorCoordinator:
             one.stored, one.payload, one.moved, one.levels_payload, one.is_stored = stored, b"", b"", b"", True
         for base in batch.durable.bases:
             taken[base.subtask].levels = base.levels
+        self._retained_from = oldest
         self._inventory.add(batch.durable, cover, sum(map(len, payload)))
         if self._run.has_keys:
             self._orders.committed(batch.durable, taken)
@@ -402,12 +420,14 @@ class OperatorCoordinator:
                 current is not None and batch >= self._oldest_retained(current) and self._history.has_batch(batch)
             )
             history = self._history.copy() if is_there else None
-            self._held.append(batch)
+            if is_there:
+                self._held.append(batch)
         try:
             yield history
         finally:
             with self._lock:
-                self._held.remove(batch)
+                if is_there:
+                    self._held.remove(batch)
 
     def _move_from_wasteful_files(self, taken: list[TakenAck]) -> None:
         for one in taken:
@@ -440,20 +460,14 @@ class OperatorCoordinator:
         self._initial = ()
 
     def close(self) -> None:
-        """Stop serving tasks and release the log. Uploads that no entry references are removed."""
+        """Stop serving tasks and release the log. What no entry references is removed."""
         with self._lock:
             if self._stopped is None:
-                is_certain = self._batch is not None and (self._batch.durable is not None or not self._batch.is_written)
-                if self._run.has_keys and is_certain:
-                    self._inventory.remove_unnamed_runs()
                 self._stopped = FencedError(
                     f"{self._name}: the run {self._run.run_id} is over.",
                     kind=ErrorKind.STALE_RUN,
                     hint="The task is a leftover of an earlier run.",
                 )
-            if self._batch is not None and not self._batch.is_written:
-                for taken in self._batch.acks.values():
-                    self._inventory.deleter.delete(taken.ack.names)
             self._remove_initial_state()
-            self._inventory.deleter.close()
+            self._inventory.close()
             self._log.close()

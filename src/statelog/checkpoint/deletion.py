@@ -15,10 +15,15 @@ __all__ = ["Deleter"]
 _log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
+_SPARE_FAILURES: Final = 16
+"""Of one round, beside those that it takes to find one bad object; after so many the store is out of order."""
 
 
 class Deleter:
-    """Deletes objects, as many at a time as have come together; what could not be deleted is tried again.
+    """Deletes objects, as many at a time as have come together, and each only if the gate lets it go.
+
+    An object that could not be deleted is tried again with the next round, and does not keep others from being deleted.
+    One that the gate holds back waits until it may go.
 
     Parameters
     ----------
@@ -26,17 +31,22 @@ class Deleter:
         Where they are.
     name : str
         The operator, for messages.
+    may_go : callable
+        The gate: whether an object may be deleted. Once it says so of a name, it always does.
     in_background : bool
         Whether a thread does it; otherwise the caller waits.
     """
 
-    def __init__(self, store: Store, name: str, *, in_background: bool) -> None:
+    def __init__(self, store: Store, name: str, may_go: Callable[[str], bool], *, in_background: bool) -> None:
         self._store = store
         self._name = name
-        self._waiting: list[str] = []
-        self._searches: list[Callable[[], list[str]]] = []
+        self._may_go = may_go
+        self._waiting: dict[str, None] = {}
+        self._searches: list[str] = []
+        self._failing: set[str] = set()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._has_more = False
         self._in_background = in_background
         self._thread: threading.Thread | None = None
         self.deleted = 0
@@ -44,13 +54,15 @@ class Deleter:
     def delete(self, names: Iterable[str]) -> None:
         """Have objects deleted, in this order."""
         with self._changed:
-            self._waiting.extend(names)
+            self._waiting.update(dict.fromkeys(names))
+            self._has_more = True
         self._start()
 
-    def delete_all(self, prefix: str, *, keeps: Callable[[str], bool]) -> None:
-        """Have all objects deleted whose names start with a prefix, with exceptions."""
+    def delete_below(self, prefix: str) -> None:
+        """Have all objects deleted whose names start with a prefix, but for those that the gate keeps now."""
         with self._changed:
-            self._searches.append(lambda: [info.name for info in self._store.list(prefix) if not keeps(info.name)])
+            self._searches.append(prefix)
+            self._has_more = True
         self._start()
 
     def close(self) -> None:
@@ -77,29 +89,61 @@ class Deleter:
 
     def _run(self) -> None:
         while True:
-            failed = not self._work_off()
+            self._work_off()
             with self._changed:
                 if self._is_closed:
                     return
-                # After a failure not before there is more to do: the store may be out of order.
-                if failed or not (self._waiting or self._searches):
-                    self._changed.wait()
+                # What is left waits for more to do: the store may be out of order, or the gate holds it back.
+                self._changed.wait_for(lambda: self._has_more or self._is_closed)
 
-    def _work_off(self) -> bool:
+    def _work_off(self) -> None:
         with self._changed:
-            names, self._waiting = self._waiting, []
+            names, self._waiting = list(self._waiting), {}
             searches, self._searches = self._searches, []
+            self._has_more = False
+        allowed: list[str] = []
+        held_back: list[str] = []
+        for name in names:
+            (allowed if self._may_go(name) else held_back).append(name)
         try:
             while searches:
-                names += searches[-1]()
+                allowed += [info.name for info in self._store.list(searches[-1]) if self._may_go(info.name)]
                 searches.pop()
-            if names:
-                self._store.delete(names)
-                self.deleted += len(names)
         except StorageError as error:
-            _log.warning("%s: %d objects could not be deleted yet: %s", self._name, len(names), error)
-            with self._changed:
-                self._waiting = names + self._waiting
-                self._searches = searches + self._searches
-            return False
-        return True
+            _log.warning("%s: what is left of attempts could not be looked for yet: %s", self._name, error)
+        left = self._delete(list(dict.fromkeys(allowed)))
+        with self._changed:
+            # Those that failed come last, so that a round that is given up begins with others the next time.
+            self._waiting = dict.fromkeys([*self._waiting, *held_back, *left])
+            self._searches = searches + self._searches
+
+    def _delete(self, names: list[str]) -> list[str]:
+        """Delete objects, and return those that could not be: found by halves, unless the store fails as a whole."""
+        pending = [names] if names else []
+        failures = 0
+        left: list[str] = []
+        most = _SPARE_FAILURES + len(names).bit_length()
+        while pending:
+            group = pending.pop()
+            if failures > most:
+                left += group
+                continue
+            try:
+                self._store.delete(group)
+            except StorageError as error:
+                failures += 1
+                if len(group) == 1:
+                    left += group
+                    self._warn_once(group[0], error)
+                else:
+                    middle = len(group) // 2
+                    pending += [group[middle:], group[:middle]]
+                continue
+            self.deleted += len(group)
+            self._failing.difference_update(group)
+        return left
+
+    def _warn_once(self, name: str, error: StorageError) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            _log.warning("%s: %s could not be deleted yet: %s", self._name, name, error)

@@ -67,4 +67,5 @@ def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -
         watermark_ms=NO_TIME_MS,
         token=token,
         log_start=log_start,
+        retained_from=FOUNDING_BATCH,
     )

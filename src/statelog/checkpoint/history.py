@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -150,6 +150,27 @@ class History:
         return next((record.checkpoint for record in self._records if self._is_restorable(record)), None)
 
     @property
+    def retained_from(self) -> int:
+        """The oldest batch that can be restored, as the newest entry says: what only older ones need may be gone."""
+        latest = self.latest
+        return FOUNDING_BATCH if latest is None or latest.retained_from is None else latest.retained_from
+
+    def whole_from(self, exists: Callable[[str], bool]) -> int:
+        """The oldest batch that can be restored from the objects that exist, as the newest and all between can."""
+        if self.latest is None:
+            return FOUNDING_BATCH
+        found = unseen = self.latest.batch
+        for record in reversed(self._records):
+            names = {run.name for piece in (record.cover.pieces if record.cover else ()) for run in piece.runs}
+            for other in self.between(record.needed_from, min(record.batch, unseen)):
+                names |= {segment.name for segment in other.segments}
+            unseen = min(unseen, record.needed_from - 1)
+            if not (self._is_restorable(record) and all(map(exists, names))):
+                break
+            found = record.batch
+        return found
+
+    @property
     def latest_record(self) -> Record | None:
         """The newest checkpoint with its bases."""
         return self._records[-1] if self._records else None
@@ -173,6 +194,8 @@ class History:
         return self.first_missing is None and record is not None and self._is_restorable(record)
 
     def _is_restorable(self, record: Record) -> bool:
+        if record.batch < self.retained_from:
+            return False
         if record.checkpoint.is_whole:
             return True
         return record.cover is not None and record.needed_from >= self._records[0].batch

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import partial
 from typing import Final
 
 from statelog.changelog.base import Level
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.deletion import Deleter
-from statelog.checkpoint.entry import Checkpoint, Entry
+from statelog.checkpoint.deletion_gate import DeletionGate
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Entry
+from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.open_log import LOG_FOLDER
@@ -47,6 +48,10 @@ class Inventory:
     ----------
     history : History
         The checkpoints.
+    grants : Grants
+        What may be materialized.
+    gate : DeletionGate
+        Decides what may be deleted.
     deleter : Deleter
         Deletes objects.
     epoch : int
@@ -55,7 +60,9 @@ class Inventory:
 
     def __init__(self, store: Store, root: str, name: str, options: Options, *, deletes_in_background: bool) -> None:
         self.history = History()
-        self.deleter = Deleter(store, name, in_background=deletes_in_background)
+        self.grants = Grants(self._runs_folder)
+        self.gate = DeletionGate(root, self.needs, self.grants.is_open)
+        self.deleter = Deleter(store, name, self.gate.may_go, in_background=deletes_in_background)
         self.epoch = 0
         self._store = store
         self._root = root
@@ -66,9 +73,14 @@ class Inventory:
 
     # ---- What is there ----
 
+    def needs(self, name: str) -> bool:
+        """Whether a checkpoint that is retained or held needs something of a file."""
+        return self._retention.needs(name)
+
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over what the log names for a run, and remove what earlier runs have left."""
         self.epoch = epoch
+        self.gate.begin(epoch, FOUNDING_BATCH)
         self.history = History(entries)
         for record in self.history.records:
             self._retention.add(record.checkpoint)
@@ -79,7 +91,7 @@ class Inventory:
         )
         if orphans:
             _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))
-            self._store.delete(orphans)
+            self.deleter.delete(orphans)
         self._store.remove_unfinished(f"{self._root}/", clock.now_s() - min_age_s)
 
     def add(self, checkpoint: Checkpoint, cover: Cover | None, payload_bytes: int) -> None:
@@ -141,14 +153,22 @@ class Inventory:
         """Where a subtask writes large changesets and snapshots."""
         return f"{self._root}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
 
-    def runs_folder(self, subtask: int) -> str:
+    def _runs_folder(self, subtask: int) -> str:
         """Where a subtask writes its materialized state."""
         return f"{self._root}/{RUNS_FOLDER}/{self.epoch}/{subtask}"
 
     # ---- What goes ----
 
+    def retained_from(self) -> int:
+        """The oldest batch that can be restored: as recorded, or what is there of a log of version 1."""
+        latest = self.history.latest
+        if latest is None or latest.retained_from is not None:
+            return self.history.retained_from
+        return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
+
     def release(self, checkpoint: Checkpoint, oldest: int, log: Log) -> None:
         """Have deleted what only checkpoints before the oldest retained one needed; the new entry is durable."""
+        self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):
             self._retention.remove_runs(settled.removed_runs)
         for given_up in self.history.retain(oldest):
@@ -157,29 +177,34 @@ class Inventory:
         # The log's files stay anyway from its start on; of operator state only the newest is certain to.
         self._retention.choose_wasteful(log.file_name if checkpoint.is_whole else log.name_of(checkpoint.log_start))
         # A file of the log goes when no entry in it is needed, and nothing that a later entry names.
-        log_files = [name for name in log.removable(checkpoint.log_start) if not self._retention.needs(name)]
+        log_files = [name for name in log.removable(checkpoint.log_start) if not self.needs(name)]
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
 
-    def remove_lost(self, batch: Batch) -> None:
-        """Delete what attempts have written that ended without an ack that counts; the batch is certain."""
-        assert batch.durable is not None
-        counted = {one.ack.task.attempt for one in batch.acks.values()}
-        lost = {subtask for attempt, subtask in batch.begun.items() if attempt not in counted}
-        named = {segment.name for segment in batch.durable.segments}
-        for subtask in sorted(lost):
-            prefix = f"{self.changes_folder(subtask)}/{batch.number}-"
-            self.deleter.delete_all(prefix, keeps=named.__contains__)
-        for base in batch.durable.bases:
-            if base.through < batch.number or base.subtask in lost:
-                folder = f"{self.runs_folder(base.subtask)}/"
-                self.deleter.delete_all(folder, keeps=partial(self._keeps_run, folder, base.through))
+    def begin(self, batch: int) -> None:
+        """No attempt of the batches before this one is heard any more."""
+        self.gate.begin(self.epoch, batch)
 
-    def _keeps_run(self, folder: str, through: int, name: str) -> bool:
-        """Whether a stored run is named, or may be yet: of a job that began after one that is over now."""
-        batch = name.removeprefix(folder).partition("-")[0]
-        return self._retention.needs(name) or not batch.isdecimal() or int(batch) > through
+    def remove_lost(self, batch: Batch, ended: Iterable[str]) -> None:
+        """Delete what is left of attempts that do not count, and of jobs; the batch is certain.
 
-    def remove_unnamed_runs(self) -> None:
-        """Delete what materializations in progress have stored; no entry will name it any more."""
-        self.deleter.delete_all(f"{self._root}/{RUNS_FOLDER}/{self.epoch}/", keeps=self._retention.needs)
+        Parameters
+        ----------
+        batch : Batch
+            The batch.
+        ended : iterable of str
+            Folders of grants that have ended.
+        """
+        for subtask in sorted(batch.lost):
+            self.deleter.delete_below(f"{self.changes_folder(subtask)}/{batch.number}-")
+        for folder in ended:
+            self.deleter.delete_below(f"{folder}/")
+
+    def close(self) -> None:
+        """The run is over: delete what its attempts and jobs have left, and stop deleting."""
+        self.gate.end()
+        self.grants.end_all()
+        if self.epoch:
+            for folder in (CHANGES_FOLDER, RUNS_FOLDER):
+                self.deleter.delete_below(f"{self._root}/{folder}/{self.epoch}/")
+        self.deleter.close()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Final
 
+from msgspec.structs import replace
+
+from statelog.changelog.base import Level
 from statelog.changelog.materializer import Order
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.batch import TakenAck
+from statelog.checkpoint.batch import Batch, TakenAck
 from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.grants import names_only
 from statelog.checkpoint.inventory import Inventory
-from statelog.checkpoint.protocol import TaskId
+from statelog.checkpoint.protocol import Ack, JobOutcome, TaskId
 from statelog.checkpoint.schedule import SLICE_S, Schedule
 from statelog.clock import Clock
-from statelog.errors import ErrorKind, StorageError
+from statelog.errors import ErrorKind, ProtocolError, StorageError
 from statelog.options import Options
 
 __all__ = ["Orders"]
@@ -44,6 +49,7 @@ class Orders:
         self, run: OperatorRun, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
     ) -> None:
         self._run = run
+        self._grants = inventory.grants
         self._inventory = inventory
         self._options = options
         self._clock = clock
@@ -64,7 +70,7 @@ class Orders:
         """Size of the changesets since."""
         return self._schedule.log_bytes
 
-    def order(self, task: TaskId, origin: bytes) -> Order | None:
+    def order(self, task: TaskId, origin: bytes, *, is_durable: bool) -> Order | None:
         """What a subtask is to do; None for nothing.
 
         Parameters
@@ -73,41 +79,119 @@ class Orders:
             The task that begins.
         origin : bytes
             Chain digest of the subtask's empty state.
+        is_durable : bool
+            Whether the batch has a checkpoint already, so that this attempt repeats it.
         """
+        subtask = task.subtask
         is_part_of_batch = not self._options.changelog
+        base_batch = task.batch if is_durable and not is_part_of_batch else task.batch - 1
         is_forced = False
         if self._inventory.has_wasteful:
-            stored = self._inventory.history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
-            is_forced = len(self._inventory.lasting(stored)) < len(stored)
-        now_s = self._clock.monotonic_s()
-        materializes = self._schedule.grant(task.subtask, task.batch, now_s, is_forced=is_forced)
-        if materializes is None and not is_part_of_batch:
+            base = self._base(origin, subtask, base_batch)
+            is_forced = len(self._inventory.lasting(base)) < len(base)
+        is_due = self._schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
+        if is_due is None and not is_part_of_batch:
             return None
-        known = []
-        if materializes or is_part_of_batch:
-            stored = self._inventory.history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
-            known = self._inventory.lasting(stored)
-        return Order(
-            slice_s=SLICE_S,
-            materializes=bool(materializes),
-            known=known,
-            prefix=self._inventory.runs_folder(task.subtask),
-            inline_bytes=self._options.inline_bytes(self._run.parallelism),
-        )
+        if (is_due or is_part_of_batch) and not self._grants.has(subtask):
+            base = self._base(origin, subtask, base_batch)
+            digest = base[-1].after if base else origin
+            self._grants.open(subtask, f"{task.batch}-{task.attempt}", digest, base)
+        grant = self._grants.of(subtask)
+        if grant is not None:
+            grant = replace(grant, known=self._inventory.lasting(grant.known))
+        return Order(SLICE_S, self._options.inline_bytes(self._run.parallelism), grant, bool(is_due))
 
-    def note(self, taken: TakenAck) -> None:
-        """Take note of how a subtask's materialization went, before its ack counts.
+    def _base(self, origin: bytes, subtask: int, batch: int) -> list[Level]:
+        """The materialized state of a subtask as of a batch."""
+        return self._inventory.history.levels(origin, subtask, self._run.parallelism, batch)
+
+    def take(self, batch: Batch, taken: TakenAck, origin: bytes) -> JobOutcome:
+        """Let an ack count, and decide what becomes of the materialization that came with it.
+
+        Parameters
+        ----------
+        batch : Batch
+            The batch.
+        taken : TakenAck
+            The ack; loses its levels if they do not count.
+        origin : bytes
+            Chain digest of the subtask's empty state.
 
         Raises
         ------
+        ConfigurationError
+            As :meth:`Batch.take`.
+        ProtocolError
+            If the batch's own changes are in levels that the ack may not name.
         StorageError
-            If it has failed too often.
+            If materializations of the subtask have failed too often.
         """
-        ack = taken.ack
-        if ack.levels and ack.has_changeset and ack.levels[-1].last <= self._materialized_through(ack.task.subtask):
-            taken.levels, taken.levels_payload = [], b""  # a late one, of an attempt that was given up
-        if not ack.materialization_failure:
+        subtask = taken.ack.task.subtask
+        fits = self._fits(taken.ack, origin)
+        if not taken.ack.has_changeset:
+            if taken.levels and not fits:
+                raise self._foreign_names(taken.ack)
+            is_counted = batch.take(taken, self._name)
+            return JobOutcome.TAKEN if is_counted or not taken.levels else JobOutcome.VOID
+        levels, payload, taken.levels, taken.levels_payload = taken.levels, taken.levels_payload, [], b""
+        held = batch.acks.get(subtask)
+        is_counted = batch.take(taken, self._name)
+        if is_counted and held is not None:
+            # The state of an earlier batch is the same, whichever attempt has materialized it.
+            taken.levels, taken.levels_payload = held.levels, held.levels_payload
+        self._note_failure(taken.ack)
+        if not levels:
+            return JobOutcome.VOID if taken.ack.job else JobOutcome.NONE
+        if not fits:
+            self._drop(taken.ack)
+            return JobOutcome.VOID
+        if not is_counted and batch.is_written:
+            return JobOutcome.OPEN
+        counted = batch.acks[subtask]
+        counted.levels, counted.levels_payload = levels, payload
+        self._grants.take(subtask)
+        return JobOutcome.TAKEN
+
+    def _fits(self, ack: Ack, origin: bytes) -> bool:
+        """Whether the levels of an ack are what the subtask's grant lets it name, and lead to its state."""
+        subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
+        if grant is None or ack.job != grant.job or not ack.levels or not names_only(ack.levels, grant):
+            return False
+        kept = [
+            run.name for level in ack.levels for run in level.runs if run.name and not self._grants.is_open(run.name)
+        ]
+        if not all(map(self._inventory.needs, kept)):
+            return False
+        if not ack.has_changeset:
+            return ack.levels[-1].last == ack.task.batch
+        last = ack.levels[-1]
+        history = self._inventory.history
+        return (
+            last.last < ack.task.batch
+            and history.digest(origin, subtask, self._run.parallelism, last.last) == last.after
+        )
+
+    def _drop(self, ack: Ack) -> None:
+        """A job does not fit its grant, or has none any more: the batch goes on without it."""
+        _log.info("%s: a materialization of subtask %d came too late and is void", self._name, ack.task.subtask)
+        grant = self._grants.of(ack.task.subtask)
+        if grant is not None and grant.job == ack.job:
+            self._grants.end(ack.task.subtask)
+            self._schedule.dropped(ack.task.subtask, self._clock.monotonic_s())
+
+    def _foreign_names(self, ack: Ack) -> ProtocolError:
+        return ProtocolError(
+            f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it was not"
+            " given leave to name.",
+            hint="Do driver and workers run the same version of statelog?",
+        )
+
+    def _note_failure(self, ack: Ack) -> None:
+        """Take note of a failed materialization: it is tried again, unless it has failed too often."""
+        grant = self._grants.of(ack.task.subtask)
+        if not ack.materialization_failure or grant is None or grant.job != ack.job:
             return
+        self._grants.end(ack.task.subtask)
         _log.warning(
             "%s: the materialization of subtask %d failed and will be tried again: %s",
             self._name,
@@ -123,14 +207,25 @@ class Orders:
                 "materialization=False) runs it without, and the log grows.",
             )
 
-    def _materialized_through(self, subtask: int) -> int:
-        latest = self._inventory.history.latest_record
-        base = latest.cover.base_of(subtask, self._run.parallelism) if latest and latest.cover else None
-        return -1 if base is None else base.through
-
     def committed(self, checkpoint: Checkpoint, taken: list[TakenAck]) -> None:
         """A checkpoint of these acks is durable."""
-        self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])
+        if not checkpoint.revision:
+            self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])
         now_s = self._clock.monotonic_s()
         for base in checkpoint.bases:
-            self._schedule.materialized(base.subtask, base.length, now_s)
+            if not self._options.changelog or self._grants.end_taken(base.subtask):
+                self._schedule.materialized(base.subtask, base.length, now_s)
+
+    def certain(self, lost: Collection[int]) -> list[str]:
+        """A batch can not be repeated any more; return the folders of grants that have ended.
+
+        Parameters
+        ----------
+        lost : collection of int
+            Subtasks of which an attempt does not count.
+        """
+        if not self._options.changelog:
+            # The state of each batch is a job of its own.
+            for subtask in range(self._run.parallelism):
+                self._grants.end(subtask, has_leftovers=subtask in lost)
+        return self._grants.ended()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from statelog.changelog.base import Level
@@ -19,6 +21,7 @@ __all__ = [
     "Failure",
     "Fetch",
     "Fetched",
+    "JobOutcome",
     "Reply",
     "Request",
     "TaskId",
@@ -213,6 +216,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         without a name follow the changeset as bytes, in order.
     has_changeset : bool
         Whether the changes are in a changeset; otherwise they are in the levels, or there are none.
+    job : str
+        The grant of the job that the levels or the failure come from; empty without either.
     materialization_failure : str
         Why a materialization failed; empty if none did.
     has_backlog : bool
@@ -240,6 +245,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     measured: Recorded = Recorded()
     levels: list[Level] = []
     has_changeset: bool = True
+    job: str = ""
     materialization_failure: str = ""
     has_backlog: bool = False
     restore_s: float = 0.0
@@ -266,8 +272,28 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
         return self.rows + sum(part.rows for part in self.parts)
 
 
+class JobOutcome(StrEnum):
+    """What becomes of a materialization that came with an ack."""
+
+    NONE = ""
+    TAKEN = "taken"
+    """It is part of the checkpoint; the grant has ended."""
+    VOID = "void"
+    """It does not count, and never will; the grant has ended."""
+    OPEN = "open"
+    """It cannot be part of this checkpoint: offer it again with the next batch."""
+
+
 class Acked(msgspec.Struct, frozen=True, tag="acked"):
-    """The ack is taken; if it was the last of the batch, the checkpoint is durable."""
+    """The ack is taken; if it was the last of the batch, the checkpoint is durable.
+
+    Parameters
+    ----------
+    job : JobOutcome
+        What becomes of the materialization that came with it.
+    """
+
+    job: JobOutcome = JobOutcome.NONE
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):

@@ -140,9 +140,10 @@ class Schedule:
         """
         if batch != self._batch:
             self._batch, self._granted = batch, {}
-        if subtask in self._granted:
-            return self._granted[subtask]
         one = self._subtasks[subtask]
+        if subtask in self._granted:
+            is_over = self._granted[subtask] and not one.is_running  # an attempt before has finished it
+            return None if is_over else self._granted[subtask]
         may_start = self._running < self._slots and self._is_due(one, now_s, is_forced)
         materializes = one.is_running or may_start
         if not (materializes or (one.has_backlog and len(self._granted) < self._slots)):
@@ -183,12 +184,17 @@ class Schedule:
         one.failures = 0
         one.due_s = now_s + self._options.materialization_interval_s
 
-    def failed(self, subtask: int, now_s: float) -> bool:
-        """A materialization failed and will be tried again; return whether it has been too often."""
+    def dropped(self, subtask: int, now_s: float) -> None:
+        """A materialization came to nothing, and is to be begun again."""
         one = self._subtasks[subtask]
         self._stop(one)
-        one.failures += 1
         one.due_s = now_s
+
+    def failed(self, subtask: int, now_s: float) -> bool:
+        """A materialization failed and will be tried again; return whether it has been too often."""
+        self.dropped(subtask, now_s)
+        one = self._subtasks[subtask]
+        one.failures += 1
         return one.failures > self._options.materialization_max_failures
 
     def _stop(self, one: _Subtask) -> None:

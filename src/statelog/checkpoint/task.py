@@ -21,10 +21,12 @@ from statelog.changelog.uploads import Uploads
 from statelog.changelog.writer import Changeset, ChangesetWriter
 from statelog.checkpoint.protocol import (
     Ack,
+    Acked,
     Begin,
     Begun,
     Fetch,
     Fetched,
+    JobOutcome,
     Progress,
     Reply,
     Request,
@@ -178,7 +180,7 @@ class BatchTask:
                 started_s = self.clock.monotonic_s()
                 if self.options.changelog:
                     changeset = writer.finish(self.local, begun.head, task.batch, self.token)
-                    materialized = upkeep.materializer.result()
+                    materialized = upkeep.materializer.result(begun.order.grant if begun.order else None)
                 else:
                     edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self.token)
                     materialized = upkeep.store_now(edge)
@@ -186,11 +188,14 @@ class BatchTask:
                 # Only before the ack: once it is sent an entry may name them, whatever the answer.
                 uploads.abandon()
                 raise
-        self._ack(subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog, restoring)
+        outcome = self._ack(
+            subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog, restoring
+        )
         if held is not None:
             yield held
         if materialized is not None:
-            upkeep.materializer.discard()
+            if outcome is not JobOutcome.OPEN:
+                upkeep.materializer.end(materialized.job)
         elif found is not None:
             # Otherwise the table that another attempt has open will need these runs one by one.
             upkeep.work()
@@ -281,7 +286,7 @@ class BatchTask:
         started_s: float,
         has_backlog: bool,
         restoring: Restoring,
-    ) -> None:
+    ) -> JobOutcome:
         *parts, last = changeset.parts
         self._step(Step.ACKING)
         ack = Ack(
@@ -299,13 +304,17 @@ class BatchTask:
             measured=self.measurements.take(),
             levels=materialized.levels if materialized else [],
             has_changeset=self.options.changelog,
+            job=materialized.job if materialized else "",
             materialization_failure=materialized.failure if materialized else "",
             has_backlog=has_backlog,
             restore_s=restoring.took_s,
             restored_bytes=restoring.known_bytes,
         )
-        self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
+        reply = self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
+        if not isinstance(reply, Acked):
+            raise ProtocolError(f"The coordinator answered an ack with {type(reply).__name__}.")
         self._step(Step.ACKED)
+        return reply.job
 
     def _upkeep(self, begun: Begun, path: list[Edge]) -> Upkeep:
         garbage = self._garbage(begun)

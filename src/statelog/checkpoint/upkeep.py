@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
-
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.materializer import Materialized, Materializer, Order
 from statelog.observer import Step
@@ -80,9 +78,9 @@ class Upkeep:
             The local run of the batch.
         """
         assert self.order is not None
-        if not self.order.materializes and not self.local.open(edge).rows:
+        if not self.order.is_due and not self.local.open(edge).rows:
             return None
-        return self.materializer.store_now(replace(self.order, materializes=True), [*self.path, edge])
+        return self.materializer.store_now(self.order, [*self.path, edge])
 
     def _to_merge(self) -> list[Edge]:
         """The newest runs that are to be merged, without those that a job is about."""

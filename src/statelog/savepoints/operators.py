@@ -201,6 +201,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: i
         token=target.new_token(),
         max_event_ms=saved.max_event_ms,
         log_start=log_start,
+        retained_from=target.batch,
     )
 
 

@@ -247,8 +247,7 @@ class Endpoint:
         if isinstance(request, Progress):
             coordinator.progress(request)
             return Acked()
-        coordinator.ack(request, payload)
-        return Acked()
+        return coordinator.ack(request, payload)
 
     def _coordinator(self, task: TaskId) -> OperatorCoordinator:
         with self._lock:

@@ -288,8 +288,7 @@ class LocalQuery:
         if isinstance(request, Progress):
             self.coordinator.progress(request)
             return Acked()
-        self.coordinator.ack(request, payload)
-        return Acked()
+        return self.coordinator.ack(request, payload)
 
     def _open_on_task(self, location: str) -> Store:
         store = self.open_store(location)
