@@ -1,0 +1,195 @@
+"""Which objects may be deleted, and what happens when one of them cannot be."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from statelog import StorageError
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.deletion import Deleter
+from statelog.checkpoint.deletion_gate import DeletionGate
+from statelog.checkpoint.grants import Grants
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.log_contract import make_checkpoint
+
+SOURCES = Path(__file__).parents[2] / "src" / "statelog"
+
+
+def gate(needed: set[str] | None = None, grants: Grants | None = None) -> DeletionGate:
+    made = DeletionGate(
+        "op", (needed or set()).__contains__, (grants or Grants(lambda subtask: f"op/runs/3/{subtask}")).is_open
+    )
+    made.begin(3, 7)
+    return made
+
+
+# ---- The gate ----
+
+
+def test_a_file_that_a_checkpoint_needs_stays() -> None:
+    needed = {"op/changes/1/0/2-a.run"}
+    assert not gate(needed).may_go("op/changes/1/0/2-a.run")
+    assert gate(needed).may_go("op/changes/1/0/3-a.run")
+
+
+def test_what_an_entry_in_doubt_names_stays_until_another_is_durable() -> None:
+    entry, _ = make_checkpoint("a", 3, 6)
+    segment = SegmentRef(0, 1, b"", 0, 1, 1, 1, "op/changes/3/0/6-a.run")
+    run = StoredRun("op/runs/3/0/5-1/5-a-0.run", 0, 1, b"", 1, 0, 9)
+    base = Base(0, 1, [Level(0, 5, b"", b"", 0, 9, [run])])
+    made = gate()
+    assert made.may_go(segment.name)
+    assert made.may_go(run.name)
+    made.doubt(replace(entry, segments=[segment], bases=[base]))
+    made.doubt(replace(entry, segments=[], bases=[]))
+    made.end()
+    assert not made.may_go(segment.name)
+    assert not made.may_go(run.name)
+    made.settle("op/log/2")
+    assert made.may_go(segment.name)
+    assert made.may_go(run.name)
+
+
+def test_what_an_attempt_may_still_ack_stays() -> None:
+    made = gate()
+    assert not made.may_go("op/changes/3/0/7-a-0.run")
+    assert not made.may_go("op/changes/3/12/8-a.snapshot")
+    assert made.may_go("op/changes/3/0/6-a-0.run"), "its batch is certain"
+    assert made.may_go("op/changes/2/0/7-a-0.run"), "its run is over"
+    made.end()
+    assert made.may_go("op/changes/3/0/7-a-0.run")
+
+
+def test_files_of_the_log_stay_from_its_start_on() -> None:
+    made = gate({"op/log/00000000000000000003.log"})
+    names = [f"op/log/{number:020}.log" for number in range(2, 7)]
+    assert [made.may_go(name) for name in names] == [False] * 5, "before an entry says so none may go"
+    made.settle(names[3])
+    assert [made.may_go(name) for name in names] == [True, False, True, False, False]
+
+
+def test_what_a_grant_lets_a_job_name_stays_until_the_grant_ends() -> None:
+    grants = Grants(lambda subtask: f"op/runs/3/{subtask}")
+    made = gate(grants=grants)
+    name = "op/runs/3/1/4-20/3-a-0.run"
+    assert made.may_go(name)
+    grants.open(1, "4-20", b"base", [])
+    assert not made.may_go(name)
+    assert made.may_go("op/runs/3/1/4-2/3-a-0.run"), "a job that is over"
+    assert made.may_go("op/runs/3/0/4-20/3-a-0.run"), "another subtask"
+    grants.take(1)
+    assert not made.may_go(name), "it is to be part of a checkpoint"
+    assert grants.end_taken(1)
+    assert made.may_go(name)
+    assert grants.ended() == ["op/runs/3/1/4-20"]
+    assert grants.ended() == []
+
+
+def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
+    """Whoever deletes past it would have to know what it knows."""
+    own = {
+        "checkpoint/deletion.py": "the deleter",
+        "checkpoint/numbered_log.py": "its only claim, when a run ends that wrote nothing",
+        "changelog/uploads.py": "an attempt's own objects, before anybody knows their names",
+    }
+    found = set()
+    for folder in ("checkpoint", "changelog"):
+        for path in sorted((SOURCES / folder).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                is_delete = isinstance(node, ast.Attribute) and node.attr == "delete"
+                if is_delete and isinstance(node.value, ast.Attribute) and "store" in node.value.attr:
+                    found.add(f"{folder}/{path.name}")
+    assert found == set(own)
+
+
+# ---- Failures ----
+
+
+class Undeletable(FaultStore):
+    """Cannot delete some objects; counts how often it is asked."""
+
+    def __init__(self, root: Path, names: set[str]) -> None:
+        super().__init__(LocalStore(root), FaultPlan())
+        self.undeletable = names
+        self.asked = 0
+
+    def delete(self, names: list[str]) -> None:
+        self.asked += 1
+        if not self.undeletable.isdisjoint(names):
+            raise StorageError("delete failed: it is locked.")
+        super().delete(names)
+
+
+def fill(store: Undeletable, count: int) -> list[str]:
+    names = [f"op/changes/1/0/{number:03}-a.run" for number in range(count)]
+    for name in names:
+        store.put(name, b"x")
+    return names
+
+
+def test_one_object_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bad = {"op/changes/1/0/017-a.run", "op/changes/1/0/018-a.run"}
+    store = Undeletable(tmp_path, bad)
+    names = fill(store, 100)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
+    with caplog.at_level(logging.WARNING):
+        deleter.delete(names)
+        deleter.delete(fill(store, 3))
+    assert {info.name for info in store.list()} == bad
+    assert deleter.deleted == 98 + 3
+    assert len(caplog.records) == 2, "each is told once"
+    store.undeletable = set()
+    deleter.delete([])
+    assert store.list() == []
+
+
+def test_a_store_that_is_out_of_order_is_not_asked_for_every_object(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    names = fill(store, 1000)
+    store.undeletable = set(names)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
+    deleter.delete(names)
+    assert store.asked < 40
+    assert len(store.list()) == 1000
+    store.undeletable = set(names[:30])  # more than one round gives up on
+    for _ in range(3):
+        deleter.delete([])
+    assert [info.name for info in store.list()] == names[:30]
+
+
+def test_an_object_that_the_gate_holds_back_goes_later(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    [first, second] = fill(store, 2)
+    held = {first}
+    deleter = Deleter(store, "operator 'x'", lambda name: name not in held, in_background=False)
+    deleter.delete([first, second])
+    assert [info.name for info in store.list()] == [first]
+    held.clear()
+    deleter.close()
+    assert store.list() == []
+
+
+def test_a_search_leaves_what_the_gate_keeps(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    names = fill(store, 12)
+    deleter = Deleter(store, "operator 'x'", lambda name: name != names[4], in_background=False)
+    deleter.delete_below("op/changes/1/0/00")
+    assert [info.name for info in store.list()] == [names[4], *names[10:]]
+
+
+def test_a_thread_deletes_what_comes_while_it_works(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    names = fill(store, 50)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    for name in names:
+        deleter.delete([name])
+    deleter.close()
+    assert store.list() == []
+    assert deleter.deleted == 50
