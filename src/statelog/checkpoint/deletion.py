@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -113,18 +114,17 @@ class Deleter:
             _log.warning("%s: what is left of attempts could not be looked for yet: %s", self._name, error)
         left = self._delete(list(dict.fromkeys(allowed)))
         with self._changed:
-            # Those that failed come last, so that a round that is given up begins with others the next time.
-            self._waiting = dict.fromkeys([*self._waiting, *held_back, *left])
+            self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
             self._searches = searches + self._searches
 
     def _delete(self, names: list[str]) -> list[str]:
         """Delete objects, and return those that could not be: found by halves, unless the store fails as a whole."""
-        pending = [names] if names else []
+        pending = deque([names] if names else [])
         failures = 0
         left: list[str] = []
         most = _SPARE_FAILURES + len(names).bit_length()
         while pending:
-            group = pending.pop()
+            group = pending.popleft()
             if failures > most:
                 left += group
                 continue
@@ -137,7 +137,7 @@ class Deleter:
                     self._warn_once(group[0], error)
                 else:
                     middle = len(group) // 2
-                    pending += [group[middle:], group[:middle]]
+                    pending += [group[:middle], group[middle:]]
                 continue
             self.deleted += len(group)
             self._failing.difference_update(group)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ __all__ = [
 
 _MEMORY: Final = "/dev/shm"
 _ROOM_BYTES: Final = 1 << 30
+
+_MOST_HOSTS: Final = 100
 
 _CLOCK_START_S: Final = 1e10
 """Far in the future, so that what a crashed run left behind is old enough to be removed."""
@@ -165,6 +168,9 @@ class LocalQuery:
         Number of subtasks of the current run.
     first_batch : int
         The first batch of the current run.
+    place : callable
+        The host of the next attempt of a subtask, from 0 on; always the first one unless it is replaced. What an
+        attempt leaves on a host stays there, for the next one that comes there.
     """
 
     def __init__(
@@ -189,7 +195,8 @@ class LocalQuery:
         self.first_batch = -1
         self.coordinator: OperatorCoordinator
         self.directory = directory
-        self._host = 0
+        self.place: Callable[[int], int] = lambda subtask: 0
+        self._first_host = 0
         self.new_workers()
         self.stores: list[Store] = []
 
@@ -200,8 +207,12 @@ class LocalQuery:
 
     @property
     def local(self) -> Path:
-        """The local directory of the current host."""
-        return self.directory / f"host-{self._host}"
+        """The local directory of the first host."""
+        return self.local_of(0)
+
+    def local_of(self, host: int) -> Path:
+        """The local directory of a host."""
+        return self.directory / f"host-{self._first_host + host}"
 
     @property
     def run_id(self) -> str:
@@ -218,10 +229,10 @@ class LocalQuery:
         return open_log(store, self.operator.uid, self.options, self.clock)
 
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
-        """Start a run, as a new driver process would; without `keep_local` on a host that has no files yet."""
+        """Start a run, as a new driver process would; without `keep_local` on hosts that have no files yet."""
         self.release()
         self.runs += 1
-        self._host += 0 if keep_local else 1
+        self._first_host += 0 if keep_local else _MOST_HOSTS
         self.new_workers()
         self.parallelism = parallelism
         self.first_batch = first_batch
@@ -247,7 +258,7 @@ class LocalQuery:
 
     def new_workers(self) -> None:
         """Have the next attempts run in Python workers that know nothing yet."""
-        self._workers = [Worker(), Worker()]
+        self._workers: defaultdict[int, list[Worker]] = defaultdict(lambda: [Worker(), Worker()])
 
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []
@@ -260,14 +271,16 @@ class LocalQuery:
     def run_subtask(self, batch: int, subtask: int, read: Any) -> list[pa.RecordBatch]:
         """Run one attempt of a subtask to its end, and return its output."""
         self.attempts += 1
+        host = self.place(subtask)
+        workers = self._workers[host]
         task = self.operator.task(
             Attempt(
                 task=self.task_id(batch, subtask, self.attempts),
                 parallelism=self.parallelism,
                 options=self.options,
                 call=self.call,
-                worker=self._workers[self.attempts % len(self._workers)],
-                local=self.local / str(self.parallelism) / str(subtask),
+                worker=workers[self.attempts % len(workers)],
+                local=self.local_of(host) / str(self.parallelism) / str(subtask),
                 open_store=self._open_on_task,
                 clock=self.clock,
             )
