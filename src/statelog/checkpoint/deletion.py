@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -119,12 +118,13 @@ class Deleter:
 
     def _delete(self, names: list[str]) -> list[str]:
         """Delete objects, and return those that could not be: found by halves, unless the store fails as a whole."""
-        pending = deque([names] if names else [])
-        failures = 0
-        left: list[str] = []
-        most = _SPARE_FAILURES + len(names).bit_length()
+        fresh = [name for name in names if name not in self._failing]
+        known = [name for name in names if name in self._failing]
+        pending = [*([name] for name in known[:_SPARE_FAILURES]), *([fresh] if fresh else [])]
+        left = known[_SPARE_FAILURES:]
+        failures, most = 0, _SPARE_FAILURES + len(names).bit_length()
         while pending:
-            group = pending.popleft()
+            group = pending.pop()
             if failures > most:
                 left += group
                 continue
@@ -132,18 +132,18 @@ class Deleter:
                 self._store.delete(group)
             except StorageError as error:
                 failures += 1
-                if len(group) == 1:
-                    left += group
-                    self._warn_once(group[0], error)
-                else:
+                if len(group) > 1:
                     middle = len(group) // 2
-                    pending += [group[:middle], group[middle:]]
+                    pending += [group[middle:], group[:middle]]
+                    continue
+                left += group
+                self._note_failure(group[0], error)
                 continue
             self.deleted += len(group)
             self._failing.difference_update(group)
         return left
 
-    def _warn_once(self, name: str, error: StorageError) -> None:
+    def _note_failure(self, name: str, error: StorageError) -> None:
         if name not in self._failing:
             self._failing.add(name)
             _log.warning("%s: %s could not be deleted yet: %s", self._name, name, error)
