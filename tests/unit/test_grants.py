@@ -1,0 +1,320 @@
+"""What a materialization may name, when it counts, and what is kept while it might."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from statelog import ProtocolError, StateMissingError, StorageError
+from statelog.changelog import chain
+from statelog.changelog.base import Level, StoredRun
+from statelog.changelog.materializer import Grant
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.grants import names_only
+from statelog.checkpoint.history import History
+from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome
+from statelog.options import Options
+from statelog.state.key_groups import hash_range
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from tests.model.engine import Engine
+
+WHOLE = hash_range(0, 1)
+FOLDER = "op/runs/1/0/5-9"
+
+
+def run(name: str, content: bytes = b"x") -> StoredRun:
+    return StoredRun(name, 0, len(content), chain.checksum(content), 1, WHOLE.first, WHOLE.last)
+
+
+def level(first: int, last: int, before: bytes, after: bytes, *names: str) -> Level:
+    return Level(first, last, before, after, WHOLE.first, WHOLE.last, [run(name) for name in names])
+
+
+OLD = level(0, 2, b"0", b"2", "op/runs/1/0/3-4/2-a-0.run")
+OLDER = [OLD, level(3, 3, b"2", b"3", "op/runs/1/0/4-6/3-a-0.run")]
+GRANT = Grant("5-9", b"3", OLDER, FOLDER)
+NEW = level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", f"{FOLDER}/4-a-1.run")
+
+
+# ---- What a grant lets a job name ----
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ([*OLDER, NEW], True),
+        ([*OLDER, level(4, 4, b"3", b"4", "")], True),
+        ([OLD, level(3, 4, b"2", b"4", f"{FOLDER}/4-a-0.run")], True),
+        ([level(0, 4, b"0", b"4", f"{FOLDER}/4-a-0.run")], True),
+        ([OLD, replace(OLDER[1], last=4, after=b"4")], True),
+        ([replace(OLD, last=4, after=b"4")], True),
+        ([OLDER[1], NEW], False),
+        ([OLD, NEW], False),
+        ([*OLDER, replace(NEW, before=b"2")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/0/5-8/4-a-0.run")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/1/5-9/4-a-0.run")], False),
+        ([level(0, 2, b"0", b"2", "op/runs/1/0/2-1/2-a-0.run"), OLDER[1], NEW], False),
+        ([replace(OLD, runs=[replace(OLD.runs[0], checksum=b"?")]), OLDER[1], NEW], False),
+    ],
+)
+def test_levels_are_the_bases_first_ones_and_one_more(levels: list[Level], expected: bool) -> None:
+    assert names_only(levels, GRANT) is expected
+
+
+# ---- Through the coordinator ----
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    made = Engine(tmp_path, lambda key: 0, file_merging="off")
+    made.options = _options(made.options)
+    return made
+
+
+def _options(options: Options, **changed: object) -> Options:
+    return dataclasses.replace(
+        options, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0, **changed
+    )
+
+
+class Attempts:
+    """Attempts of the only subtask, whose changesets are given as bytes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.attempt = 100
+
+    def begin(self, batch: int) -> Begun:
+        self.attempt += 1
+        return self.engine.coordinator.begin(Begin(self.engine.task_id(batch, 0, self.attempt), 0, 0, None))
+
+    def ack(
+        self, batch: int, data: bytes, levels: list[Level] | None = None, job: str = "", **more: object
+    ) -> JobOutcome:
+        task = self.engine.task_id(batch, 0, self.attempt)
+        message = Ack(task, chain.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
+        return self.engine.coordinator.ack(replace(message, **more), data).job
+
+    def batch(self, batch: int) -> Begun:
+        begun = self.begin(batch)
+        self.ack(batch, b"%d" % batch)
+        return begun
+
+    def grant(self, begun: Begun) -> Grant:
+        assert begun.order is not None
+        assert begun.order.grant is not None
+        return begun.order.grant
+
+    def store(self, begun: Begun, last: int, token: str = "a") -> list[Level]:
+        """Do the job of a grant: the state after a batch, in one object."""
+        grant = self.grant(begun)
+        first = grant.known[-1].last + 1 if grant.known else 0
+        made = level(first, last, grant.base, begun.head, f"{grant.folder}/{last}-{token}-0.run")
+        LocalStore(self.engine.location).put(made.runs[0].name, b"x")
+        return [*grant.known, made]
+
+    @property
+    def runs(self) -> list[str]:
+        return [info.name for info in LocalStore(self.engine.location).list("op/runs/")]
+
+    @property
+    def latest(self) -> Checkpoint:
+        latest = History(self.engine.open_log(LocalStore(self.engine.location)).read()).latest
+        assert latest is not None
+        return latest
+
+
+@pytest.fixture
+def attempts(engine: Engine) -> Attempts:
+    engine.start(1, 0)
+    return Attempts(engine)
+
+
+def test_a_job_counts_once_and_one_of_another_host_not_at_all(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    job = attempts.grant(begun).job
+    here, there = attempts.store(begun, 0, "a"), attempts.store(begun, 0, "b")
+    assert attempts.ack(1, b"1", here, job) is JobOutcome.TAKEN
+    attempts.begin(1)
+    assert attempts.ack(1, b"1", there, job) is JobOutcome.VOID
+    begun = attempts.begin(2)
+    assert attempts.grant(begun).job != job
+    assert attempts.ack(2, b"2", there, job) is JobOutcome.VOID, "it was begun on an older base"
+    assert attempts.runs == [here[0].runs[0].name], "what the other host has stored is gone"
+    begun = attempts.begin(3)
+    job = attempts.grant(begun).job
+    newer = attempts.store(begun, 2)
+    assert newer[0] == here[0]
+    assert attempts.ack(3, b"3", newer, job) is JobOutcome.TAKEN
+    assert [base.levels for base in attempts.latest.bases] == [newer]
+
+
+def test_a_job_that_comes_with_a_repetition_is_kept_for_the_next_batch(attempts: Attempts) -> None:
+    """The checkpoint is there already, and the same result again writes nothing."""
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    levels, job = attempts.store(begun, 0), attempts.grant(begun).job
+    attempts.ack(1, b"1")
+    again = attempts.begin(1)
+    assert attempts.grant(again).job == job
+    assert attempts.ack(1, b"1", levels, job) is JobOutcome.OPEN
+    assert attempts.latest.bases == []
+    attempts.begin(2)
+    assert attempts.runs == [levels[0].runs[0].name]
+    assert attempts.ack(2, b"2", levels, job) is JobOutcome.TAKEN
+    assert attempts.latest.bases[0].levels == levels
+
+
+def test_a_job_that_comes_with_another_result_is_part_of_the_revision(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    levels, job = attempts.store(begun, 0), attempts.grant(begun).job
+    attempts.ack(1, b"1")
+    attempts.begin(1)
+    assert attempts.ack(1, b"another", levels, job) is JobOutcome.TAKEN
+    assert (attempts.latest.revision, attempts.latest.bases[0].levels) == (1, levels)
+    attempts.begin(1)
+    assert attempts.ack(1, b"a third") is JobOutcome.NONE
+    assert (attempts.latest.revision, attempts.latest.bases[0].levels) == (2, levels), "and of every later one"
+
+
+def test_a_job_for_another_state_is_void_and_begun_again(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    job = attempts.grant(begun).job
+    [made] = attempts.store(begun, 0)
+    assert attempts.ack(1, b"1", [replace(made, after=b"?" * 16)], job) is JobOutcome.VOID
+    assert attempts.latest.bases == []
+    begun = attempts.begin(2)
+    assert attempts.grant(begun).job != job, "its slot is free again"
+    assert attempts.runs == []
+
+
+def test_a_failure_counts_once(attempts: Attempts) -> None:
+    attempts.batch(0)
+    job = attempts.grant(attempts.begin(1)).job
+    for _ in range(5):
+        assert attempts.ack(1, b"1", job=job, materialization_failure="no room") is JobOutcome.VOID
+        attempts.begin(1)
+    attempts.ack(1, b"1")
+    begun = attempts.begin(2)
+    assert attempts.ack(2, b"2", attempts.store(begun, 1), attempts.grant(begun).job) is JobOutcome.TAKEN
+
+
+def test_a_changeset_in_a_foreign_object_is_refused(attempts: Attempts) -> None:
+    begun = attempts.begin(0)
+    for name in ("op/changes/1/1/0-a.run", "op/changes/0/0/0-a.run", f"{begun.upload_prefix}/1-a.run"):
+        with pytest.raises(ProtocolError, match=f"subtask 0 named {name} as its changeset of batch 0"):
+            attempts.ack(0, b"", name=name)
+    assert attempts.ack(0, b"", name=f"{begun.upload_prefix}/0-a.run") is JobOutcome.NONE
+
+
+def test_without_changelog_a_foreign_level_fails_the_task(engine: Engine) -> None:
+    engine.options = _options(engine.options, changelog=False)
+    engine.start(1, 0)
+    attempts = Attempts(engine)
+    begun = attempts.begin(0)
+    job = attempts.grant(begun).job
+    after = chain.extend(begun.head, 0, [b"sum"])
+    foreign = level(0, 0, begun.head, after, "op/runs/1/0/another/0-a-0.run")
+    own = level(0, 0, begun.head, after, f"{attempts.grant(begun).folder}/0-a-0.run")
+    for levels, name in (([foreign], job), ([own], "another"), ([replace(own, last=1)], job)):
+        with pytest.raises(ProtocolError, match="subtask 0 names stored state in batch 0"):
+            attempts.ack(0, b"", levels, name, has_changeset=False)
+    assert attempts.ack(0, b"", [own], job, has_changeset=False) is JobOutcome.TAKEN
+
+
+@pytest.mark.parametrize("operation", ["append", "put_if_absent"])
+def test_close_keeps_the_runs_of_a_revision_in_doubt(tmp_path: Path, operation: str) -> None:
+    """Revision 0 is durable, revision 1 was written and its answer lost: whoever reads the log finds revision 1."""
+    call = 2 if operation == "append" else 3
+    stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at(operation, call=call, when="after"))])
+    engine = Engine(
+        tmp_path,
+        lambda key: 0,
+        file_merging="across" if operation == "append" else "within",
+        open_store=lambda location: next(stores, None) or LocalStore(location),
+    )
+    engine.options = _options(engine.options, changelog=False, inline_budget_bytes=0)
+    engine.start(1, 0)
+    engine.run_commands(0, 0, [((1, None), ("set", 1))])
+    with pytest.raises(StorageError):
+        engine.run_commands(0, 0, [((1, None), ("set", 2))])
+    engine.coordinator.close()
+    engine.start(1, 1, keep_local=False)
+    assert engine.run_commands(1, 0, [((1, None), ("read",))])[0][1][0] == [2]
+
+
+# ---- What entries say is retained ----
+
+
+def batches(engine: Engine, first: int, last: int) -> None:
+    for batch in range(first, last):
+        engine.run_commands(batch, 0, [((1, None), ("append", str(batch)))])
+
+
+def test_entries_record_the_oldest_checkpoint_that_can_be_restored(engine: Engine) -> None:
+    engine.start(1, 0)
+    batches(engine, 0, 6)
+    entries = History(engine.open_log(LocalStore(engine.location)).read())
+    assert entries.retained_from == 4
+    engine.options = dataclasses.replace(engine.options, retained_checkpoints=20)
+    engine.start(1, 6)
+    batches(engine, 6, 8)
+    entries = History(engine.open_log(LocalStore(engine.location)).read())
+    assert entries.retained_from == 4, "what is gone does not come back with another setting"
+
+
+@pytest.mark.parametrize("merging", ["across", "within"])
+def test_a_checkpoint_that_is_given_up_is_refused_although_its_entry_is_there(tmp_path: Path, merging: str) -> None:
+    engine = Engine(tmp_path, lambda key: 0, file_merging=merging)
+    engine.options = _options(engine.options, inline_budget_bytes=0, materialization=False)
+    engine.start(1, 0)
+    batches(engine, 0, 9)
+    history = History(engine.open_log(LocalStore(engine.location)).read())
+    assert history.at(5) is not None, "later ones build on it"
+    with pytest.raises(StateMissingError, match="needs checkpoint 5, but the oldest that is retained is checkpoint 7"):
+        engine.start(1, 6)
+    engine.start(1, 8)
+    assert engine.run_commands(8, 0, [((1, None), ("read",))])[0][1][1] == [str(batch) for batch in range(8)]
+
+
+def test_a_held_checkpoint_stays_until_it_is_let_go(engine: Engine) -> None:
+    engine.start(1, 0)
+    batches(engine, 0, 5)
+    with engine.coordinator.holding(3) as held:
+        assert held is not None
+        batches(engine, 5, 12)
+        history = History(engine.open_log(LocalStore(engine.location)).read())
+        assert history.retained_from == 3
+        stored = {info.name for info in LocalStore(engine.location).list()}
+        record = held.record(3)
+        assert record is not None
+        assert record.cover is not None
+        assert {run.name for piece in record.cover.pieces for run in piece.runs} <= stored
+        with engine.coordinator.holding(1) as gone:
+            assert gone is None, "it was not retained any more"
+            batches(engine, 12, 14)
+        assert History(engine.open_log(LocalStore(engine.location)).read()).retained_from == 3
+    batches(engine, 14, 15)
+    assert History(engine.open_log(LocalStore(engine.location)).read()).retained_from == 13
+
+
+def test_a_log_of_version_1_tells_what_is_retained_by_what_is_there(engine: Engine) -> None:
+    engine.options = dataclasses.replace(engine.options, materialization=False, inline_budget_bytes=0)
+    engine.start(1, 0)
+    batches(engine, 0, 5)
+    entries = engine.open_log(LocalStore(engine.location)).read()
+    history = History(
+        replace(entry, retained_from=None) if isinstance(entry, Checkpoint) else entry for entry in entries
+    )
+    names = {segment.name for entry in history.checkpoints for segment in entry.segments}
+    assert history.whole_from(names.__contains__) == 0
+    [second] = [segment.name for entry in history.between(1, 1) for segment in entry.segments]
+    assert history.whole_from((names - {second}).__contains__) == 4, "every later one builds on it"
+    assert History().whole_from(names.__contains__) == -1
