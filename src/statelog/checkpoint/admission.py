@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.history import History
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
@@ -33,6 +33,8 @@ class OperatorRun:
         The operator's own watermark; None if it goes by Spark's.
     deleted : tuple of str
         States that are to be removed if they exist.
+    operators : QueryOperators or None
+        All operators of the query; None if that is not known.
     """
 
     query_id: str
@@ -44,6 +46,7 @@ class OperatorRun:
     states: list[StateSchema]
     watermark: WatermarkPolicy | None = None
     deleted: tuple[str, ...] = ()
+    operators: QueryOperators | None = None
 
     @property
     def has_keys(self) -> bool:

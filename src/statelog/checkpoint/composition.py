@@ -85,6 +85,7 @@ def compose(
         retained_from=retained_from,
         bases=bases,
         cover=None if cover is None else list(cover.pieces),
+        operators=run.operators,
     )
     return entry, payload
 

@@ -29,6 +29,7 @@ __all__ = [
     "Entry",
     "Fence",
     "FrameHeader",
+    "QueryOperators",
     "decode_header",
     "decode_index",
     "encode_frame",
@@ -63,6 +64,21 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
 
     epoch: int
     ends: dict[str, int]
+
+
+class QueryOperators(msgspec.Struct, frozen=True):
+    """The operators that a query has in one of its runs.
+
+    Parameters
+    ----------
+    started_ms : int
+        When the operator's part of the run began, milliseconds since the Unix epoch by the driver's clock.
+    locations : dict of str to str
+        For each operator, by uid, where its state is; empty if that is below the query's checkpointLocation.
+    """
+
+    started_ms: int
+    locations: dict[str, str]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
@@ -100,6 +116,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     retained_from : int or None
         The oldest batch whose checkpoint can be restored once this entry is durable: what only older ones need may be
         deleted from then on. None in entries of version 1.
+    operators : QueryOperators or None
+        All operators of the query in the run that wrote the entry. None in entries of version 1.
     bases : list of Base
         Materialized states that count from this checkpoint on.
     cover : list of Piece or None
@@ -130,6 +148,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     cover: list[Piece] | None = None
     number: int = 0
     retained_from: int | None = None
+    operators: QueryOperators | None = None
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of some subtasks, the last one included."""

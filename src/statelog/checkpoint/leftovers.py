@@ -55,8 +55,9 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
 
 def operators_of(store: Store) -> list[str]:
     """Folders of the operators that have a log in a store."""
-    folder = f"/{LOG_FOLDER}/"
-    return sorted({info.name.partition(folder)[0] for info in store.list() if folder in info.name})
+    names = (info.name.split("/") for info in store.list())
+    # Deeper there may be anything, a savepoint with a state that is called log among it.
+    return sorted({parts[0] for parts in names if len(parts) == 3 and parts[1] == LOG_FOLDER})
 
 
 def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> list[ObjectInfo]:

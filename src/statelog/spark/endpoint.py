@@ -14,10 +14,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.changelog.base import StoredRun
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.entry import QueryOperators
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.open_store import open_retrying_store
+from statelog.checkpoint.operator_folder import operator_folder
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.query_operators import noted_location
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
@@ -33,7 +36,6 @@ from statelog.spark.query_starts import when_queries_start
 from statelog.spark.rpc import RpcServer
 from statelog.state.schema import StateSchema
 from statelog.storage import Store
-from statelog.storage.names import name_part
 from statelog.storage.probe import check_put_if_absent
 
 __all__ = ["Endpoint", "OperatorPlan", "RunningOperator"]
@@ -127,6 +129,8 @@ class RunningOperator:
     ----------
     session : SparkSession
         The query's session.
+    uid : str
+        Its name.
     location, root : str
         Where its state is, and its folder there.
     coordinator : OperatorCoordinator
@@ -134,6 +138,7 @@ class RunningOperator:
     """
 
     session: SparkSession
+    uid: str
     location: str
     root: str
     coordinator: OperatorCoordinator
@@ -147,6 +152,7 @@ class _Slot:
     run_id: str = ""
     instance: str = ""
     coordinator: OperatorCoordinator | None = None
+    root: str = ""
 
 
 class Endpoint:
@@ -191,9 +197,14 @@ class Endpoint:
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Do what a query's operators need before its first batch."""
+        observed: dict[SparkSession, set[str]] = {}
         for plan in self.plans():
             query = plan.session.streams.get(query_id) if plan.waits_for_start else None
-            if query is None or not internals.has_observation(query, plan.observation):
+            if query is None:
+                continue
+            if plan.session not in observed:
+                observed[plan.session] = internals.observations(query)
+            if plan.observation not in observed[plan.session]:
                 continue
             if plan.placement is not None:
                 plan.placement.keep_during(query)
@@ -221,11 +232,8 @@ class Endpoint:
         StateMissingError
             If one of them has not begun a batch yet.
         """
-        whole = internals.plan_text(query)
         found: list[RunningOperator] = []
-        for plan in self.plans():
-            if f"{plan.observation}," not in whole:
-                continue
+        for plan in self._plans_of(query):
             with self._lock:
                 slot = self._slots.get((str(query.id), plan.uid))
             if slot is None or slot.coordinator is None or slot.run_id != str(query.runId):
@@ -233,8 +241,17 @@ class Endpoint:
                     f"operator '{plan.uid}' of query {query.id} has not begun a batch yet.",
                     hint="Try again after the query's first batch.",
                 )
-            found.append(RunningOperator(plan.session, _location(plan, query), name_part(plan.uid), slot.coordinator))
+            found.append(RunningOperator(plan.session, plan.uid, _location(plan, query), slot.root, slot.coordinator))
         return found
+
+    def _plans_of(self, query: StreamingQuery) -> list[OperatorPlan]:
+        observed = internals.observations(query)
+        return [plan for plan in self.plans() if plan.observation in observed]
+
+    def _note_of(self, query: StreamingQuery) -> QueryOperators:
+        """What the checkpoints of a run say about the query's operators."""
+        locations = {plan.uid: noted_location(plan.location) for plan in self._plans_of(query)}
+        return QueryOperators(int(self._clock.now_s() * 1000), locations)
 
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
@@ -293,7 +310,7 @@ class Endpoint:
         measurements = Measurements()
         store = open_retrying_store(location, plan.options, self._clock, measurements)
         self._check_once(location, store)
-        root = name_part(plan.uid)
+        root = operator_folder(store, plan.uid)
         run = OperatorRun(
             task.query_id,
             task.run_id,
@@ -304,6 +321,7 @@ class Endpoint:
             plan.states,
             plan.watermark,
             plan.deleted,
+            self._note_of(query),
         )
         coordinator = OperatorCoordinator(
             run,
@@ -324,7 +342,7 @@ class Endpoint:
             coordinator.offer_initial_state(initial.rows)
         else:
             coordinator.open(task.batch)
-        slot.run_id, slot.instance, slot.coordinator = task.run_id, task.instance, coordinator
+        slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
         with self._lock:  # Until now every subtask has to find it, and with it why it could not be stored.
             self._initial.pop((task.run_id, plan.instance), None)
         _close_at_end(query, coordinator)
@@ -342,11 +360,11 @@ def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
 
 def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _Initial:
     location = _location(plan, query)
-    root = name_part(plan.uid)
+    store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
+    root = operator_folder(store, plan.uid)
     rows: list[str] = []
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}"
-        store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
         store.delete([found.name for found in store.list(f"{folder}/")])
         rows = store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}", plan.options)
     # No run has epoch 0, so what no checkpoint comes to name is removed as that of a crashed run.

@@ -28,10 +28,9 @@ __all__ = [
     "executors",
     "find_query",
     "has_no_data_batches",
-    "has_observation",
     "is_first_start",
     "next_batch",
-    "plan_text",
+    "observations",
     "reads_source",
     "require_synchronous_progress",
     "run_tasks_on",
@@ -65,12 +64,6 @@ def _execution(query: StreamingQuery) -> Any:
 def checkpoint_location(query: StreamingQuery) -> str:
     """The checkpoint location of a running query, with its scheme."""
     return str(_execution(query).resolvedCheckpointRoot())
-
-
-def has_observation(query: StreamingQuery, observation: str) -> bool:
-    """Whether a query's plan has an observation."""
-    # With the comma behind it the name is whole.
-    return f"{observation}," in plan_text(query)
 
 
 def is_first_start(query: StreamingQuery) -> bool:
@@ -128,15 +121,31 @@ def set_own(query: StreamingQuery, name: str, value: str) -> None:
     _execution(query).sparkSessionForStream().conf().set(name, value)
 
 
-def plan_text(query: StreamingQuery) -> str:
-    """A query's analyzed plan, with the names of its observations."""
-    return str(_execution(query).analyzedPlan())
+def observations(query: StreamingQuery) -> set[str]:
+    """The names of the observations in a query's analyzed plan."""
+    nodes = _plan_nodes(_execution(query).analyzedPlan())
+    return {str(node.name()) for node in nodes if _class_name(node) == "CollectMetrics"}
 
 
 def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source of a name."""
     frame: Any = df
-    return name in str(frame._jdf.queryExecution().analyzed())
+    nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
+    return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
+
+
+def _plan_nodes(plan: Any) -> Iterator[Any]:
+    """All nodes of a plan. Its text is no substitute: Spark cuts it off at a length that is configured."""
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        children = node.children()
+        waiting += [children.apply(index) for index in range(children.size())]
+
+
+def _class_name(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
 
 
 def add_listener(session: SparkSession, listener: Any) -> None:

@@ -108,8 +108,8 @@ class QueryClocks:
         return None
 
     def _remember(self, tick: Tick, query: StreamingQuery, plans: list[OperatorPlan]) -> _QueryClock:
-        whole = internals.plan_text(query)
-        own = [plan for plan in plans if plan.ticks.needs_clock and f"{plan.observation}," in whole]
+        observed = internals.observations(query)
+        own = [plan for plan in plans if plan.ticks.needs_clock and plan.observation in observed]
         self._clocks = {reader: clock for reader, clock in self._clocks.items() if clock.query.isActive}
         clock = self._clocks[tick.reader] = _QueryClock(query, own, internals.has_no_data_batches(query))
         return clock

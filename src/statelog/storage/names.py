@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
 
-__all__ = ["name_part"]
+import xxhash
+
+__all__ = ["distinct_parts", "former_name_part", "name_part"]
+
+_MOST_CHARACTERS: Final = 200
+"""File systems take 255; some writers of files add to a name."""
 
 
 def name_part(text: str) -> str:
-    """A text as one part of an object's name, with what no file name can hold replaced by its code."""
+    """A text as one part of an object's name; no two texts have the same.
+
+    Letters and digits of ASCII, ``.``, ``_`` and ``-`` stay, and every other byte of UTF-8 becomes ``%`` and two
+    hexadecimal digits, as in a URL. So do dots that a file system would read as a folder. What would be too long ends
+    with ``%~`` and the text's xxh3-128 instead.
+    """
+    quoted = quote(text, safe="").replace("~", "%7E").replace("..", "%2E%2E")
+    if quoted == ".":
+        return "%2E"
+    if len(quoted) <= _MOST_CHARACTERS:
+        return quoted
+    digest = xxhash.xxh3_128_hexdigest(text.encode())
+    return f"{quoted[: _MOST_CHARACTERS - len(digest) - 2]}%~{digest}"
+
+
+def distinct_parts(texts: Iterable[str]) -> dict[str, str]:
+    """:func:`name_part` of each text; those that a file system may take for one, such as `A` and `a`, are numbered."""
+    parts: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for text in sorted(texts):
+        part = name_part(text)
+        before = taken[part.lower()]
+        parts[text] = f"{part}%~{before}" if before else part
+        taken[part.lower()] += 1
+    return parts
+
+
+def former_name_part(text: str) -> str:
+    """What :func:`name_part` was: codes beyond U+00FF are of other lengths, so two texts may have the same name."""
     return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"%{ord(found[0]):02X}", text).replace("..", "%2E%2E")

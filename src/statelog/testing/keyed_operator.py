@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.entry import QueryOperators
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.state.key_groups import Hashes, subtasks_of
@@ -40,6 +41,8 @@ class LocalKeyedOperator:
         States of earlier versions that are to go.
     initial : KeyedRows or None
         The rows of the initial state.
+    operators : QueryOperators or None
+        What its checkpoints say about the query's operators.
     """
 
     uid: str
@@ -47,6 +50,7 @@ class LocalKeyedOperator:
     watermark: WatermarkPolicy | None = None
     deleted: tuple[str, ...] = ()
     initial: KeyedRows | None = None
+    operators: QueryOperators | None = None
 
     def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
         operator = self.make()
@@ -60,6 +64,7 @@ class LocalKeyedOperator:
             _stored_states(operator),
             self.watermark,
             self.deleted,
+            self.operators,
         )
 
     def split(self, data: KeyedRows, parallelism: int, time_ms: int) -> list[BatchInput]:

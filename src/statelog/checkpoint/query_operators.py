@@ -1,0 +1,204 @@
+"""Which operators a query has, and where their logs are.
+
+A checkpoint notes all operators of the run that wrote it, as :class:`~statelog.checkpoint.entry.QueryOperators`. So
+from any operator's log the others are found, also those with a location of their own, and an operator that the query no
+longer has is told from one whose checkpoint is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from statelog.checkpoint.entry import Checkpoint, QueryOperators
+from statelog.checkpoint.history import History
+from statelog.checkpoint.leftovers import operators_of
+from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.operator_folder import operator_folder
+from statelog.clock import SystemClock
+from statelog.options import Options
+from statelog.storage import Store
+from statelog.storage.location import scheme_of
+from statelog.storage.places import is_same_place
+
+__all__ = ["BatchOperators", "OperatorLog", "QueryLogs", "noted_location"]
+
+
+@dataclass(frozen=True)
+class OperatorLog:
+    """An operator's checkpoints, and where they are.
+
+    Parameters
+    ----------
+    uid : str
+        Its name.
+    location, root : str
+        The store's location, and the operator's folder there.
+    history : History
+        Its checkpoints; the newest is of the query.
+    """
+
+    uid: str
+    location: str
+    root: str
+    history: History
+
+    @property
+    def newest(self) -> int:
+        """The batch of its newest checkpoint."""
+        assert self.history.latest is not None, "logs without a checkpoint are of no query"
+        return self.history.latest.batch
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"operator '{self.uid}' at {self.location}/{self.root}"
+
+
+@dataclass(frozen=True)
+class BatchOperators:
+    """The operators that a query has as of a batch.
+
+    Parameters
+    ----------
+    operators : list of OperatorLog
+        Those that have a log, by uid, whether they have the batch's checkpoint or not.
+    missing : dict of str to str
+        Where the state of others should be, by uid: there is none of the query.
+    former : list of OperatorLog
+        Operators that the query had before, and went on without.
+    """
+
+    operators: list[OperatorLog]
+    missing: dict[str, str]
+    former: list[OperatorLog]
+
+
+@dataclass
+class QueryLogs:
+    """The logs of a query's operators.
+
+    Parameters
+    ----------
+    query_id : str
+        The query.
+    home : str
+        The location below its checkpointLocation.
+    given : str or None
+        The location that the user has passed, whose logs count before all others.
+    open_location : callable
+        Opens the store of a location.
+    found : list of OperatorLog
+        What is known so far.
+    """
+
+    query_id: str
+    home: str
+    given: str | None
+    open_location: Callable[[str], Store]
+    found: list[OperatorLog] = field(default_factory=list)
+
+    @staticmethod
+    def read(query_id: str, home: str, given: str | None, open_location: Callable[[str], Store]) -> QueryLogs:
+        """Look for a query's operators in the location below its checkpointLocation and in a given one.
+
+        Raises
+        ------
+        CorruptionError, StorageError
+            If a log cannot be read.
+        """
+        logs = QueryLogs(query_id, home, given, open_location)
+        for location in dict.fromkeys([home] if given is None else [given, home]):
+            store = open_location(location)
+            for root in operators_of(store):
+                logs._add(store, location, root)
+        return logs
+
+    def newest(self, up_to: int | None = None) -> int | None:
+        """The newest batch, or the newest up to one, that any operator has a checkpoint of."""
+        batches = (checkpoint.batch for log in self.found for checkpoint in log.history.checkpoints)
+        return max((batch for batch in batches if up_to is None or batch <= up_to), default=None)
+
+    def at(self, batch: int, time_ms: int | None = None) -> BatchOperators:
+        """The operators that the query has as of a batch; their logs are looked up where the checkpoints say they are.
+
+        Parameters
+        ----------
+        batch : int
+            A batch that some operator has a checkpoint of, see :meth:`newest`.
+        time_ms : int, optional
+            Spark's time of the batch. Checkpoints of another time are of a run whose batches were taken back.
+
+        Raises
+        ------
+        CorruptionError, StorageError
+            If a log cannot be read.
+        """
+        while True:
+            noted = _newest_note([log.history.at(batch) for log in self.found], time_ms)
+            if noted is None:
+                return self._without_note(batch)
+            places = {uid: location or self.home for uid, location in noted.locations.items()}
+            unknown = [uid for uid, place in places.items() if not self._has(uid, place)]
+            if not any([self._look_up(uid, places[uid]) for uid in unknown]):
+                break
+        chosen = {uid: self._chosen(uid, place) for uid, place in sorted(places.items())}
+        return BatchOperators(
+            operators=[log for log in chosen.values() if log is not None],
+            missing={uid: places[uid] for uid, log in chosen.items() if log is None},
+            former=[log for log in self.found if log.uid not in places],
+        )
+
+    def _without_note(self, batch: int) -> BatchOperators:
+        """What older checkpoints tell: a query cannot begin a batch when an operator lacks the checkpoint before it."""
+        uids = sorted({log.uid for log in self.found})
+        chosen = [log for uid in uids if (log := self._chosen(uid, self.home)) is not None]
+        return BatchOperators(
+            operators=[log for log in chosen if log.newest >= batch - 1],
+            missing={},
+            former=[log for log in chosen if log.newest < batch - 1],
+        )
+
+    def _has(self, uid: str, location: str) -> bool:
+        return any(log.uid == uid and is_same_place(log.location, location) for log in self.found)
+
+    def _look_up(self, uid: str, location: str) -> bool:
+        store = self.open_location(location)
+        return self._add(store, location, operator_folder(store, uid), uid)
+
+    def _add(self, store: Store, location: str, root: str, uid: str | None = None) -> bool:
+        """Read a log; return whether it is one of the query's, and of the operator if one is named."""
+        history = History(open_log(store, root, Options(), SystemClock()).read())
+        latest = history.latest
+        if latest is None or latest.query_id != self.query_id or uid not in (None, latest.uid):
+            return False
+        self.found.append(OperatorLog(latest.uid, location, root, history))
+        return True
+
+    def _chosen(self, uid: str, noted: str) -> OperatorLog | None:
+        """An operator's log: of several copies that at the given location, or that where its checkpoints say it is."""
+        own = [log for log in self.found if log.uid == uid]
+        for wanted in (self.given, noted):
+            for log in own:
+                if wanted is not None and is_same_place(log.location, wanted):
+                    return log
+        return own[0] if own else None
+
+
+def noted_location(location: str | None) -> str:
+    """A location as checkpoints note it: of any folder of the driver the same, and empty if it is the query's own."""
+    if location is None:
+        return ""
+    return location if scheme_of(location) else os.path.abspath(location)
+
+
+def _newest_note(checkpoints: Sequence[Checkpoint | None], time_ms: int | None) -> QueryOperators | None:
+    """What the newest run of those that wrote checkpoints of a batch has noted."""
+    notes = [
+        checkpoint.operators
+        for checkpoint in checkpoints
+        if checkpoint is not None and checkpoint.operators is not None
+        if time_ms is None or checkpoint.batch_time_ms == time_ms
+    ]
+    return max(notes, key=lambda note: note.started_ms, default=None)

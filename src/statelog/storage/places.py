@@ -1,0 +1,28 @@
+"""Whether two locations are one place, and whether one is within the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
+from statelog.storage.open import local_path
+
+__all__ = ["is_same_place", "is_within"]
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """Whether two locations are spellings of one place."""
+    return _parts(one) == _parts(other)
+
+
+def is_within(location: str, folder: str) -> bool:
+    """Whether a location is a folder or below it; for directories links are followed."""
+    parts = _parts(folder)
+    return _parts(location)[: len(parts)] == parts
+
+
+def _parts(location: str) -> tuple[str, ...]:
+    if scheme_of(location) in OBJECT_STORES:
+        found = ObjectLocation.parse(location)
+        return (found.service, found.bucket, *filter(None, found.folder.split("/")))
+    return ("file", *Path(local_path(location)).resolve().parts)
