@@ -528,3 +528,25 @@ def test_a_slice_of_a_merge_takes_a_part_of_a_block(monkeypatch: pytest.MonkeyPa
         assert batches >= 10
         assert reads.of_tasks() == []
         assert listed(harness, 77) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["job.json", "inline.run"])
+def test_a_damaged_job_is_begun_again(name: str) -> None:
+    """What it has reached lies on a disk without a checksum of its own; a flipped bit must not name another state."""
+    with texts(materialization_interval_s=0) as harness:
+        for _ in range(4):
+            harness.push([(1, "t")])
+        damaged = 0
+        for number in range(12):
+            for path in harness._query.local.rglob(f"job/{name}"):
+                data = bytearray(path.read_bytes())
+                data[(number * 37) % len(data)] ^= 1 << number % 8
+                path.write_bytes(data)
+                damaged += 1
+            harness.push([(1, "t")])
+        assert damaged > 3
+        for _ in range(4):
+            harness.push([(1, "t")])
+        assert newest(harness).cover is not None
+        harness.restart(1, keepLocal=False)
+        assert listed(harness, 1) == ["t"] * 20

@@ -23,6 +23,7 @@ from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import JOB_FOLDER, Edge, LocalRuns, local_edge
 from statelog.errors import StatelogError
 from statelog.files import write_file
+from statelog.sealed import seal, unseal
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, MergePosition, RunMerge, merge_runs
 from statelog.state.run import Run
@@ -34,7 +35,9 @@ __all__ = ["Grant", "Materialized", "Materializer", "Order"]
 
 _log = logging.getLogger(__name__)
 
-_STATE: Final = "job.msgpack"
+_STATE: Final = "job.json"
+_KIND: Final = "materialization job"
+_VERSION: Final = 1
 _INLINE: Final = "inline.run"
 _SLICE_ROWS: Final = 262_144
 _RUN_BYTES: Final = 16 << 20
@@ -127,10 +130,6 @@ class _Job(msgspec.Struct, frozen=True):
     next_hash: int | None = None
     is_done: bool = False
     failure: str = ""
-
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Job)
 
 
 class Materializer:
@@ -402,10 +401,12 @@ class Materializer:
 
     def _load(self) -> _Job | None:
         try:
-            job = _decoder.decode((self._folder / _STATE).read_bytes())
+            data = (self._folder / _STATE).read_bytes()
+            job = unseal(data, _Job, kind=_KIND, version=_VERSION, name=str(self._folder / _STATE))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except msgspec.MsgspecError:
+        except StatelogError as error:
+            _log.warning("a materialization is begun again: %s", error)
             self.discard()
             return None
         if job.run_id != self._run_id:
@@ -415,7 +416,7 @@ class Materializer:
 
     def _save(self, job: _Job) -> _Job:
         temporary = self._folder / f"{os.getpid()}.tmp"
-        temporary.write_bytes(_encoder.encode(job))
+        temporary.write_bytes(seal(job, _KIND, _VERSION))
         temporary.rename(self._folder / _STATE)
         return job
 
