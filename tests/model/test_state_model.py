@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 import shutil
 from collections import defaultdict
 from dataclasses import replace
@@ -31,6 +32,7 @@ from statelog.storage import LocalStore
 from statelog.testing import Harness
 from tests.model.keyed_commands import INPUT, LISTS, MAPS, OUTPUT, READ_ALL, SUMS, VALUES, Command, Commands, write_all
 from tests.model.keyed_model import Key, Model, Row, Rules
+from tests.model.stored_files import StoredFiles
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -95,6 +97,7 @@ def colliding_hash(key: Key) -> int:
 
 file_merging = st.sampled_from(["across", "within", "off"])
 intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
+inline_budgets = st.sampled_from([0, 400, 8 << 20])
 table_numbers = st.integers(0, 5)
 """Counts the tables of the machine."""
 
@@ -125,6 +128,10 @@ class StateMachine(RuleBasedStateMachine):
         How many savepoints the query has been moved by.
     moved_at : int
         The batch of the last of them, which cannot be repeated any more; -1 if there is none.
+    actions : int
+        How many actions ask for the output of a batch.
+    hosts : int
+        On how many hosts an attempt may run.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("runs",)
@@ -134,7 +141,7 @@ class StateMachine(RuleBasedStateMachine):
         rules=rule_sets,
         collide=st.booleans(),
         parallelism=st.integers(1, 4),
-        inline=st.sampled_from([0, 400, 8 << 20]),
+        inline=inline_budgets,
         initial=st.one_of(st.none(), rows_of_batch),
         merging=file_merging,
         file_bytes=st.sampled_from([4000, 32 << 20]),
@@ -142,6 +149,10 @@ class StateMachine(RuleBasedStateMachine):
         interval_s=intervals_s,
         changelog=st.sampled_from([True, True, False]),
         table=table_numbers,
+        retained=st.integers(2, 3),
+        actions=st.integers(1, 3),
+        hosts=st.integers(1, 3),
+        seed=st.integers(0, 1 << 32),
     )
     def begin(
         self,
@@ -156,8 +167,13 @@ class StateMachine(RuleBasedStateMachine):
         interval_s: float,
         changelog: bool,
         table: int,
+        retained: int,
+        actions: int,
+        hosts: int,
+        seed: int,
     ) -> None:
         self.rules = rules
+        self.actions, self.hosts = actions, hosts
         self.model = Model(rules)
         self.initial = initial or []
         self.moves, self.moved_at = 0, -1
@@ -184,13 +200,15 @@ class StateMachine(RuleBasedStateMachine):
                 inline_budget_bytes=inline,
                 orphan_min_age_s=0,
                 log_min_age_s=0,
-                retained_checkpoints=2,
+                retained_checkpoints=retained,
                 changelog=changelog,
                 materialization_interval_s=interval_s,
                 max_log_to_base=1e9,
             ),
         )
         self.harness._query.clock = TickingClock(1e10)
+        moves = random.Random(seed)
+        self.harness._query.place = lambda subtask: moves.randrange(hosts)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
@@ -260,9 +278,17 @@ class StateMachine(RuleBasedStateMachine):
         interval_s=intervals_s,
         changelog=st.booleans(),
         table=table_numbers,
+        inline=inline_budgets,
     )
     def restart(
-        self, parallelism: int, keep_local: bool, merging: str, interval_s: float, changelog: bool, table: int
+        self,
+        parallelism: int,
+        keep_local: bool,
+        merging: str,
+        interval_s: float,
+        changelog: bool,
+        table: int,
+        inline: int,
     ) -> None:
         query = self.harness._query
         query.options = replace(
@@ -271,8 +297,19 @@ class StateMachine(RuleBasedStateMachine):
             changelog=changelog,
             materialization_interval_s=interval_s,
             table=self._table(table),
+            inline_budget_bytes=inline,
         )
         self.harness.restart(parallelism, keepLocal=keep_local)
+
+    @precondition(lambda self: self.harness.batchId >= 0)
+    @rule(parallelism=st.integers(1, 5))
+    def open_anew(self, parallelism: int) -> None:
+        """The query stops and starts on hosts without files; neither leaves anything that no entry names."""
+        self.harness._batches.stop()
+        assert StoredFiles(self.harness._query).unreferenced == []
+        self.harness.restart(parallelism, keepLocal=False)
+        assert StoredFiles(self.harness._query).unreferenced == []
+        self._check_states()
 
     @precondition(lambda self: self.harness.batchId >= 0)
     @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
@@ -299,28 +336,22 @@ class StateMachine(RuleBasedStateMachine):
     @invariant()
     def local_runs_stay_few(self) -> None:
         if hasattr(self, "harness"):
-            for folder in (self.harness._query.local / str(self.harness.parallelism)).glob("*/"):
-                assert len(list(folder.glob("*.run"))) <= 20
+            for host in range(self.hosts):
+                for folder in (self.harness._query.local_of(host) / str(self.harness.parallelism)).glob("*/"):
+                    assert len(list(folder.glob("*.run"))) <= 20
 
     @precondition(lambda self: self.harness.batchId >= 0)
     @invariant()
     def nothing_is_lost_or_left(self) -> None:
         """What can be gone back to is there, and what crashed runs have written is not."""
-        query = self.harness._query
-        store = LocalStore(query.location)
-        stored = {info.name for info in store.list("main/")}
-        entries = query.open_log(store).read()
-        history = History(entries)
-        for record in list(history.records)[-2:]:
-            assert history.has_batch(record.batch)
-            segments = [part for one in history.between(record.needed_from, record.batch) for part in one.segments]
-            cover = record.cover.pieces if record.cover else ()
-            assert {part.name for part in segments} | {run.name for piece in cover for run in piece.runs} <= stored
-        epoch = max(entry.epoch for entry in entries)
-        named = history.object_names()
-        for name in stored - named:
+        files = StoredFiles(self.harness._query)
+        for record in list(files.history.records)[-2:]:
+            assert files.history.has_batch(record.batch)
+        assert files.missing(self.harness._query.options.retained_checkpoints) == {}
+        epoch = max(entry.epoch for entry in files.entries)
+        for name in files.unreferenced:
             folder, of_epoch = name.split("/")[1:3]
-            assert folder in ("log", "initial") or int(of_epoch) >= epoch, name
+            assert folder == "initial" or int(of_epoch) >= epoch, name
 
     def _table(self, number: int) -> str:
         return self.tables[number % len(self.tables)]
@@ -331,6 +362,8 @@ class StateMachine(RuleBasedStateMachine):
         now_ms = self.harness.processingTimeMs + step_ms
         expected = self._next_model(rows, now_ms, None)
         self._check(self.harness.push([_as_input(row) for row in rows], now_ms), expected)
+        for _ in range(self.actions - 1):
+            self.harness.repeatBatch()
 
     def _next_model(self, rows: list[Row], now_ms: int, watermark_ms: int | None) -> dict[Key, list[Any]]:
         initial = self.initial if self.harness.batchId < 0 else []
