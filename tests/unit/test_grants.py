@@ -318,3 +318,13 @@ def test_a_log_of_version_1_tells_what_is_retained_by_what_is_there(engine: Engi
     [second] = [segment.name for entry in history.between(1, 1) for segment in entry.segments]
     assert history.whole_from((names - {second}).__contains__) == 4, "every later one builds on it"
     assert History().whole_from(names.__contains__) == -1
+
+
+def test_a_run_is_closed_once(engine: Engine) -> None:
+    engine.start(1, 0)
+    batches(engine, 0, 2)
+    store = LocalStore(engine.location)
+    engine.coordinator.close()
+    store.put("op/changes/1/0/0-another.run", b"of whoever has the location now")
+    engine.coordinator.close()
+    assert store.read("op/changes/1/0/0-another.run")

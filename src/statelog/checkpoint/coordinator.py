@@ -118,6 +118,7 @@ class OperatorCoordinator:
         self._batch: Batch | None = None
         self._starts = StartingPoints([], [], [], [])
         self._stopped: StatelogError | None = None
+        self._is_closed = False
         self._held: list[int] = []
         self._restoring = RestoringSubtasks(run, options.observer, self._name)
 
@@ -462,6 +463,9 @@ class OperatorCoordinator:
     def close(self) -> None:
         """Stop serving tasks and release the log. What no entry references is removed."""
         with self._lock:
+            if self._is_closed:
+                return  # what is there now may be another run's
+            self._is_closed = True
             if self._stopped is None:
                 self._stopped = FencedError(
                     f"{self._name}: the run {self._run.run_id} is over.",
