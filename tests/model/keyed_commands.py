@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import xxhash
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import AggregateFunction, Ttl
@@ -41,6 +43,30 @@ def write_all(text: str, n: int) -> Command:
         *(["put", name, text, n] for name in MAPS),
         *(["add", name, n] for name in SUMS),
     ]
+
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def as_input(row: tuple[tuple[Any, ...], int | None, Command]) -> tuple[Any, ...]:
+    """The input row of a key, an event time in milliseconds, and a command."""
+    key, at, command = row
+    time = None if at is None else _EPOCH + datetime.timedelta(milliseconds=at)
+    return (*key, time, json.dumps(command))
+
+
+def json_like(answers: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
+    """Answers by key as they come back from JSON."""
+    return {key: json.loads(json.dumps(held)) for key, held in answers.items()}
+
+
+def good_hash(key: tuple[Any, ...]) -> int:
+    return xxhash.xxh64_intdigest(repr(key).encode())
+
+
+def colliding_hash(key: tuple[Any, ...]) -> int:
+    """Few hashes, so that different keys share one, spread over the key groups."""
+    return (good_hash(key) % 4) * (1 << 62) + 17
 
 
 FIRED: list[list[Command]] = [

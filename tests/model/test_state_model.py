@@ -6,7 +6,6 @@ crashes, is a difference.
 
 from __future__ import annotations
 
-import datetime
 import json
 import random
 import shutil
@@ -15,7 +14,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-import xxhash
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,17 +22,30 @@ from statelog import Options, Step, Ttl, Watermark
 from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.history import History
-from statelog.clock import ManualClock
 from statelog.options import TABLES
 from statelog.savepoints import export
 from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from tests.model.keyed_commands import INPUT, LISTS, MAPS, OUTPUT, READ_ALL, SUMS, VALUES, Command, Commands, write_all
+from tests.model.engine import TickingClock
+from tests.model.keyed_commands import (
+    INPUT,
+    LISTS,
+    MAPS,
+    OUTPUT,
+    READ_ALL,
+    SUMS,
+    VALUES,
+    Command,
+    Commands,
+    as_input,
+    colliding_hash,
+    good_hash,
+    json_like,
+    write_all,
+)
 from tests.model.keyed_model import Key, Model, Row, Rules
 from tests.model.stored_files import StoredFiles
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 keys: st.SearchStrategy[Key] = st.sampled_from([(None, None), (None, "x"), (5, None), (None, "5"), (-1, "é")])
 texts = st.sampled_from(["", "a", "b", "long " * 4, "ü"])
@@ -86,15 +97,6 @@ rule_sets = st.builds(
 ).filter(lambda rules: rules.event_time or (rules.delay_ms is None and not rules.ttl_by_event))
 
 
-def good_hash(key: Key) -> int:
-    return xxhash.xxh64_intdigest(repr(key).encode())
-
-
-def colliding_hash(key: Key) -> int:
-    """Few hashes, so that different keys share one, spread over the key groups."""
-    return (good_hash(key) % 4) * (1 << 62) + 17
-
-
 file_merging = st.sampled_from(["across", "within", "off"])
 intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
 inline_budgets = st.sampled_from([0, 400, 8 << 20])
@@ -109,14 +111,6 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
     monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 30)
     monkeypatch.setattr(export, "_PART_BYTES", 8000)
-
-
-class TickingClock(ManualClock):
-    """Time passes whenever somebody looks, so that a slice of upkeep is over after some steps."""
-
-    def monotonic_s(self) -> float:
-        self.advance(0.05)
-        return super().monotonic_s()
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -189,7 +183,7 @@ class StateMachine(RuleBasedStateMachine):
             eventTime="at" if rules.event_time and rules.delay_ms is None else None,
             watermark=None if rules.delay_ms is None else Watermark("at", rules.delay_ms),
             keyHash=colliding_hash if collide else good_hash,
-            initialState=None if initial is None else (INPUT, [_as_input(row) for row in initial]),
+            initialState=None if initial is None else (INPUT, [as_input(row) for row in initial]),
             parallelism=parallelism,
             options=Options(
                 table=self._table(table),
@@ -258,7 +252,7 @@ class StateMachine(RuleBasedStateMachine):
     def other_result_in_next_run(self, rows: list[Row], other: list[Row], step_ms: int, parallelism: int) -> None:
         """A batch is durable, but Spark did not note it as done; the new run's input differs."""
         now_ms = self.harness.processingTimeMs
-        self.harness.push([_as_input(row) for row in other], now_ms)
+        self.harness.push([as_input(row) for row in other], now_ms)
         self.harness._batches.forget(parallelism)
         self._push(rows, step_ms)
 
@@ -267,7 +261,7 @@ class StateMachine(RuleBasedStateMachine):
         """Attempts that see the rows in another order; the last attempt of each subtask counts."""
         order = again.draw(st.permutations(rows))
         now_ms = self.harness.processingTimeMs + step_ms
-        data = self.harness._described.data([_as_input(row) for row in order])
+        data = self.harness._described.data([as_input(row) for row in order])
         self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
         self._push(rows, step_ms)
 
@@ -321,8 +315,7 @@ class StateMachine(RuleBasedStateMachine):
         store = LocalStore(query.location)
         history = History(query.open_log(store).read())
         saved = save_operator(history, batch, "main", location=query.location, target=str(target), run_all=one_by_one)
-        query.coordinator.close()
-        query.release()
+        self.harness._batches.stop()
         shutil.rmtree(query.location)
         query.query_id = f"query-{self.moves}"
         where = RestoreTarget(
@@ -361,7 +354,7 @@ class StateMachine(RuleBasedStateMachine):
     def _push(self, rows: list[Row], step_ms: int) -> None:
         now_ms = self.harness.processingTimeMs + step_ms
         expected = self._next_model(rows, now_ms, None)
-        self._check(self.harness.push([_as_input(row) for row in rows], now_ms), expected)
+        self._check(self.harness.push([as_input(row) for row in rows], now_ms), expected)
         for _ in range(self.actions - 1):
             self.harness.repeatBatch()
 
@@ -403,16 +396,6 @@ def _read_all(handle: Any) -> dict[str, Any]:
 
 def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:
     return None if row is None else list(row)
-
-
-def _as_input(row: Row) -> tuple[Any, ...]:
-    key, at, command = row
-    time = None if at is None else _EPOCH + datetime.timedelta(milliseconds=at)
-    return (*key, time, json.dumps(command))
-
-
-def json_like(answers: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
-    return {key: json.loads(json.dumps(held)) for key, held in answers.items()}
 
 
 _settings = settings(

@@ -44,6 +44,7 @@ _MEMORY: Final = "/dev/shm"
 _ROOM_BYTES: Final = 1 << 30
 
 _MOST_HOSTS: Final = 100
+"""New hosts have other numbers than all before."""
 
 _CLOCK_START_S: Final = 1e10
 """Far in the future, so that what a crashed run left behind is old enough to be removed."""
@@ -246,7 +247,7 @@ class LocalQuery:
             log=self.open_log(store),
             options=self.options,
             clock=self.clock,
-            new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
+            new_token=self.new_token,
             batch_time=lambda batch: self.times[batch],
             deletes_in_background=False,
             slots=2,
@@ -255,6 +256,10 @@ class LocalQuery:
         if first_batch == 0:
             coordinator.offer_initial_state(self._store_initial_state(store))
         self.coordinator = coordinator
+
+    def new_token(self) -> bytes:
+        """16 bytes that no other entry of the log has."""
+        return f"{self.runs}-{self.attempts}".rjust(16).encode()
 
     def new_workers(self) -> None:
         """Have the next attempts run in Python workers that know nothing yet."""
