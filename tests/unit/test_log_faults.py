@@ -1,30 +1,33 @@
 """Drivers that start, fail, stall, come back and crash, one store operation at a time, in a seeded order.
 
 Whatever the order: what was acknowledged to an epoch is seen by every later one, all of them agree on
-what came before, and nothing is ever damaged.
+what came before, and nothing is ever damaged. So it is where machines crash, and where files are removed.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from statelog.checkpoint.entry import Checkpoint, Claim, Entry
-from statelog.checkpoint.log import Log
 from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.clock import ManualClock
 from statelog.errors import FencedError, StorageError
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.storage.page_cache import Machine
 from statelog.testing.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
 
 DRIVERS = 4
-MakeLog = Callable[[Store, str], Log]
+MakeLog = Callable[[Store, str, ManualClock], NumberedLog]
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +42,21 @@ class Crash(BaseException):
 
 
 class Turns:
-    """Lets one thread run at a time, and picks the next one at random."""
+    """Lets one thread run at a time, and picks the next one at random.
 
-    def __init__(self, rng: random.Random, actors: list[Callable[[Turns, int], None]]) -> None:
+    Parameters
+    ----------
+    rng : Random
+        Picks.
+    actors : list of callable
+        What the threads do.
+    in_a_row : int
+        How many turns a thread has in a row, on average, while the others stall.
+    """
+
+    def __init__(self, rng: random.Random, actors: list[Callable[[Turns, int], None]], in_a_row: int = 1) -> None:
         self._rng = rng
+        self._in_a_row = in_a_row
         self._turn = [threading.Semaphore(0) for _ in actors]
         self._back = threading.Semaphore(0)
         self._running = set(range(len(actors)))
@@ -54,8 +68,11 @@ class Turns:
     def run(self) -> None:
         for thread in self._threads:
             thread.start()
+        current = -1
         while self._running:
-            self._turn[self._rng.choice(sorted(self._running))].release()
+            if current not in self._running or self._rng.random() * self._in_a_row < 1:
+                current = self._rng.choice(sorted(self._running))
+            self._turn[current].release()
             self._back.acquire()
         for thread in self._threads:
             thread.join()
@@ -102,63 +119,56 @@ class Epoch:
     seen: list[Entry]
     acked: list[Checkpoint] = field(default_factory=list)
 
+    @property
+    def start(self) -> int:
+        """The first file that its claim found to be needed."""
+        checkpoints = [entry for entry in self.seen if isinstance(entry, Checkpoint)]
+        return checkpoints[-1].log_start if checkpoints else 0
+
 
 @dataclass
 class Simulation:
     """Some drivers on one log."""
 
     make_log: MakeLog
-    root: Path
+    open_store: Callable[[], Store]
     seed: int
+    in_a_row: int = 1
     epochs: list[Epoch] = field(default_factory=list)
 
     def run(self) -> None:
         rng = random.Random(self.seed)
-        Turns(rng, [self._drive] * DRIVERS).run()
+        Turns(rng, [self._drive] * DRIVERS, self.in_a_row).run()
 
     def _drive(self, turns: Turns, number: int) -> None:
         rng = random.Random(self.seed * DRIVERS + number)
         for life in range(3):
-            store = FaultStore(LocalStore(self.root), TurnPlan(turns, number, rng))
-            log = self.make_log(store, PREFIX)
+            store = FaultStore(self.open_store(), self.plan(turns, number, rng))
+            clock = ManualClock()
+            log = self.make_log(store, PREFIX, clock)
             try:
-                self._live(log, f"driver {number}, life {life}", rng)
+                self._live(Driver(log, store, clock, f"driver {number}, life {life} of {self.seed}", rng))
             except FencedError:
                 continue
 
-    def _live(self, log: Log, run: str, rng: random.Random) -> None:
-        claimed: list[int] = []
+    def plan(self, turns: Turns, number: int, rng: random.Random) -> FaultPlan:
+        """What happens to a driver's operations."""
+        return TurnPlan(turns, number, rng)
 
-        def make(epoch: int) -> Claim:
-            claimed.append(epoch)
-            return make_claim(run)(epoch)
-
-        while True:
-            try:
-                seen = log.claim(make)
-                break
-            except StorageError:
-                continue
-        epoch = Epoch(claimed[-1], seen)
+    def _live(self, driver: Driver) -> None:
+        epoch = driver.claim()
         self.epochs.append(epoch)
-        for batch in range(rng.randrange(6)):
-            token = ""
-            while True:
-                try:
-                    epoch.acked.append(log.append(*make_checkpoint(run, epoch.number, batch, token)))
-                    break
-                except StorageError:
-                    token = rng.choice((token, "revised" * rng.randrange(30)))
-        while rng.random() < 0.5:
-            try:
-                log.close()
-                break
-            except StorageError:
-                continue
+        for batch in range(driver.rng.randrange(6)):
+            epoch.acked.append(driver.append(epoch, batch))
+            self.committed(driver, epoch)
+        driver.close()
+
+    def committed(self, driver: Driver, epoch: Epoch) -> None:
+        """A driver has appended an entry."""
 
     def check(self) -> None:
-        store = LocalStore(self.root)
-        history = self.make_log(store, PREFIX).read()
+        store = self.open_store()
+        history = self.make_log(store, PREFIX, ManualClock()).read()
         self.epochs.sort(key=lambda epoch: epoch.number)
         for later, epoch in enumerate(self.epochs):
             before = [entry for entry in history if entry.epoch < epoch.number]
@@ -172,31 +182,189 @@ class Simulation:
                 assert texts == [entry.token, b"\0" * 40 + entry.token]
 
 
+@dataclass
+class Driver:
+    """A driver in one of its lives: it tries again until it is fenced off."""
+
+    log: NumberedLog
+    store: Store
+    clock: ManualClock
+    run: str
+    rng: random.Random
+    start: int = 0
+
+    def claim(self) -> Epoch:
+        claimed: list[int] = []
+
+        def make(epoch: int) -> Claim:
+            claimed.append(epoch)
+            return make_claim(self.run)(epoch)
+
+        while True:
+            try:
+                seen = self.log.claim(make)
+                break
+            except StorageError:
+                continue
+        epoch = Epoch(claimed[-1], seen)
+        self.start = epoch.start
+        return epoch
+
+    def append(self, epoch: Epoch, batch: int) -> Checkpoint:
+        token = ""
+        while True:
+            entry, payload = make_checkpoint(self.run, epoch.number, batch, token)
+            try:
+                return self.log.append(msgspec.structs.replace(entry, log_start=self.start), payload)
+            except StorageError:
+                token = self.rng.choice((token, "revised" * self.rng.randrange(30)))
+
+    def close(self) -> None:
+        while self.rng.random() < 0.5:
+            try:
+                self.log.close()
+                break
+            except StorageError:
+                continue
+
+
 def without_first_claim(entries: list[Entry]) -> list[Entry]:
     """Leave out the claim that closing may remove, and that a stalled run may then make anew."""
     return [entry for entry in entries if isinstance(entry, Checkpoint) or entry.epoch > 1]
 
 
-def _appends(store: Store, prefix: str) -> Log:
-    return NumberedLog(store, prefix, ManualClock(), appends=True)
+def _appends(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
+    return NumberedLog(store, prefix, clock, appends=True)
 
 
-def _starts_files_often(store: Store, prefix: str) -> Log:
-    return NumberedLog(store, prefix, ManualClock(), appends=True, max_file_bytes=700)
+def _starts_files_often(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
+    return NumberedLog(store, prefix, clock, appends=True, max_file_bytes=700)
 
 
-def _writes_files(store: Store, prefix: str) -> Log:
-    return NumberedLog(store, prefix, ManualClock(), appends=False)
+def _writes_files(store: Store, prefix: str, clock: ManualClock) -> NumberedLog:
+    return NumberedLog(store, prefix, clock, appends=False)
 
 
-@pytest.mark.parametrize("make_log", [_appends, _starts_files_often, _writes_files])
+every_form = pytest.mark.parametrize("make_log", [_appends, _starts_files_often, _writes_files])
+
+
+@every_form
 @pytest.mark.parametrize("group", range(8))
 def test_any_order_of_operations(tmp_path: Path, make_log: MakeLog, group: int) -> None:
     for seed in range(group * 5, group * 5 + 5):
-        simulation = Simulation(make_log, tmp_path / str(seed), seed)
-        try:
+        root = tmp_path / str(seed)
+        simulation = Simulation(make_log, lambda root=root: LocalStore(root), seed)  # type: ignore[misc]
+        with noted(seed):
             simulation.run()
             simulation.check()
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+
+
+@contextmanager
+def noted(seed: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+# ---- Machines that crash ----
+
+
+class MachineDown(Crash):
+    """All processes of a machine are gone."""
+
+
+@dataclass
+class OneMachine(Simulation):
+    """Drivers on a machine that crashes, and whose disk fails now and then; then there are others."""
+
+    machine: Machine = field(default_factory=lambda: Machine(random.Random(0)))
+    operations_left: int = 0
+
+    def run(self) -> None:
+        rng = random.Random(self.seed)
+        for crash in range(4):
+            self.operations_left = rng.randrange(20, 250)
+            self.seed = self.seed * 4 + crash
+            super().run()
+            self.machine.crash()
+
+    def plan(self, turns: Turns, number: int, rng: random.Random) -> FaultPlan:
+        turn = TurnPlan(turns, number, rng)
+
+        class UntilTheCrash(FaultPlan):
+            def fault(plan, call: Call) -> Fault | None:
+                fault = turn.fault(call)
+                self.operations_left -= 1
+                if self.operations_left < 0:
+                    raise MachineDown
+                return fault
+
+        return UntilTheCrash()
+
+
+@every_form
+@pytest.mark.parametrize("group", range(4))
+def test_any_order_of_operations_and_crashes_of_the_machine(make_log: MakeLog, group: int) -> None:
+    for seed in range(group * 10, group * 10 + 10):
+        rng = random.Random(seed)
+        machine = Machine(rng, lambda rng=rng: rng.random() < 0.15)  # type: ignore[misc]
+        simulation = OneMachine(make_log, machine.open_store, seed, machine=machine)
+        with noted(seed):
+            simulation.run()
+            simulation.check()
+
+
+# ---- Files that are removed ----
+
+
+class WithoutAppend(FaultStore):
+    """A store that behaves like an object store."""
+
+    @property
+    def can_append(self) -> bool:
+        return False
+
+
+class Truncating(Simulation):
+    """Drivers whose entries are enough by themselves, so that the log before them goes at once.
+
+    The clocks of a driver stand still while it waits for its turn, whatever the others do meanwhile.
+    """
+
+    def committed(self, driver: Driver, epoch: Epoch) -> None:
+        if driver.rng.random() < 0.7:
+            driver.start = epoch.acked[-1].number
+        if epoch.acked[-1].log_start:
+            driver.clock.advance(100)
+            names = driver.log.removable(epoch.acked[-1].log_start)
+            driver.log.forget(names)
+            for name in driver.rng.sample(names, len(names)):
+                with suppress(StorageError):
+                    driver.store.delete([name])
+
+    def check(self) -> None:
+        self.make_log(self.open_store(), PREFIX, ManualClock()).read()
+        self.epochs.sort(key=lambda epoch: epoch.number)
+        assert all(one.number < other.number for one, other in pairwise(self.epochs) if one.acked)
+        for later, epoch in enumerate(self.epochs):
+            for following in self.epochs[later + 1 :]:
+                needed = [entry for entry in epoch.acked if entry.number >= following.start]
+                assert all(entry in following.seen for entry in needed)
+
+
+@every_form
+@pytest.mark.parametrize("group", range(8))
+def test_any_order_of_operations_and_removals(make_log: MakeLog, group: int) -> None:
+    for seed in range(group * 20, group * 20 + 20):
+        machine = Machine(random.Random(seed))
+
+        def open_store(machine: Machine = machine) -> Store:
+            store = machine.open_store()
+            return store if make_log is not _writes_files else WithoutAppend(store, FaultPlan())
+
+        simulation = Truncating(make_log, open_store, seed, in_a_row=30)
+        with noted(seed):
+            simulation.run()
+            simulation.check()

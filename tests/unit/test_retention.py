@@ -9,7 +9,7 @@ import pytest
 
 from statelog.changelog import chain
 from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint, encode_frame
+from statelog.checkpoint.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
 from statelog.checkpoint.history import History
 from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
@@ -137,6 +137,54 @@ def test_a_driver_that_was_suspended_for_longer_than_the_minimum_age(
     assert checkpoints(found)[-1].batch == 6
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_driver_whose_clocks_stood_still(tmp_path: Path, is_replaced: bool) -> None:
+    """It does not know that it slept, and finds its number free: its own newest file is gone, or another driver's."""
+    clock, store = ManualClock(1000), LocalStore(tmp_path)
+    older, newer = open_log(tmp_path, ManualClock(1000), "within"), open_log(tmp_path, clock, "within")
+    older.claim(make_claim("a"))
+    own = older.append(*make_checkpoint("a", 1, 0))
+    own_name = older.file_name
+    newer.claim(make_claim("b"))
+    for batch in range(6):
+        entry = newer.append(*placed("b", 2, batch, newer.number))
+        clock.advance(60)
+        names = newer.removable(entry.log_start)
+        store.delete(names)
+        newer.forget(names)
+    if is_replaced:
+        store.put(own_name, b"".join(encode_frame(*make_checkpoint("c", 1, 0))))
+    with pytest.raises(FencedError, match="its file (is gone|was replaced)"):
+        older.append(*make_checkpoint("a", 1, 1))
+    found = checkpoints(open_log(tmp_path, clock, "within").claim(make_claim("d")))
+    assert own not in found
+    assert found[-1] == entry
+
+
+def test_a_claim_that_was_prepared_before_the_log_went_on(tmp_path: Path) -> None:
+    """The number that it takes was used and is free again: what the log holds now is newer."""
+    clock, store = ManualClock(1000), LocalStore(tmp_path)
+    newer = open_log(tmp_path, clock, "within")
+
+    def go_on() -> None:
+        newer.claim(make_claim("b"))
+        for batch in range(6):
+            entry = newer.append(*placed("b", 2, batch, newer.number))
+            clock.advance(60)
+            names = newer.removable(entry.log_start)
+            store.delete(names)
+            newer.forget(names)
+
+    open_log(tmp_path, clock, "within").claim(make_claim("a"))
+    late = open_log(tmp_path, clock, "within", FaultPlan.at("put_if_absent", action=go_on))
+    with pytest.raises(FencedError, match="newer than its claim"):
+        late.claim(make_claim("c"))
+    with pytest.raises(FencedError):
+        late.append(*make_checkpoint("c", 2, 0))
+    found = open_log(tmp_path, clock, "within").claim(make_claim("d"))
+    assert [entry.batch for entry in checkpoints(found)] == [4, 5]
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_wall_clock_or_a_monotonic_clock_that_moved_is_a_pause(tmp_path: Path, is_late: bool) -> None:
     class TwoClocks(ManualClock):
@@ -152,7 +200,7 @@ def test_a_wall_clock_or_a_monotonic_clock_that_moved_is_a_pause(tmp_path: Path,
     before = calls.calls
     clock.shift_s = 31.0 if is_late else 29.0
     log.append(*make_checkpoint("a", 1, 0))
-    assert calls.calls - before == 1 + is_late, "one look at the log, and only after a pause"
+    assert calls.calls - before == 2 + is_late, "a look at the own file, and one at the log only after a pause"
 
 
 def test_an_entry_that_lands_after_it_was_deleted_is_no_part_of_the_log(tmp_path: Path) -> None:
@@ -175,6 +223,8 @@ def test_an_entry_that_lands_after_it_was_deleted_is_no_part_of_the_log(tmp_path
     newer = open_log(tmp_path, clock, "across")
     assert checkpoints(newer.claim(make_claim("b")))[-1].batch == 6
     entry = newer.append(*placed("b", 2, 7, newer.number))
+    assert name not in newer.removable(entry.log_start), "it was not read, and may be a claim"
+    clock.advance(60)
     assert name in newer.removable(entry.log_start)
 
 
@@ -320,7 +370,7 @@ def test_a_checkpoint_that_is_not_retained_any_more_is_named(tmp_path: Path) -> 
 def test_a_snapshot_that_cannot_be_moved_stays_where_it_is(tmp_path: Path) -> None:
     class Unreadable(FaultStore):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-            if is_failing:
+            if is_failing and length != FRAME_HEADER_BYTES:
                 raise StorageError("read failed: no.")
             return super().read(name, offset=offset, length=length)
 

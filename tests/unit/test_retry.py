@@ -82,7 +82,7 @@ class ScriptedStore(Store):
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
         self._follow("append", lambda: None)
 
-    def sync(self, name: str) -> None:
+    def sync(self, name: str, *, start: int, end: int) -> None:
         self._follow("sync", lambda: None)
 
     def delete(self, names: list[str]) -> None:
@@ -299,7 +299,7 @@ OPERATIONS: dict[str, Callable[[Store], object]] = {
     "put": lambda store: store.put("x", b"1"),
     "put_if_absent": lambda store: store.put_if_absent("x", b"1"),
     "append": lambda store: store.append("there", [b"1"], at=0),
-    "sync": lambda store: store.sync("there"),
+    "sync": lambda store: store.sync("there", start=0, end=1),
     "delete": lambda store: store.delete(["there"]),
     "list": lambda store: store.list(),
 }

@@ -7,6 +7,14 @@ Where the store can append, an entry may also be appended to the writer's newest
 decides: a writer appends, and *then* looks for the next number before it reports success; a claimer makes its file, and
 *then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
 that was reported stands before the fence, and one that stands behind it was never reported.
+
+After a failed append nobody knows what of the frame is on the disk: a later sync that succeeds does not tell, because
+the system gives up what it could not write. So nothing is appended behind such a frame. The writer goes on in the next
+file, whose fence ends the one before in front of the frame; if a newer run has counted the frame, that number is taken.
+And who counts an older run's last frame writes it again before its fence says so.
+
+Files are removed in such an order that a writer who slept through it all notices: before the file of a claim goes, the
+one before it is gone. So the writer of an older epoch finds the next number taken, or its own newest file gone.
 """
 
 from __future__ import annotations
@@ -38,14 +46,6 @@ LOG_FILE: Final = re.compile(r"(\d{20})\.log")
 _READ_ATTEMPTS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class _Appended:
-    """An entry whose append was begun and not yet seen to succeed."""
-
-    entry: Checkpoint
-    frame_bytes: int
-
-
 @dataclass
 class _Contents:
     """What was read of a log, newest file first.
@@ -54,12 +54,13 @@ class _Contents:
     ----------
     files : list of list of Entry
         Claims and checkpoints of each file.
-    open_ends : dict of str to int
-        Where files end that somebody may still append to, and that no fence covers; by base name.
+    open_tails : dict of str to (int, int)
+        Where the last frame starts and ends in files that somebody may still append to, and that no fence covers; by
+        base name.
     """
 
     files: list[list[Entry]] = field(default_factory=list)
-    open_ends: dict[str, int] = field(default_factory=dict)
+    open_tails: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Entry]:
@@ -111,7 +112,9 @@ class NumberedLog(Log):
         self._claim: Claim | None = None
         self._number = 0
         self._end = 0
-        self._appended: _Appended | None = None
+        # How the newest file begins, which tells it from any other.
+        self._head = b""
+        # Whether an entry was begun and not seen to succeed, in the newest file or in the next one.
         self._is_in_doubt = False
         self._is_used = False
         self._lost = "it has not claimed it"
@@ -140,7 +143,7 @@ class NumberedLog(Log):
         return self._read().entries
 
     def claim(self, make: Callable[[int], Claim]) -> list[Entry]:
-        self._lost, self._appended, self._is_in_doubt, self._is_used = "its claim failed", None, False, False
+        self._lost, self._is_in_doubt, self._is_used = "its claim failed", False, False
         while True:
             looked_s = self._now_s()
             newest = max(self._files(), default=0)
@@ -151,14 +154,15 @@ class NumberedLog(Log):
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
-        self._claim, self._number, self._end = claim, newest + 1, len(frame)
+        self._claim, self._number, self._end, self._head = claim, newest + 1, len(frame), frame[:FRAME_HEADER_BYTES]
         self._files_made += 1
-        contents = self._read(below=self._number)
-        if contents.open_ends:
-            # What was read may still be in the page cache of a writer that was killed.
-            for name in contents.open_ends:
-                self._store.sync(f"{self._prefix}/{name}")
-            fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, contents.open_ends), [])]
+        contents = self._read(claimed=self._number)
+        if contents.open_tails:
+            # What was read may be in the page cache only, of a writer that was killed or whose sync failed.
+            for name, (start, end) in contents.open_tails.items():
+                self._store.sync(f"{self._prefix}/{name}", start=start, end=end)
+            ends = {name: end for name, (_, end) in contents.open_tails.items()}
+            fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, ends), [])]
             self._store.append(self.name_of(self._number), fence, at=self._end)
             self._end += sum(map(len, fence))
         # A newer epoch that claims from here on finds the fence, so both agree on what came before.
@@ -174,14 +178,10 @@ class NumberedLog(Log):
         parts = encode_frame(entry, payload)
         frame_bytes = sum(map(len, parts))
         try:
-            if not self._is_written(_Appended(entry, frame_bytes)):
-                # A file that was begun in doubt may turn up yet, and must not be taken for somebody else's.
-                if self._appends and not self._is_in_doubt and self._end + frame_bytes <= self._max_file_bytes:
-                    self._append(entry, parts, frame_bytes)
-                else:
-                    self._start_file(parts)
+            if self._appends and not self._is_in_doubt and self._end + frame_bytes <= self._max_file_bytes:
+                self._append(parts, frame_bytes)
             else:
-                self._require_ownership(self._end)
+                self._start_file(parts)
         except StorageError as error:
             if error.kind is not ErrorKind.OBJECT_MISSING:
                 raise
@@ -193,11 +193,20 @@ class NumberedLog(Log):
     def removable(self, start: int) -> list[str]:
         now_s = self._clock.monotonic_s()
         before = itertools.takewhile(lambda number: number < min(start, self._number), self._existing)
-        return [
-            self.name_of(number)
-            for number in before
-            if now_s - self._claims_seen_s.get(number, float("-inf")) >= self._min_age_s
-        ]
+        return [self.name_of(number) for number in before if self._is_removable(number, now_s)]
+
+    def _is_removable(self, number: int, now_s: float) -> bool:
+        """Whether older writers need not find a file; one after another goes of those that may hold a claim."""
+        seen_s = self._claims_seen_s.get(number)
+        if seen_s is None:
+            return True
+        return now_s - seen_s >= self._min_age_s and number - 1 not in self._existing and self._is_gone(number - 1)
+
+    def _is_gone(self, number: int) -> bool:
+        try:
+            return self._size(number) is None
+        except StorageError:
+            return False
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -212,29 +221,14 @@ class NumberedLog(Log):
 
     # ---- Writing ----
 
-    def _append(self, entry: Checkpoint, parts: list[bytes], frame_bytes: int) -> None:
-        self._appended, self._is_used = _Appended(entry, frame_bytes), True
+    def _append(self, parts: list[bytes], frame_bytes: int) -> None:
+        self._is_used = self._is_in_doubt = True
         self._store.append(self.name_of(self._number), [*parts], at=self._end)
         self._require_ownership(self._end + frame_bytes)
-        self._end, self._appended = self._end + frame_bytes, None
-
-    def _is_written(self, attempt: _Appended) -> bool:
-        """Find out what became of a failed append, before its place is written again.
-
-        A frame that arrived completely stays as it is: a newer epoch may have counted it already.
-        """
-        if self._appended is None:
-            return False
-        end = self._end + self._appended.frame_bytes
-        if self._store.size_bytes(self.name_of(self._number)) < end:
-            return False
-        self._store.sync(self.name_of(self._number))
-        is_same = self._appended == attempt
-        self._end, self._appended = end, None
-        return is_same
+        self._end, self._is_in_doubt = self._end + frame_bytes, False
 
     def _start_file(self, parts: list[bytes]) -> None:
-        """Write an entry as the next file, behind the end of the file before if that was appended to."""
+        """Write an entry as the next file, with the certain end of the file before if that was appended to."""
         was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
         while True:
             name = self.name_of(self._number + 1)
@@ -249,13 +243,20 @@ class NumberedLog(Log):
             if not (was_in_doubt and self._is_own(name, len(found))):
                 self._lose(f"entry {self._number + 1} is another run's")
             # An earlier entry of ours whose answer was lost; the new one comes after it.
-            self._number, self._end = self._number + 1, len(found)
-            self._existing[self._number] = None
-        self._number, self._end = self._number + 1, len(data)
-        self._existing[self._number] = None
+            self._go_on_in_next(found)
+        self._go_on_in_next(data)
         self._files_made += 1
         self._is_in_doubt = False
-        self._appended = None
+
+    def _go_on_in_next(self, data: bytes) -> None:
+        """Take the next file for the newest one, after a look at the file before.
+
+        If a newer run has removed its claim, which had the next number, then it has removed that one first.
+        """
+        if self._store.read(self.name_of(self._number), length=FRAME_HEADER_BYTES) != self._head:
+            self._lose("its file was replaced")
+        self._number, self._end, self._head = self._number + 1, len(data), data[:FRAME_HEADER_BYTES]
+        self._existing[self._number] = None
 
     def _is_own(self, name: str, size_bytes: int) -> bool:
         claim, frame = self._claim, FrameReader(self._store, name).frame_at(0, size_bytes)
@@ -286,11 +287,15 @@ class NumberedLog(Log):
 
     # ---- Reading ----
 
-    def _read(self, below: int | None = None) -> _Contents:
+    def _read(self, claimed: int | None = None) -> _Contents:
+        """Read the log, or what stands before a claim that was made just now."""
         for _ in range(_READ_ATTEMPTS):
             files = self._files()
+            if claimed is not None and max(files, default=0) > claimed:
+                # The number was free because newer runs had removed what they do not need any more.
+                self._lose("another run's files are newer than its claim")
             try:
-                return self._read_files({number: files[number] for number in files if below is None or number < below})
+                return self._read_files({number: files[number] for number in files if number != claimed})
             except StorageError as error:
                 # The oldest files are removed while others read; then a newer entry says that they are not needed.
                 if error.kind is not ErrorKind.OBJECT_MISSING:
@@ -318,9 +323,9 @@ class NumberedLog(Log):
                 )
             name = base_name(number)
             # Only the last file of an epoch can have been written to after the next one was made.
-            found, end = self._read_file(number, files[number], fenced_ends.get(name), epoch)
+            found, tail = self._read_file(number, files[number], fenced_ends.get(name), epoch)
             if found[0].epoch != epoch and name not in fenced_ends and self._store.can_append:
-                contents.open_ends[name] = end
+                contents.open_tails[name] = tail
             epoch = found[0].epoch
             for entry in found:
                 if isinstance(entry, Fence):
@@ -333,16 +338,19 @@ class NumberedLog(Log):
 
     def _read_file(
         self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
-    ) -> tuple[list[Entry], int]:
-        """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none."""
+    ) -> tuple[list[Entry], tuple[int, int]]:
+        """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none.
+
+        Returns them, and where the last one starts and ends.
+        """
         name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
         reader = FrameReader(self._store, name, number)
         entries: list[Entry] = []
-        end = 0
+        start = end = 0
         while frame := reader.frame_at(end, size if fenced_end is None else min(size, fenced_end)):
             entries.append(frame.entry)
-            end = frame.end
+            start, end = end, frame.end
         if not entries:
             raise CorruptionError(
                 f"{name}: its {size} bytes do not begin with a complete log entry.",
@@ -362,7 +370,7 @@ class NumberedLog(Log):
         if self._store.can_append and self._store.size_bytes(name) < end:
             # Its writer lives: it dropped a failed append and was about to write another in its place.
             raise StorageError(f"{name} was changed while it was read.", hint="Try again.")
-        return entries, end
+        return entries, (start, end)
 
     def _epoch_of(self, number: int) -> int | None:
         """The epoch of a file; None if it was removed meanwhile, 0 for no file."""
@@ -396,14 +404,16 @@ class NumberedLog(Log):
         return self._claim.epoch if self._claim else 0
 
     def _note_claims(self, contents: _Contents) -> None:
-        """Remember since when this run has known the files that older writers may look for."""
+        """Remember since when this run has known the files that older writers may look for.
+
+        A file that the claim did not need to read may hold a claim.
+        """
         now_s = self._clock.monotonic_s()
-        numbers = range(self._number - 1, 0, -1)
-        claims = [
-            number for number, file in zip(numbers, contents.files, strict=False) if file and isinstance(file[0], Claim)
-        ]
-        self._claims_seen_s = dict.fromkeys([*claims, self._number], now_s)
+        read = dict(zip(range(self._number - 1, 0, -1), contents.files, strict=False))
         self._existing = {number: None for number in self._files() if number <= self._number}
+        self._claims_seen_s = {
+            number: now_s for number in self._existing if number not in read or isinstance(read[number][0], Claim)
+        }
 
     def _now_s(self) -> tuple[float, float]:
         return self._clock.monotonic_s(), self._clock.now_s()

@@ -162,8 +162,8 @@ class FaultStore(Store):
             lambda n: self._inner.append(name, [b"".join(parts)[:n]], at=at),
         )
 
-    def sync(self, name: str) -> None:
-        self._run("sync", name, lambda: self._inner.sync(name))
+    def sync(self, name: str, *, start: int, end: int) -> None:
+        self._run("sync", name, lambda: self._inner.sync(name, start=start, end=end))
 
     def delete(self, names: list[str]) -> None:
         self._run("delete", names[0] if names else "", lambda: self._inner.delete(names))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
-from statelog.storage.posix import AppendFile, read_all, read_into, sync_data, sync_directory, write_all
+from statelog.storage.posix import AppendFile, read_all, read_into, rewrite, sync_data, sync_directory, write_all
 from statelog.storage.store import ObjectInfo, Store
 
 __all__ = ["LocalStore"]
@@ -102,8 +102,9 @@ class LocalStore(Store):
         with _reported("append", path, missing=True):
             self._append_files().setdefault(name, AppendFile(path)).append(parts, at)
 
-    def sync(self, name: str) -> None:
-        with self._opened(name, "sync") as fd:
+    def sync(self, name: str, *, start: int, end: int) -> None:
+        with self._opened(name, "sync", os.O_RDWR) as fd:
+            rewrite(fd, start, end)
             sync_data(fd)
 
     def delete(self, names: list[str]) -> None:
@@ -152,10 +153,10 @@ class LocalStore(Store):
         return self._appended
 
     @contextmanager
-    def _opened(self, name: str, operation: str) -> Iterator[int]:
+    def _opened(self, name: str, operation: str, mode: int = os.O_RDONLY) -> Iterator[int]:
         path = self._path(name)
         with _reported(operation, path, missing=True):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, mode | os.O_CLOEXEC)
             try:
                 yield fd
             finally:

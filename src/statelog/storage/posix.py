@@ -11,7 +11,7 @@ from typing import Final
 
 from statelog.files import WRITE_BYTES, cut
 
-__all__ = ["AppendFile", "read_all", "read_into", "sync_data", "sync_directory", "write_all"]
+__all__ = ["AppendFile", "read_all", "read_into", "rewrite", "sync_data", "sync_directory", "write_all"]
 
 _IOV_MAX: Final = 1024
 # macOS has no fdatasync.
@@ -85,6 +85,16 @@ def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
             first += 1
         if written:
             pending[first] = pending[first][written:]
+
+
+def rewrite(fd: int, start: int, end: int) -> None:
+    """Write the bytes of a file from `start` to `end` as they are; the file must be that long."""
+    while start < end:
+        data = read_all(fd, min(end - start, WRITE_BYTES), start)
+        if not data:
+            raise OSError(errno.EINVAL, f"it ends at offset {start}, before {end}")
+        write_all(fd, [data], start)
+        start += len(data)
 
 
 def sync_directory(directory: str) -> None:

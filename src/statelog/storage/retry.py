@@ -107,8 +107,8 @@ class RetryingStore(Store):
         # Not hedged: the late one of two attempts could cut off what was appended after the first.
         self._repeat(lambda: self._inner.append(name, parts, at=at), Metric.UPLOAD_RETRIES)
 
-    def sync(self, name: str) -> None:
-        self._repeat(lambda: self._inner.sync(name))
+    def sync(self, name: str, *, start: int, end: int) -> None:
+        self._repeat(lambda: self._inner.sync(name, start=start, end=end))
 
     def delete(self, names: list[str]) -> None:
         self._repeat(lambda: self._inner.delete(names))

@@ -79,8 +79,11 @@ class Store(ABC):
         Anything beyond `at` is dropped first, so a failed append can be repeated.
         """
 
-    def sync(self, name: str) -> None:  # noqa: B027 - most stores have nothing to do
-        """Make durable what other processes have appended to an object so far, without changing it.
+    def sync(self, name: str, *, start: int, end: int) -> None:  # noqa: B027 - most stores have nothing to do
+        """Make durable what another process has appended to an object, from offset `start` to `end`.
+
+        The bytes are written again: the operating system may have given up writing them when a sync of that process
+        failed, and then a sync alone does nothing. Everything before `start` is durable already.
 
         Only stores that can append need it: elsewhere an object is durable as soon as it exists.
         """

@@ -198,7 +198,7 @@ class StoreContract:
         assert store.read("log") == b"headonetwo"
         assert store.size_bytes("log") == 10
         store.append("log", [b"3"], at=10)
-        store.sync("log")
+        store.sync("log", start=4, end=11)
         assert store.read("log") == b"headonetwo3"
 
     def test_append_of_many_parts(self, store: Store) -> None:
@@ -235,7 +235,7 @@ class StoreContract:
 
     def test_append_to_a_missing_object(self, store: Store) -> None:
         _needs_append(store)
-        for operation in (partial(store.append, "log", [b"x"], at=0), partial(store.sync, "log")):
+        for operation in (partial(store.append, "log", [b"x"], at=0), partial(store.sync, "log", start=0, end=1)):
             with pytest.raises(StorageError) as raised:
                 operation()
             assert raised.value.kind == ErrorKind.OBJECT_MISSING
