@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
+from statelog.savepoints.file_log import file_log_until, is_file_log_entry
 from statelog.savepoints.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.savepoints.offset_log import BatchOffsets
 from statelog.storage import Store
 
 __all__ = ["SparkCheckpoint"]
@@ -20,7 +23,6 @@ _SOURCES: Final = "sources"
 _STATE: Final = "state"
 _COPY_ATTEMPTS: Final = 3
 _SAVED_FOLDER: Final = "spark"
-_FILE_LOG_ENTRY: Final = re.compile(r"sources/(\d+)/(\d+)")
 
 
 class SparkCheckpoint:
@@ -37,6 +39,12 @@ class SparkCheckpoint:
     def __init__(self, store: Store, location: str) -> None:
         self._store = store
         self._location = location
+
+    @property
+    def folders(self) -> list[str]:
+        """The locations of Spark's own folders."""
+        names = (_OFFSETS, _COMMITS, _SOURCES, _STATE)
+        return [f"{self._location.rstrip('/')}/{name}" for name in names]
 
     def query_id(self) -> str:
         """The id of the query that the checkpoint belongs to.
@@ -84,6 +92,11 @@ class SparkCheckpoint:
         """Where the sources stand after a batch, and after the one before, by batch id, as Spark has written it."""
         return {str(one): self._text(f"{_OFFSETS}/{one}") for one in (batch - 1, batch) if one >= 0}
 
+    def time_ms(self, batch: int) -> int | None:
+        """Spark's time of a batch; None if it is not noted."""
+        name = f"{_OFFSETS}/{batch}"
+        return BatchOffsets.parse(self._text(name), f"{self._location}/{name}").time_ms
+
     def commits(self, batch: int) -> dict[str, str]:
         """Spark's commit of a batch, by batch id."""
         return {str(batch): self._text(f"{_COMMITS}/{batch}")}
@@ -111,14 +124,15 @@ class SparkCheckpoint:
 
         Raises
         ------
+        StateMissingError
+            If a source does not have it any more.
         StorageError
             If files vanish again and again while they are copied.
         """
-        ends = _file_log_ends(offsets)
+        ends = BatchOffsets.parse(offsets, f"{self._location}/{_OFFSETS}").file_log_ends
         for attempt in range(_COPY_ATTEMPTS):
             try:
-                names = [info.name for info in self._store.list(f"{_SOURCES}/") if _is_noted(info.name, ends)]
-                held = {name: self._store.read(name) for name in names}
+                held = dict(self._noted(ends))
             except StorageError as error:
                 # Sources join old files of theirs into one and remove them.
                 if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
@@ -126,6 +140,23 @@ class SparkCheckpoint:
                 continue
             return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
         raise AssertionError("unreachable")
+
+    def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """Files of the sources by name; a log of files without its later entries, which would be read as one batch."""
+        logs: dict[str, list[str]] = {source: [] for source in ends}
+        for info in self._store.list(f"{_SOURCES}/"):
+            source, _, base_name = info.name.removeprefix(f"{_SOURCES}/").partition("/")
+            if source in logs and is_file_log_entry(base_name):
+                logs[source].append(base_name)
+            elif not info.name.rpartition("/")[2].startswith("."):
+                yield info.name, self._store.read(info.name)
+        for source, names in logs.items():
+            folder = f"{_SOURCES}/{source}"
+            files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
+            yield from ((f"{folder}/{name}", data) for name, data in files.items())
+
+    def _read_below(self, folder: str, name: str) -> bytes:
+        return self._store.read(f"{folder}/{name}")
 
     def require_empty(self) -> None:
         """Refuse a location that a query has been started with.
@@ -163,48 +194,14 @@ class SparkCheckpoint:
             name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
             self._store.put(name, read_saved(saved, file, saved_location))
         self._put_all(_COMMITS, manifest.commits)
-        offsets = {batch: _with_clock(text, clock_id) for batch, text in manifest.offsets.items()}
-        self._put_all(_OFFSETS, offsets)
+        parsed = {
+            batch: BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
+            for batch, text in manifest.offsets.items()
+        }
+        self._put_all(_OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
         # Without it Spark takes nothing of this for a checkpoint.
         self._store.put(_METADATA, json.dumps({"id": query_id}).encode())
 
     def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:
         for batch, text in texts.items():
             self._store.put(f"{folder}/{batch}", text.encode())
-
-
-def _file_log_ends(offsets: str) -> dict[int, int]:
-    """For each source of files the last entry of its log that a batch has read; the sources follow two lines."""
-    ends: dict[int, int] = {}
-    for source, line in enumerate(offsets.split("\n")[2:]):
-        offset = _parsed(line)
-        if isinstance(offset.get("logOffset"), int):
-            ends[source] = offset["logOffset"]
-    return ends
-
-
-def _is_noted(name: str, ends: Mapping[int, int]) -> bool:
-    """Whether a file of a source belongs to what was read; later entries would become part of the next batch."""
-    found = _FILE_LOG_ENTRY.fullmatch(name)
-    if found is not None:
-        return int(found[2]) <= ends.get(int(found[1]), int(found[2]))
-    return not name.rpartition("/")[2].startswith(".")
-
-
-def _with_clock(offsets: str, clock_id: str) -> str:
-    """Offsets in which the heartbeat's source has another id; every source has a line."""
-    return "\n".join(_renamed(line, clock_id) for line in offsets.split("\n"))
-
-
-def _renamed(line: str, clock_id: str) -> str:
-    offset = _parsed(line)
-    return json.dumps({**offset, "clock": clock_id}) if offset.keys() == {"clock", "tick"} else line
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """A source's offset, if it is an object of JSON."""
-    try:
-        offset = json.loads(line)
-    except ValueError:
-        return {}
-    return offset if isinstance(offset, dict) else {}
