@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError
 from statelog.__main__ import main
+from statelog.savepoints.manifest import Manifest
+from statelog.sealed import seal
+from statelog.storage import LocalStore
 from tests.spark.faults import wait_until
 from tests.spark.inputs import add_json
 from tests.spark.support import Job, ledger_model, make_orders
@@ -166,53 +171,184 @@ class Tally(statelog.OperatorProcessor):
 
 
 class Chain:
-    """A query of two operators: timers by key, then a tally without keys."""
+    """A query of two operators: timers by key, then a tally without keys.
 
-    def __init__(self, session: SparkSession, root: Path, source: Path) -> None:
+    Parameters
+    ----------
+    session : SparkSession
+        The session.
+    root : Path
+        Holds the checkpoint.
+    source : Path
+        The input, a file per batch.
+    location : Path, optional
+        The tally's own location.
+    """
+
+    def __init__(self, session: SparkSession, root: Path, source: Path, location: Path | None = None) -> None:
         self._session = session
         self.root = root
         self._source = source
+        self._location = location
         self.found: dict[int, tuple[int, int]] = {}
 
-    def run(self, parallelism: int) -> None:
+    def run(self, parallelism: int, *, has_tally: bool = True) -> None:
+        """Run it over all input that is there."""
+        self.start(parallelism, has_tally=has_tally, availableNow=True).awaitTermination()
+
+    def start(self, parallelism: int, *, has_tally: bool = True, **trigger: Any) -> StreamingQuery:
         source = self._session.readStream.schema("key string, time timestamp").option("maxFilesPerTrigger", 1)
         rows = source.json(str(self._source)).withWatermark("time", "0 seconds")
-        fired = statelog.key_by(rows, "key").transformWithState(
+        frame = statelog.key_by(rows, "key").transformWithState(
             Remember(), "key string, n long", "append", "EventTime", uid="timers", parallelism=parallelism
         )
-        tally = statelog.process(fired, Tally(), "elements long, total long", uid="tally", parallelism=parallelism)
+        if has_tally:
+            frame = statelog.process(
+                frame,
+                Tally(),
+                "elements long, total long",
+                uid=TALLY,
+                parallelism=parallelism,
+                location=None if self._location is None else str(self._location),
+            )
 
         def keep(frame: DataFrame, batch: int) -> None:
             rows = frame.collect()
-            self.found[batch] = (sum(row.elements for row in rows), sum(row.total for row in rows))
+            if has_tally:
+                self.found[batch] = (sum(row.elements for row in rows), sum(row.total for row in rows))
 
-        query = tally.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.root / "checkpoint"))
-        query.trigger(availableNow=True).start().awaitTermination()
+        query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(self.root / "checkpoint"))
+        return (query.trigger(**trigger) if trigger else query).start()
+
+    def clocks(self) -> set[str]:
+        """The ids of the heartbeat's source in Spark's offset log."""
+        texts = [path.read_text() for path in (self.root / "checkpoint" / "offsets").glob("[0-9]*")]
+        return {clock for text in texts for clock in re.findall(r'"clock": ?"([^"]+)"', text)}
 
 
-def test_timers_watermark_and_operator_state_are_saved_as_of_one_batch(spark: SparkSession, tmp_path: Path) -> None:
-    def rows(first_s: int) -> list[dict[str, str]]:
-        return [{"key": f"k{n}", "time": f"2024-01-01T00:00:{first_s + n % 3:02}Z"} for n in range(12)]
+TALLY = "t\N{LATIN SMALL LETTER A WITH DIAERESIS}lly"
 
+
+def timed_rows(first_s: int) -> list[dict[str, str]]:
+    return [{"key": f"k{n}", "time": f"2024-01-01T00:00:{first_s + n % 3:02}Z"} for n in range(12)]
+
+
+@pytest.fixture(name="configured")
+def make_configured(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Sets what a session is configured with until the end of a test."""
+    names: list[str] = []
+
+    def configure(name: str, value: str) -> None:
+        names.append(name)
+        spark.conf.set(name, value)
+
+    yield configure
+    for name in names:
+        spark.conf.unset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.streaming.offsetLog.formatVersion", "1"),
+        ("spark.sql.streaming.offsetLog.formatVersion", "2"),
+        ("spark.sql.maxPlanStringLength", "60"),
+    ],
+)
+def test_timers_watermark_and_operator_state_are_saved_as_of_one_batch(
+    name: str, value: str, spark: SparkSession, tmp_path: Path, configured: Callable[[str, str], None]
+) -> None:
+    configured(name, value)
     source = tmp_path / "input"
-    add_json(source, [rows(0), rows(8), rows(16)])
-    chain = Chain(spark, tmp_path / "first", source)
+    add_json(source, [timed_rows(0), timed_rows(8), timed_rows(16)])
+    chain = Chain(spark, tmp_path / "first", source, tmp_path / "own")
     chain.run(2)
     target = tmp_path / "savepoint"
     saved = statelog.savepoint(chain.root / "checkpoint", target)
-    assert set(saved.rows) == {"timers", "tally"}
+    assert set(saved.rows) == {"timers", TALLY}
     timers = pd.read_parquet(target / "operators" / "timers" / "timers")
     assert set(timers.columns) == {"hash", "key_key", "time_ms"}
-    elements = pd.read_parquet(target / "operators" / "tally" / "states" / "seen")
+    elements = pd.read_parquet(target / "operators" / "t%C3%A4lly" / "states" / "seen")
     assert (len(elements), int(elements.value_n.sum())) == chain.found[saved.batch]
     copy = Chain(spark, tmp_path / "copy", source)
     statelog.restore(target, copy.root / "checkpoint")
-    add_json(source, [rows(24), rows(32)])
+    assert len(copy.clocks()) == 1
+    assert not copy.clocks() & chain.clocks(), "a clock belongs to one query"
+    add_json(source, [timed_rows(24), timed_rows(32)])
     copy.run(3)
     chain.run(1)
     later = {batch: found for batch, found in chain.found.items() if batch > saved.batch}
     assert len(later) >= 2
     assert copy.found == later
+    # The last batch without data is run for the watermark of 34 s, after four of five timers of each of 12 keys.
+    assert chain.found[max(chain.found)][0] == 48
+
+
+def test_all_operators_of_a_running_query_are_saved_however_long_its_plan_is(
+    spark: SparkSession, tmp_path: Path, configured: Callable[[str, str], None]
+) -> None:
+    configured("spark.sql.maxPlanStringLength", "60")
+    source = tmp_path / "input"
+    add_json(source, [timed_rows(0), timed_rows(8)])
+    chain = Chain(spark, tmp_path / "first", source, tmp_path / "own")
+    query = chain.start(2)
+    try:
+        wait_until(lambda: len(chain.found) >= 2, "two batches", 120)
+        saved = statelog.savepoint(query, tmp_path / "savepoint")
+    finally:
+        query.stop()
+    assert set(saved.rows) == {"timers", TALLY}
+
+
+def test_an_operator_that_the_query_lost_does_not_take_the_savepoint_back(spark: SparkSession, tmp_path: Path) -> None:
+    source = tmp_path / "input"
+    add_json(source, [timed_rows(0), timed_rows(8)])
+    chain = Chain(spark, tmp_path / "first", source, tmp_path / "own")
+    chain.run(2)
+    last = max(chain.found)
+    add_json(source, [timed_rows(16)])
+    chain.run(2, has_tally=False)
+    saved = statelog.savepoint(chain.root / "checkpoint", tmp_path / "newest")
+    assert saved.batch > last
+    assert set(saved.rows) == {"timers"}
+    before = statelog.savepoint(chain.root / "checkpoint", tmp_path / "before", batch=last)
+    assert set(before.rows) == {"timers", TALLY}
+
+
+def test_tables_are_loaded_however_long_the_plan_is(
+    spark: SparkSession, tmp_path: Path, configured: Callable[[str, str], None]
+) -> None:
+    configured("spark.sql.maxPlanStringLength", "60")
+    add_json(tmp_path / "input", [[{"key": "a", "time": "2024-01-01T00:00:01Z"}]])
+    rows = spark.readStream.schema("key string, time timestamp").json(str(tmp_path / "input"))
+    known = spark.createDataFrame([("a", 41), ("b", 1)], "key_key string, value_n long")
+    frame = statelog.key_by(rows, "key").transformWithState(
+        Remember(), "key string, n long", "append", "ProcessingTime", initialTables={"count": known}
+    )
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    statelog.savepoint(tmp_path / "checkpoint", tmp_path / "savepoint")
+    counts = pd.read_parquet(tmp_path / "savepoint" / "operators" / "main" / "states" / "count")
+    assert dict(zip(counts.key_key, counts.value_n, strict=True)) == {"a": 42, "b": 1}
+
+
+@pytest.mark.parametrize(("version", "interval"), [("1", "3"), ("2", "3"), ("2", "10")])
+def test_an_older_batch_is_gone_on_from_file_by_file(
+    version: str, interval: str, spark: SparkSession, tmp_path: Path, configured: Callable[[str, str], None]
+) -> None:
+    configured("spark.sql.streaming.offsetLog.formatVersion", version)
+    configured("spark.sql.streaming.fileSource.log.compactInterval", interval)
+    configured("spark.sql.streaming.fileSource.log.cleanupDelay", "0")
+    orders = make_orders(9, seed=8)
+    job = Job(tmp_path).add(orders)
+    job.run(job.ledger(spark, 1, Options(retained_checkpoints=9)))
+    answers = ledger_model(orders)
+    for batch in (3, 5):
+        statelog.savepoint(job.checkpoint, tmp_path / f"savepoint-{batch}", batch=batch)
+        other = job.elsewhere(f"other-{batch}")
+        statelog.restore(tmp_path / f"savepoint-{batch}", other.checkpoint)
+        other.run(other.ledger(spark, 1))
+        assert other.results() == {later: answers[later] for later in range(batch + 1, 9)}
 
 
 def test_ranges_are_written_by_tasks_and_restored(
@@ -269,11 +405,11 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
         statelog.savepoint(stopped, tmp_path / "other")
     manifest = target / "manifest.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 1', '"version": 2'))
-    with pytest.raises(ConfigurationError, match="of version 2"):
+    manifest.write_bytes(seal(Manifest.read(LocalStore(str(target)), str(target)), "statelog savepoint", 3))
+    with pytest.raises(ConfigurationError, match="of version 3, and this statelog reads up to 2"):
         statelog.restore(target, tmp_path / "new")
     manifest.write_text(text[: len(text) // 2])
-    with pytest.raises(CorruptionError, match="no manifest"):
+    with pytest.raises(CorruptionError, match=r"manifest\.json: .*not those that were written"):
         statelog.restore(target, tmp_path / "new")
     shutil.rmtree(target)
     (job.checkpoint / "state" / "0" / "0").mkdir(parents=True)

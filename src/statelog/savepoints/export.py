@@ -29,9 +29,9 @@ from statelog.state.schema import StateDescriptor, StateKind, StateSchema, decod
 from statelog.state.snapshot import Snapshot
 from statelog.state.times import Moment
 from statelog.storage import Store
-from statelog.storage.names import name_part
+from statelog.storage.names import distinct_parts
 
-__all__ = ["KeyedExport", "export_elements", "export_keyed", "export_plan", "saved_operator", "state_folder"]
+__all__ = ["KeyedExport", "export_elements", "export_keyed", "export_plan", "saved_operator"]
 
 _PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 4096
@@ -183,10 +183,8 @@ class _Tables:
         if export.part == 0:
             for name in self._states.keys() - self._open.keys():
                 self._open[name] = _Table(self._columns[name].schema)
-        return {
-            name: table.store(target, f"{export.folder}/{state_folder(self._states[name].kind, name)}", export.part)
-            for name, table in sorted(self._open.items())
-        }
+        folders = _state_folders(export.folder, export.states)
+        return {name: table.store(target, folders[name], export.part) for name, table in sorted(self._open.items())}
 
 
 class _Table:
@@ -219,6 +217,7 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
     """Write the states of an operator without keys: a file per state; raises what :func:`export_keyed` does."""
     segments: list[SegmentRef] = checkpoint.segments
     snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in segments]
+    folders = _state_folders(folder, checkpoint.states)
     files: dict[str, SavedFile] = {}
     for stored in checkpoint.states:
         columns = ElementColumns(stored)
@@ -228,7 +227,7 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
             section = snapshot.sections.get(stored.name)
             if section is not None and section.count:
                 table.write(columns.to_rows(section.rows, subtask))
-        files[stored.name] = table.store(target, f"{folder}/{state_folder(stored.kind, stored.name)}", 0)
+        files[stored.name] = table.store(target, folders[stored.name], 0)
     return files
 
 
@@ -268,6 +267,10 @@ def saved_operator(
     )
 
 
-def state_folder(kind: str, name: str) -> str:
-    """The folder of a state's table below that of its operator."""
-    return "timers" if kind == StateKind.TIMER else f"states/{name_part(name)}"
+def _state_folders(folder: str, states: Sequence[StateSchema]) -> dict[str, str]:
+    """The folder of each state's table."""
+    names = distinct_parts([stored.name for stored in states if stored.kind != StateKind.TIMER])
+    return {
+        stored.name: f"{folder}/timers" if stored.kind == StateKind.TIMER else f"{folder}/states/{names[stored.name]}"
+        for stored in states
+    }

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from statelog.changelog import chain
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
+from statelog.sealed import seal, unseal
 from statelog.state.schema import StateSchema
 from statelog.storage import Store
 
 __all__ = ["MANIFEST", "Manifest", "SavedFile", "SavedOperator", "SavedState", "read_saved", "store_saved"]
 
 MANIFEST: Final = "manifest.json"
-_VERSION: Final = 1
+_KIND: Final = "statelog savepoint"
+_VERSION: Final = 2
 _HINT: Final = "Take the savepoint again, or restore the file from a copy."
 
 
@@ -71,7 +73,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     Parameters
     ----------
     uid, folder : str
-        Its name, and the name of its folder.
+        Its name, and the name of its folder in the savepoint.
     parts : int
         How many ranges the key hashes are cut into; of an operator without keys the number of subtasks.
     key_schema : bytes
@@ -111,8 +113,6 @@ class Manifest(msgspec.Struct, frozen=True):
         Copies of what Spark's sources have noted, below ``spark/``.
     operators : list of SavedOperator
         The operators, by name.
-    version : int
-        Version of the layout.
     """
 
     batch: int
@@ -122,7 +122,6 @@ class Manifest(msgspec.Struct, frozen=True):
     commits: dict[str, str]
     sources: list[SavedFile]
     operators: list[SavedOperator]
-    version: int = _VERSION
 
     @classmethod
     def read(cls, store: Store, location: str) -> Manifest:
@@ -146,32 +145,37 @@ class Manifest(msgspec.Struct, frozen=True):
                 hint="Pass the directory that statelog.savepoint() wrote. The manifest is written last, so a savepoint"
                 " that was interrupted has none: take it again into another directory.",
             ) from error
-        try:
-            version = _version_decoder.decode(data).version
-            if version > _VERSION:
-                raise ConfigurationError(
-                    f"{location}: the savepoint is of version {version}, and this statelog reads up to {_VERSION}.",
-                    kind=ErrorKind.UNSUPPORTED_FEATURE,
-                    hint="Use the version of statelog that wrote it, or a later one.",
-                )
-            return _decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(
-                f"{location}/{MANIFEST}: it is no manifest of a savepoint: {error}.", kind=ErrorKind.FORMAT, hint=_HINT
-            ) from error
+        first = _read_first_version(data)
+        if first is not None:
+            return first
+        return unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
 
     def write(self, store: Store) -> None:
         """Write it; from then on the savepoint exists."""
-        store.put(MANIFEST, msgspec.json.format(_encoder.encode(self), indent=1))
+        store.put(MANIFEST, seal(self, _KIND, _VERSION))
+
+    @property
+    def file_names(self) -> list[str]:
+        """Every file of the savepoint but the manifest."""
+        tables = [file.name for one in self.operators for state in one.states for file in state.files]
+        return tables + [file.name for file in self.sources]
 
 
-class _Versioned(msgspec.Struct):
-    version: int
+class _FirstManifest(Manifest, frozen=True, forbid_unknown_fields=True):
+    """A manifest of version 1, which has no checksum. A damaged later one has members that this one must not have."""
+
+    version: Literal[1]
 
 
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(Manifest)
-_version_decoder: Final = msgspec.json.Decoder(_Versioned)
+_first_decoder: Final = msgspec.json.Decoder(_FirstManifest)
+
+
+def _read_first_version(data: bytes) -> Manifest | None:
+    try:
+        first = _first_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return Manifest(**{name: getattr(first, name) for name in Manifest.__struct_fields__})
 
 
 def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int = 0, part: int = 0) -> SavedFile:

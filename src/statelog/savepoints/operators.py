@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from statelog.changelog import chain
 from statelog.changelog.base import StoredRun
 from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint, Claim
+from statelog.checkpoint.entry import Checkpoint, Claim, QueryOperators
 from statelog.checkpoint.founding import founding_checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.open_log import open_log
@@ -27,6 +27,7 @@ from statelog.savepoints.export import KeyedExport, export_elements, export_keye
 from statelog.savepoints.load import KeyedLoad, keyed_loads, load_elements, load_keyed
 from statelog.savepoints.manifest import SavedFile, SavedOperator
 from statelog.storage import Store
+from statelog.storage.names import name_part
 
 __all__ = [
     "OPERATORS_FOLDER",
@@ -63,7 +64,7 @@ def open_location(location: str) -> Store:
 
 
 def save_operator(
-    history: History, batch: int, root: str, *, location: str, target: str, run_all: RunAll
+    history: History, batch: int, folder: str, *, location: str, target: str, run_all: RunAll
 ) -> SavedOperator:
     """Write the tables of an operator.
 
@@ -73,8 +74,8 @@ def save_operator(
         Its checkpoints.
     batch : int
         One that can be restored, and is while this goes on.
-    root : str
-        The operator's folder.
+    folder : str
+        The operator's folder in the savepoint.
     location : str
         The store that holds the state.
     target : str
@@ -89,13 +90,13 @@ def save_operator(
     """
     checkpoint = history.at(batch)
     assert checkpoint is not None, f"checkpoint {batch} is not there"
-    folder = f"{OPERATORS_FOLDER}/{root}"
+    path = f"{OPERATORS_FOLDER}/{folder}"
     if not checkpoint.key_schema:
-        files = export_elements(checkpoint, folder, open_location(location), open_location(target))
-        return saved_operator(checkpoint, root, checkpoint.parallelism, [files])
-    plan = export_plan(history, checkpoint, folder)
+        files = export_elements(checkpoint, path, open_location(location), open_location(target))
+        return saved_operator(checkpoint, folder, checkpoint.parallelism, [files])
+    plan = export_plan(history, checkpoint, path)
     found = run_all(partial(_export, location, target), plan)
-    return saved_operator(checkpoint, root, len(plan), found)
+    return saved_operator(checkpoint, folder, len(plan), found)
 
 
 def _export(location: str, target: str, export: KeyedExport) -> dict[str, SavedFile]:
@@ -120,6 +121,8 @@ class RestoreTarget:
         Time.
     new_token : callable
         Makes 16 unique bytes.
+    operators : QueryOperators or None
+        What the first entries say about the query's operators.
     """
 
     location: str
@@ -129,6 +132,7 @@ class RestoreTarget:
     options: Options
     clock: Clock
     new_token: Callable[[], bytes]
+    operators: QueryOperators | None = None
 
 
 def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, run_all: RunAll) -> None:
@@ -153,7 +157,7 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
         If the savepoint cannot be read, or the location cannot be written; nothing is left of it that counts.
     """
     store = open_location(target.location)
-    root = saved.folder
+    root = name_part(saved.uid)
     log = open_log(store, root, target.options, target.clock)
     if any(isinstance(entry, Checkpoint) for entry in log.read()):
         raise ConfigurationError(
@@ -202,6 +206,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: i
         max_event_ms=saved.max_event_ms,
         log_start=log_start,
         retained_from=target.batch,
+        operators=target.operators,
     )
 
 

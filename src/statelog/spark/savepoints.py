@@ -13,14 +13,11 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import require_complete
-from statelog.checkpoint.history import History
-from statelog.checkpoint.leftovers import operators_of
-from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.entry import QueryOperators
+from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
 from statelog.clock import Clock, SystemClock
 from statelog.errors import (
     ConfigurationError,
-    ErrorKind,
     StatelogError,
     StateMissingError,
 )
@@ -35,9 +32,12 @@ from statelog.savepoints.operators import (
     save_operator,
 )
 from statelog.savepoints.spark_files import SparkCheckpoint
+from statelog.savepoints.stopped import StoppedQuery
+from statelog.savepoints.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
 from statelog.spark.arguments import operators_of_query
 from statelog.spark.endpoint import STATE_FOLDER
+from statelog.storage.names import distinct_parts, name_part
 
 __all__ = ["Restored", "Savepoint", "restore", "savepoint"]
 
@@ -104,7 +104,8 @@ def savepoint(
         Where it goes: a directory that does not exist or is empty, or a folder in an object store. With an active
         session and much state its executors write it, so they must see the directory.
     location : str, optional
-        The operators' location, if they were given one; of a running query it is known.
+        The operators' location, if all of them were given one; others are found from there. Of a running query it is
+        known.
     batch : int, optional
         Of a stopped query a retained checkpoint other than the newest.
 
@@ -128,7 +129,7 @@ def savepoint(
     Savepoint(target='/data/savepoints/flights-1', batch=41, query_id='...', rows={'main': {'count': 3310}})
     """
     place = str(target)
-    _require_new(place)
+    require_new(open_location(place), place)
     if isinstance(query, StreamingQuery):
         if location is not None or batch is not None:
             raise ConfigurationError(
@@ -161,7 +162,7 @@ def restore(
     location : str, optional
         Where the operators' state goes, if they will be given a location; by default below `checkpoint_location`.
     claim : bool
-        Whether the savepoint is removed once all is restored.
+        Whether the savepoint's files are removed once all is restored.
     options : Options, optional
         How the state's files are written.
 
@@ -173,7 +174,7 @@ def restore(
     Raises
     ------
     ConfigurationError
-        If there is no savepoint, or one of the locations is not empty.
+        If there is no savepoint, or one of the locations is not empty or within the savepoint.
     CorruptionError
         If the savepoint is damaged.
     StorageError
@@ -188,74 +189,45 @@ def restore(
     saved = open_location(saved_location)
     manifest = Manifest.read(saved, saved_location)
     spark = SparkCheckpoint(open_location(root), root)
+    state = location or f"{root.rstrip('/')}/{STATE_FOLDER}"
+    require_apart(root, [saved_location], "The checkpointLocation")
+    require_apart(state, [saved_location], "The operators' location")
+    own = [f"{state.rstrip('/')}/{name_part(operator.uid)}" for operator in manifest.operators]
+    require_apart(saved_location, [*spark.folders, *own], "The savepoint")
     spark.require_empty()
     query_id = str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))
-    state = location or f"{root.rstrip('/')}/{STATE_FOLDER}"
+    clock = SystemClock()
+    places = {operator.uid: noted_location(location) for operator in manifest.operators}
     where = RestoreTarget(
         location=state,
         query_id=query_id,
         run_id="restore",
         batch=manifest.batch,
         options=options or Options(),
-        clock=SystemClock(),
+        clock=clock,
         new_token=lambda: secrets.token_bytes(16),
+        operators=QueryOperators(int(clock.now_s() * 1000), places),
     )
     run_all = _run_all(SparkSession.getActiveSession())
     for operator in manifest.operators:
         restore_operator(operator, saved_location, where, run_all)
     spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
     if claim:
+        # The manifest first: what is left after a crash is no savepoint.
         saved.delete([MANIFEST])
-        saved.delete([info.name for info in saved.list()])
+        saved.delete(manifest.file_names)
     return Restored(root, query_id, manifest.batch + 1)
 
 
 # ---- Saving ----
 
 
-@dataclass(frozen=True)
-class _Found:
-    """An operator's checkpoints, and where they are."""
-
-    history: History
-    location: str
-    root: str
-
-
 def _save_stopped(checkpoint: str, target: str, location: str | None, batch: int | None) -> Savepoint:
     spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
-    query_id = spark.query_id()
-    found = _stopped_operators(location or f"{checkpoint.rstrip('/')}/{STATE_FOLDER}", query_id)
-    committed = [one for one in spark.committed() if all(operator.history.has_batch(one) for operator in found)]
-    if not committed or (batch is not None and batch not in committed):
-        asked = "There is no batch" if batch is None else f"Batch {batch} is none"
-        kept = f" The first is {committed[0]}, the last {committed[-1]}." if committed else ""
-        raise StateMissingError(
-            f"{checkpoint}: {asked} that Spark has committed and all operators have a checkpoint of.{kept}",
-            hint="Options(retained_checkpoints=...) keeps more of them."
-            if committed
-            else "Run the query until its first batch is over; if Spark and the state disagree, run"
-            " statelog.rewind(checkpointLocation) first.",
-        )
-    chosen = committed[-1] if batch is None else batch
-    return _write(found, spark, chosen, query_id, target, SparkSession.getActiveSession())
-
-
-def _stopped_operators(location: str, query_id: str) -> list[_Found]:
-    store = open_location(location)
-    found: list[_Found] = []
-    for root in operators_of(store):
-        history = History(open_log(store, root, Options(), SystemClock()).read())
-        if history.latest is not None and history.latest.query_id == query_id:
-            require_complete(history, f"operator '{history.latest.uid}' at {location}/{root}")
-            found.append(_Found(history, location, root))
-    if not found:
-        raise ConfigurationError(
-            f"{location} holds no state of query {query_id}.",
-            kind=ErrorKind.CHECKPOINT_MISSING,
-            hint="Pass location= if the operators were given one.",
-        )
-    return found
+    home = f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
+    logs = QueryLogs.read(spark.query_id(), home, location, open_location)
+    chosen, operators = StoppedQuery(checkpoint, spark, logs).choose(batch)
+    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession())
 
 
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
@@ -277,7 +249,7 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             break
         with ExitStack() as held:
             found = [
-                _Found(history, operator.location, operator.root)
+                OperatorLog(operator.uid, operator.location, operator.root, history)
                 for operator in operators
                 if (history := held.enter_context(operator.coordinator.holding(committed[-1]))) is not None
             ]
@@ -291,7 +263,7 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
 
 
 def _write(
-    found: Sequence[_Found],
+    found: Sequence[OperatorLog],
     spark: SparkCheckpoint,
     batch: int,
     query_id: str,
@@ -299,14 +271,15 @@ def _write(
     session: SparkSession | None,
 ) -> Savepoint:
     spark.require_no_other_state()
+    require_apart(target, [*spark.folders, *(f"{log.location}/{log.root}" for log in found)], "The savepoint")
     offsets, commits = spark.offsets(batch), spark.commits(batch)
     store = open_location(target)
+    begin_target(store, target, secrets.token_bytes(16))
     run_all = _run_all(session)
+    folders = distinct_parts(log.uid for log in found)
     operators: list[SavedOperator] = [
-        save_operator(
-            operator.history, batch, operator.root, location=operator.location, target=target, run_all=run_all
-        )
-        for operator in found
+        save_operator(log.history, batch, folders[log.uid], location=log.location, target=target, run_all=run_all)
+        for log in found
     ]
     clock: Clock = SystemClock()
     manifest = Manifest(
@@ -319,13 +292,9 @@ def _write(
         operators=operators,
     )
     manifest.write(store)
+    finish_target(store)
     rows = {one.uid: {state.schema.name: state.rows for state in one.states} for one in operators}
     return Savepoint(target, batch, query_id, rows)
-
-
-def _require_new(target: str) -> None:
-    if open_location(target).list():
-        raise ConfigurationError(f"{target} is not empty.", hint="Give each savepoint a directory of its own.")
 
 
 # ---- Work for many ----
