@@ -125,6 +125,31 @@ def test_a_location_of_another_query_is_refused_and_left_alone(spark: SparkSessi
     job.require_exact()
 
 
+def test_a_copied_checkpoint_does_not_go_on_with_the_state_of_the_other_copy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both copies have Spark's query id and one location; the batch times tell them apart."""
+    job = Job(tmp_path, location=str(tmp_path / "state")).add(make_orders(2, seed=51))
+    job.run(job.ledger(spark, 2))
+    copy = job.elsewhere("copy")
+    shutil.copytree(job.checkpoint, copy.checkpoint)
+    shutil.copytree(job.output, copy.output)
+    job.add(make_orders(1, seed=52))
+    job.run(job.ledger(spark, 2))
+    copy.run(copy.ledger(spark, 2))
+    copy.require_exact()
+    job.add(make_orders(1, seed=53))
+    before = files_of(job.state)
+
+    text = job.fail(job.ledger(spark, 2))
+    assert "[other-owner]" in text
+    assert "another copy of the query wrote it" in text
+    assert files_of(job.state) == before
+    copy.run(copy.ledger(spark, 2))
+
+    copy.require_exact()
+
+
 # ---- Spark's checkpoint and the state disagree ----
 
 

@@ -19,6 +19,7 @@ from statelog import (
     StorageError,
 )
 from statelog.changelog import chain
+from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch
@@ -430,3 +431,36 @@ def test_a_revision_in_doubt_is_settled_before_the_next_batch(tmp_path: Path, in
     before = engine.run_commands(1, 0, [((1, None), ("read",))])
     engine.start(1, 2, keep_local=False)
     assert engine.run_commands(2, 0, [((1, None), ("read",))]) == before
+
+
+def test_a_copy_of_the_query_does_not_go_on_from_the_other_ones_state(tmp_path: Path) -> None:
+    """Both have Spark's query id and a location; which of them wrote a checkpoint is told by the time of its batch."""
+    original, copy = (Engine(tmp_path, low_hash) for _ in range(2))
+    original.start(1, 0)
+    complete(original, 0, b"0")
+    complete(original, 1, b"1")
+    copy.start(1, 2)
+    begin(copy, 2, 0, 200)
+    copy.times |= {batch: BatchTime(5000 + batch, 0) for batch in range(2, 5)}
+    copy.start(1, 2)
+    complete(copy, 2, b"of the copy")
+    before = LocalStore(copy.location).list()
+    with pytest.raises(ConfigurationError, match=r"00:00:05\.002 UTC, .* 00:00:01\.002 UTC: another copy") as raised:
+        original.start(1, 3)
+    assert raised.value.kind == ErrorKind.OTHER_OWNER
+    assert LocalStore(copy.location).list() == before, "nothing is claimed"
+    complete(copy, 3, b"goes on")
+
+
+def test_a_batch_that_spark_has_forgotten_is_not_compared(engine: Engine) -> None:
+    engine.start(1, 0)
+    complete(engine, 0, b"0")
+
+    class Forgotten(dict[int, BatchTime]):
+        def __missing__(self, batch: int) -> BatchTime:
+            raise FencedError(f"no batch {batch}", hint="")
+
+    engine.times = Forgotten({1: BatchTime(1001, 0)})
+    engine.start(1, 1)
+    complete(engine, 1, b"1")
+    assert [entry.batch for entry in checkpoints(engine)] == [0, 1]

@@ -156,7 +156,7 @@ def checkpoint(batch: int, state: StateDescriptor) -> Checkpoint:
 def admit(history: Sequence[StateDescriptor], declared: StateDescriptor, first_batch: int) -> None:
     run = OperatorRun("q", "r2", "op", "i", 1, b"key", [declared.to_stored()])
     entries = [checkpoint(batch, state) for batch, state in enumerate(history)]
-    require_admission(run, History(entries), first_batch, "here")
+    require_admission(run, History(entries), first_batch, None, "here")
 
 
 def test_a_start_is_compared_with_the_checkpoint_that_it_builds_on() -> None:

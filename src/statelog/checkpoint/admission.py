@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.history import History
@@ -54,7 +55,9 @@ class OperatorRun:
         return bool(self.key_schema)
 
 
-def require_admission(run: OperatorRun, history: History, first_batch: int, name: str) -> None:
+def require_admission(
+    run: OperatorRun, history: History, first_batch: int, time_before_ms: int | None, name: str
+) -> None:
     """Check that a location's state is the run's own and reaches up to its first batch.
 
     Parameters
@@ -65,13 +68,16 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
         The location's checkpoints.
     first_batch : int
         The first batch that Spark runs.
+    time_before_ms : int or None
+        Spark's time of the batch before; None if Spark has forgotten it.
     name : str
         Operator and location, for messages.
 
     Raises
     ------
     ConfigurationError
-        If the state belongs to another query or operator, or its keys or states are of other types.
+        If the state belongs to another query or operator, or another copy of the query has written it, or its keys or
+        states are of other types.
     StateMissingError
         If the checkpoint before `first_batch` does not exist.
     CorruptionError
@@ -91,6 +97,8 @@ def require_admission(run: OperatorRun, history: History, first_batch: int, name
     before = history.at(first_batch - 1) if history.has_batch(first_batch - 1) else None
     if before is None:
         raise _missing(history, first_batch, name)
+    if time_before_ms is not None and before.batch_time_ms != time_before_ms:
+        raise _of_a_copy(before, time_before_ms, name)
     _require_same_schemas(run, before, name)
 
 
@@ -109,6 +117,21 @@ def require_complete(history: History, name: str) -> None:
             kind=ErrorKind.OBJECT_MISSING,
             hint="Restore the log's folder from a copy; the state cannot be rebuilt without them.",
         )
+
+
+def _of_a_copy(before: Checkpoint, time_before_ms: int, name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name}: checkpoint {before.batch} is that of a batch at {_moment(before.batch_time_ms)}, but batch"
+        f" {before.batch} in Spark's checkpoint was at {_moment(time_before_ms)}: another copy of the query wrote it.",
+        kind=ErrorKind.OTHER_OWNER,
+        hint="Was the checkpointLocation copied? Go on with the other copy, or give this one a location of its own with"
+        " a copy of the state that is as old as Spark's checkpoint. statelog.savepoint and restore make an independent"
+        " copy of a query.",
+    )
+
+
+def _moment(time_ms: int) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000, tz=UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
 
 
 def _missing(history: History, batch: int, name: str) -> StateMissingError:

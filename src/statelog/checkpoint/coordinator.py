@@ -73,7 +73,7 @@ class OperatorCoordinator:
     new_token : callable
         Makes 16 unique bytes.
     batch_time : callable
-        Tells Spark's time of a batch.
+        Tells Spark's time of a batch; raises FencedError if it knows no such batch.
     measurements : Measurements, optional
         What is measured of the store.
     deletes_in_background : bool
@@ -143,7 +143,8 @@ class OperatorCoordinator:
         Raises
         ------
         ConfigurationError
-            If the location belongs to another query or operator, or its keys or states are of other types.
+            If the location belongs to another query or operator, or to another copy of the query, or its keys or states
+            are of other types.
         StateMissingError
             If the checkpoint before `first_batch` does not exist.
         CorruptionError, StorageError
@@ -151,9 +152,10 @@ class OperatorCoordinator:
         """
         started_s = self._clock.monotonic_s()
         # A run that may not use the location must not fence off the one that owns it: look before claiming.
-        require_admission(self._run, History(self._log.read()), first_batch, self._name)
+        time_before_ms = self._known_time_ms(first_batch - 1)
+        require_admission(self._run, History(self._log.read()), first_batch, time_before_ms, self._name)
         entries = self._log.claim(self._make_claim)
-        require_admission(self._run, History(entries), first_batch, self._name)
+        require_admission(self._run, History(entries), first_batch, time_before_ms, self._name)
         if first_batch == 0 and (given or History(entries).at(FOUNDING_BATCH)):
             entries = [*entries, self._found(given or {})]
         self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
@@ -165,6 +167,13 @@ class OperatorCoordinator:
         self._options.observer.restore(
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
+
+    def _known_time_ms(self, batch: int) -> int | None:
+        """Spark's time of a batch before this run; None if there was none, or Spark has forgotten it."""
+        try:
+            return None if batch < 0 else self._batch_time(batch).time_ms
+        except FencedError:
+            return None
 
     def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
         """Make durable what is there before the first batch."""
