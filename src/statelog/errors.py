@@ -52,6 +52,7 @@ class ErrorKind(StrEnum):
     OUTPUT_MISMATCH = "output-mismatch"
     INITIAL_STATE = "initial-state"
     VALUE_MISMATCH = "value-mismatch"
+    TOO_LARGE = "too-large"
     STATE_USAGE = "state-usage"
     COPIES_DIFFER = "copies-differ"
     CHECKPOINT_MISSING = "checkpoint-missing"

@@ -27,7 +27,7 @@ from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Reply, Request, Tick
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.state.grouping import GroupedRows
+from statelog.state.byte_slices import Budget
 from statelog.storage import LocalStore, Store, local, posix
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
@@ -165,7 +165,10 @@ class Scenario:
                 keys=["k"],
                 timeMode="ProcessingTime",
             )
-            return KeyedQuery(Account(), arguments, self.options)
+            query = KeyedQuery(Account(), arguments, self.options)
+            # Two keys at a time, so that a changeset has parts.
+            query.operator = query.operator.with_budget(Budget(window_keys=2))
+            return query
         return OperatorQuery(Kept(), OperatorArguments(input="k long, n long", output="k long, n long"), self.options)
 
 
@@ -519,8 +522,7 @@ def main(connection_fd: int) -> None:
     """Run scenarios until nobody asks for more."""
     # A collection in a fork would copy the pages that it shares, and no fork lives for long.
     gc.disable()
-    # Two keys at a time, so that a changeset has parts; and nothing here crashes the machine.
-    GroupedRows.windows.__defaults__ = (2, 65_536)
+    # Nothing here crashes the machine.
     for module, name in ((os, "fsync"), (local, "sync_data"), (posix, "sync_data")):
         setattr(module, name, lambda fd: None)
     with Connection(connection_fd) as test:

@@ -11,7 +11,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
 from statelog.checkpoint.history import History
-from statelog.state.grouping import GroupedRows
+from statelog.state.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.storage.faults import Call, Fault, FaultPlan
 from statelog.testing import Harness
@@ -100,8 +100,7 @@ BATCHES = [[(key, 7 * batch + key) for key in range(5)] for batch in range(4)]
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two keys at a time, so that a changeset has parts; and nothing here crashes the machine."""
-    monkeypatch.setattr(GroupedRows.windows, "__defaults__", (2, 65_536))
+    """Nothing here crashes the machine."""
     for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
         monkeypatch.setattr(target, lambda fd: None)
 
@@ -120,7 +119,7 @@ def options(merging: str) -> Options:
 
 
 def keyed(merging: str, plan: FaultPlan) -> Harness:
-    return Harness(
+    harness = Harness(
         Total(),
         input="k long, n long",
         output="k long, n long",
@@ -129,6 +128,9 @@ def keyed(merging: str, plan: FaultPlan) -> Harness:
         options=options(merging),
         storeFaults=plan,
     )
+    # Two keys at a time, so that a changeset has parts.
+    harness._query.operator = harness._query.operator.with_budget(Budget(window_keys=2))
+    return harness
 
 
 def unkeyed(merging: str, plan: FaultPlan) -> Harness:

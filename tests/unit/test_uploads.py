@@ -19,7 +19,7 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
-from statelog.state.grouping import GroupedRows
+from statelog.state.byte_slices import Budget
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing import Harness
@@ -202,14 +202,8 @@ class Sizes(StatefulProcessor):
         pass
 
 
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten keys at a time, so that a batch has many windows."""
-    monkeypatch.setattr(GroupedRows.windows, "__defaults__", (10, 65_536))
-
-
 def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: int = 2, **more: Any) -> Harness:
-    return Harness(
+    harness = Harness(
         Sizes(),
         input="k long, n long",
         keys=["k"],
@@ -224,6 +218,9 @@ def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: i
         ),
         **more,
     )
+    # Ten keys at a time, so that a batch has many windows.
+    harness._query.operator = harness._query.operator.with_budget(Budget(window_keys=10))
+    return harness
 
 
 def uploads_of(harness: Harness) -> list[str]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from statelog.changelog.file_stamp import is_stamped, stamp
 from statelog.errors import CorruptionError
 from statelog.files import write_file
+from statelog.state.byte_slices import BUDGET, Budget
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import Garbage, add_runs, merge_runs
 from statelog.state.run import Run
@@ -92,10 +93,13 @@ class LocalRuns:
     ----------
     directory : Path
         The subtask's directory; it is made when the first file is written.
+    budget : Budget
+        Of merges, and of the blocks of what they make.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, budget: Budget = BUDGET) -> None:
         self.directory = directory
+        self.budget = budget
         self._opened: dict[str, Run] = {}
 
     def edges(self) -> list[Edge]:
@@ -193,11 +197,11 @@ class LocalRuns:
         for following in groups:
             # Only the oldest rows may lose their removals before all are merged.
             is_oldest = is_bottom and not merged
-            _merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
+            self._merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
             merged.append(_map(temporary))
             temporary.unlink()  # it stays mapped
             group = following
-        _merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
+        self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
         self._keep(temporary, edge)
 
     def write_disjoint(
@@ -224,14 +228,37 @@ class LocalRuns:
         """
         temporary = self._temporary(edge, token)
         with pa.OSFile(str(temporary), "wb") as sink:
-            writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+            writer = self._writer(sink)
             for run in runs:
                 add_runs(
-                    [run], writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_slice_rows(rows)
+                    [run],
+                    writer,
+                    is_bottom=is_bottom,
+                    within=within,
+                    garbage=garbage,
+                    slice_rows=_slice_rows(rows),
+                    slice_bytes=self.budget.slice_bytes,
                 )
                 del run  # the next one gets its memory
             writer.finish()
         self._keep(temporary, edge)
+
+    def _writer(self, sink: pa.NativeFile) -> RunWriter:
+        return RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS, block_bytes=self.budget.slice_bytes)
+
+    def _merge_to(
+        self, path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
+    ) -> None:
+        with pa.OSFile(str(path), "wb") as sink:
+            merge_runs(
+                runs,
+                self._writer(sink),
+                is_bottom=is_bottom,
+                within=within,
+                garbage=garbage,
+                slice_rows=_MOST_SLICE_ROWS,
+                slice_bytes=self.budget.slice_bytes,
+            )
 
     def _temporary(self, edge: Edge, token: str) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -329,14 +356,6 @@ def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
             group, size_bytes = [], 0
     if group:
         yield group
-
-
-def _merge_to(
-    path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
-) -> None:
-    with pa.OSFile(str(path), "wb") as sink:
-        writer = RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        merge_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=_MOST_SLICE_ROWS)
 
 
 def _slice_rows(rows: int) -> int:

@@ -344,13 +344,17 @@ class Materializer:
         part.open("ab").close()
         os.truncate(part, merging.size_bytes)
         with pa.OSFile(str(part), "ab") as sink:
-            writer = RunWriter(sink, compression=None, block_rows=_SLICE_ROWS, written=merging.written)
+            size_bytes = self._local.budget.slice_bytes
+            writer = RunWriter(
+                sink, compression=None, block_rows=_SLICE_ROWS, block_bytes=size_bytes, written=merging.written
+            )
             merge = RunMerge(
                 runs,
                 is_bottom=target.before == self._genesis,
                 within=self._within,
                 garbage=self._garbage,
                 slice_rows=_SLICE_ROWS,
+                slice_bytes=size_bytes,
                 keeps_blocks=True,
             )
             for position in merge.write(writer, merging.position):

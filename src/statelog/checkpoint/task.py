@@ -61,7 +61,7 @@ class BatchInput:
 
     Parameters
     ----------
-    rows : pyarrow.RecordBatch
+    rows : pyarrow.RecordBatch or pyarrow.Table
         n rows in order of arrival; no columns if there are none.
     hashes : numpy.ndarray of uint64, shape (n,)
         Their key hashes.
@@ -71,7 +71,7 @@ class BatchInput:
         The batch time that they carry; None if there are none.
     """
 
-    rows: pa.RecordBatch
+    rows: pa.RecordBatch | pa.Table
     hashes: Hashes
     subtask: int
     time_ms: int | None
@@ -224,11 +224,11 @@ class BatchTask:
         if not begun.initial:
             return None
         with pa.ipc.open_stream(self.open_store(begun.store).read(begun.initial)) as reader:
-            rows = reader.read_all().combine_chunks().to_batches()
-        if not rows:
+            rows = reader.read_all()
+        if not rows.num_rows:
             return None
-        hashes = rows[0].column(rows[0].num_columns - 1).to_numpy().view(np.uint64)
-        return KeyedRows(rows[0].select(list(range(rows[0].num_columns - 1))), hashes)
+        *columns, hash_column = range(rows.num_columns)
+        return KeyedRows(rows.select(columns), rows.column(hash_column).to_numpy().view(np.uint64))
 
     def _garbage(self, begun: Begun) -> Garbage:
         # The batch may be repeated by a run with another watermark or without the deletions, so only what the

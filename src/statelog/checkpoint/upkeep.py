@@ -15,6 +15,8 @@ __all__ = ["Upkeep"]
 
 _AT_ONCE_ROWS: Final = 524_288
 """Rows of a merge that is done at once, in about a fifth of a second."""
+_AT_ONCE_BYTES: Final = 128 << 20
+"""And their size."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ class Upkeep:
     @property
     def has_backlog(self) -> bool:
         """Whether local runs are to be merged, or being merged, that are too many for one go."""
-        return self.materializer.is_merging or self._rows(self._to_merge()) > _AT_ONCE_ROWS
+        return self.materializer.is_merging or not self._is_done_at_once(self._to_merge())
 
     def work(self) -> None:
         """Merge what is to be merged, and do a slice of what the coordinator wants."""
         path, merges = list(self.path), self._to_merge()
-        if merges and self._rows(merges) <= _AT_ONCE_ROWS:
+        if merges and self._is_done_at_once(merges):
             self.step(Step.MERGING)
             path[-len(merges) :] = [self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)]
             merges = []
@@ -90,5 +92,6 @@ class Upkeep:
         newest = choose_merge([self.local.open(edge).rows for edge in free], self.fan_in)
         return free[len(free) - newest :]
 
-    def _rows(self, edges: Sequence[Edge]) -> int:
-        return sum(self.local.open(edge).rows for edge in edges)
+    def _is_done_at_once(self, edges: Sequence[Edge]) -> bool:
+        runs = [self.local.open(edge) for edge in edges]
+        return sum(run.rows for run in runs) <= _AT_ONCE_ROWS and sum(run.size_bytes for run in runs) <= _AT_ONCE_BYTES

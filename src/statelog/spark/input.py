@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["FrameInput", "RowInput"]
 
 _CHUNK_ROWS: Final = 10_000
+_CHUNK_BYTES: Final = 16 << 20
+"""Of the rows of one key, how many become objects at once."""
 
 
 class RowInput:
@@ -37,8 +39,8 @@ class RowInput:
         return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def by_key(self, window: Window) -> list[Iterator[Any]]:
-        if len(window.keys) == 1 and window.rows.num_rows > _CHUNK_ROWS:
-            return [(row for chunk in _chunks(window.rows, _CHUNK_ROWS) for row in self.rows(chunk))]
+        if len(window.keys) == 1:
+            return [(row for chunk in window.chunks(_CHUNK_ROWS, _CHUNK_BYTES) for row in self.rows(chunk))]
         rows = self.rows(window.rows)
         return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
 
@@ -73,8 +75,8 @@ class FrameInput:
         limit = self._max_rows
         if rows.nbytes > self._max_bytes:
             limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
-        if len(window.keys) == 1 and rows.num_rows > limit:
-            yield (self._frame(chunk) for chunk in _chunks(rows, limit))
+        if len(window.keys) == 1 and (rows.num_rows > limit or window.more):
+            yield (self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))
             return
         owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
         # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
@@ -103,10 +105,6 @@ def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
         return
     for first in range(0, len(frame), limit):
         yield frame.iloc[first : first + limit].reset_index(drop=True)
-
-
-def _chunks(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
-    return (rows.slice(start, size) for start in range(0, rows.num_rows, size))
 
 
 _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [

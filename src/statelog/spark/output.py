@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.spark.types import arrow_type, storage_converter
+from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
 from statelog.state.values import MISFITS
 
 __all__ = ["FrameOutput", "RowOutput"]
@@ -53,6 +54,8 @@ class RowOutput:
         ------
         ProcessorError
             If a row does not fit the output type.
+        RowsTooLarge
+            If they are too much for one batch.
         """
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
@@ -122,6 +125,8 @@ class FrameOutput:
         ------
         ProcessorError
             If a frame does not fit the output type.
+        RowsTooLarge
+            If they are too much for one batch.
         """
         frames = [(index, frame) for index, frame in enumerate(rows) if self._has_rows(frame, index, owner_of)]
         if not frames:
@@ -178,12 +183,20 @@ class FrameOutput:
                 array = _column(field, convert, plain, partial(_owner_from, owner_of, start))
             arrays.append(array)
             start += rows
-        return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+        if len(arrays) == 1:
+            return arrays[0]
+        if (size_bytes := sum([array.nbytes for array in arrays])) > MAX_COLUMN_BYTES:
+            raise RowsTooLarge(f"{size_bytes:,} bytes of {field.type}")
+        return pa.concat_arrays(arrays)
 
     def _from_numpy(self, field: pa.Field, values: Any) -> pa.Array | None:
         """Convert numbers, booleans and times at once; None if they have to be converted one by one."""
         try:
             array = pa.array(values, from_pandas=True)
+            if isinstance(array, pa.ChunkedArray):
+                if array.nbytes > MAX_COLUMN_BYTES:
+                    raise RowsTooLarge(f"{array.nbytes:,} bytes of {field.type}")
+                array = array.combine_chunks()
             if pa.types.is_string(field.type) and not pa.types.is_string(array.type):
                 return None  # a cast would make texts of numbers
             if pa.types.is_timestamp(array.type) and array.type.tz is None and field.type.tz is not None:
@@ -243,7 +256,7 @@ def _to_array(kind: pa.DataType, convert: _Convert | None, values: Sequence[Any]
         values = [convert(value) for value in values]
     if pa.types.is_integer(kind):
         _require_whole(values)
-    return pa.array(values, kind)
+    return to_array(values, kind)
 
 
 def _require_whole(values: Sequence[Any]) -> None:

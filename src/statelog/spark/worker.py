@@ -152,7 +152,7 @@ def _run_batch(
     now_ms = int(clock.now_s() * 1000)
     read, initial = _NOTHING, None
     if held:
-        rows = pa.concat_batches(held)
+        rows = pa.Table.from_batches(held)
         now_ms = rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
         if spec.initial_columns:
             is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
@@ -163,7 +163,7 @@ def _run_batch(
     return KeyedSubtask(operator, RunsTable(), context, clock).process(read, initial)
 
 
-def _keyed_rows(rows: pa.RecordBatch, prefix: str, columns: list[str]) -> KeyedRows:
+def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:
     """The rows of one input."""
     hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
     return KeyedRows(rows.select([f"{prefix}{index}" for index in range(len(columns))]), hashes)
@@ -196,11 +196,11 @@ def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition:
     held = [batch for batch in batches if batch.num_rows]
     if not held:
         return BatchInput(_NO_ROWS, _NOTHING.hashes, partition, None)
-    rows = held[0] if len(held) == 1 else pa.concat_batches(held)
-    times = rows.column(rows.schema.get_field_index(TIME_COLUMN)).to_numpy()
+    rows = pa.Table.from_batches(held)
     read = _keyed_rows(rows, "c", spec.columns)
     subtask = require_one_subtask(spec, subtasks_of(read.hashes, spec.parallelism), partition)
-    return BatchInput(read.rows, read.hashes, subtask, int(times[0]))
+    time_ms = held[0].column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
+    return BatchInput(read.rows, read.hashes, subtask, int(time_ms))
 
 
 def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.byte_slices import (
+    BUDGET,
+    MAX_COLUMN_BYTES,
+    Budget,
+    Positions,
+    RowsTooLarge,
+    bytes_before,
+    in_parts,
+    to_array,
+)
 from statelog.state.run_format import Operation, change_schema
 from statelog.state.run_writer import Section, encode_run
 from statelog.state.schema import StateDescriptor, StateKind
@@ -45,6 +57,11 @@ class ListPosition:
 class ChangeBuffer:
     """The changes of one subtask in one batch, in run order.
 
+    Parameters
+    ----------
+    budget : Budget
+        How much is encoded at once, and how large a row may be.
+
     Attributes
     ----------
     rows : int
@@ -55,7 +72,8 @@ class ChangeBuffer:
         Names the key at a position of the current window, for messages.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget = BUDGET) -> None:
+        self._budget = budget
         self.describe_key: Callable[[int], str] = str
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         self._states: dict[str, StateDescriptor] = {}
@@ -95,41 +113,77 @@ class ChangeBuffer:
             What each change does; by default a put where there is a value, else a delete.
         expiry_ms : int or sequence of (int or None), optional
             From when on the changes no longer count: one time for all of them, or one for each.
+
+        Raises
+        ------
+        ProcessorError
+            If a value does not fit its field, or a change is larger than a row may be.
         """
-        count = len(positions)
-        if count == 0:
+        if not positions:
             return
-        if entries is None and count == len(keys):
-            hashes, key_bytes = keys.hashes, keys.keys
-        else:
-            picked = np.asarray(positions, np.int64)
-            hashes, key_bytes = keys.hashes[picked], keys.keys.take(pa.array(picked))
+        picked = np.asarray(positions, np.int64)
         if operations is None:
-            has_value = np.fromiter((value is not None for value in values), bool, count)
+            has_value = np.fromiter((value is not None for value in values), bool, len(picked))
             operation_column = np.where(has_value, Operation.PUT, Operation.DELETE).astype(np.uint8)
         else:
-            operation_column = np.fromiter(operations, np.uint8, count)
-        columns = [
-            pa.array(hashes),
-            key_bytes,
-            _empty_entries(count) if entries is None else pa.array(entries, pa.binary()),
-            pa.array(operation_column),
-            _expiry_column(expiry_ms, count),
-            *codec.encode(values, lambda index: self.describe_key(positions[index])),
-        ]
-        if state.kind is StateKind.TIMER:
-            columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
-        batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+            operation_column = np.fromiter(operations, np.uint8, len(picked))
+        schema = change_schema(state)
+
+        def encode(start: int, end: int) -> pa.RecordBatch:
+            count = end - start
+            columns = [
+                pa.array(keys.hashes[picked[start:end]]),
+                _keys_at(keys.keys, picked[start:end]),
+                _empty_entries(count) if entries is None else to_array(entries[start:end], pa.binary()),
+                pa.array(operation_column[start:end]),
+                _expiry_column(expiry_ms[start:end] if isinstance(expiry_ms, Sequence) else expiry_ms, count),
+                *codec.encode(values[start:end], lambda index: self.describe_key(positions[start + index])),
+            ]
+            if state.kind is StateKind.TIMER:
+                columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+
         self._states[state.name] = state
-        self._batches.setdefault(state.name, []).append(batch)
-        self.rows += count
-        self.unstored_rows += count
-        self.unstored_bytes += batch.nbytes
+        batches = self._batches.setdefault(state.name, [])
+        for batch in in_parts(len(picked), partial(self._bounded, encode, codec, positions), self._budget.slice_bytes):
+            batches.append(batch)
+            self.unstored_bytes += batch.nbytes
+        self.rows += len(picked)
+        self.unstored_rows += len(picked)
+
+    def _bounded(
+        self,
+        encode: Callable[[int, int], pa.RecordBatch],
+        codec: RowCodec,
+        positions: Sequence[int],
+        start: int,
+        end: int,
+    ) -> pa.RecordBatch:
+        """Encode some changes; a single one may not be too large."""
+        try:
+            batch = encode(start, end)
+        except RowsTooLarge as error:
+            if end - start > 1:
+                raise
+            raise self._too_large(codec, positions[start], str(error)) from error
+        if end - start == 1 and batch.nbytes > self._budget.row_bytes:
+            raise self._too_large(codec, positions[start], f"{batch.nbytes:,} bytes")
+        return batch
+
+    def _too_large(self, codec: RowCodec, position: int, size: str) -> ProcessorError:
+        limit = self._budget.row_bytes
+        return ProcessorError(
+            f"{codec.subject} of key {self.describe_key(position)}: a value takes {size} with its key, and may take"
+            f" {limit:,}.",
+            kind=ErrorKind.TOO_LARGE,
+            hint="Keep large objects in a store and their names in the state, or one value in several entries of a"
+            " list or a map.",
+        )
 
     def encode(self, *, compression: str | None, block_rows: int) -> bytes:
         """Encode the changes as a run."""
         sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
-        return encode_run(sections, compression=compression, block_rows=block_rows)
+        return self._encode(sections, compression, block_rows)
 
     def take_part(self, *, compression: str | None, block_rows: int) -> bytes:
         """Encode what was added since the last call as a run."""
@@ -139,7 +193,20 @@ class ChangeBuffer:
         ]
         self._stored = {name: len(batches) for name, batches in self._batches.items()}
         self.unstored_bytes = self.unstored_rows = 0
-        return encode_run(sections, compression=compression, block_rows=block_rows)
+        return self._encode(sections, compression, block_rows)
+
+    def _encode(self, sections: Sequence[Section], compression: str | None, block_rows: int) -> bytes:
+        size_bytes = self._budget.slice_bytes
+        return encode_run(sections, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+
+
+def _keys_at(keys: pa.Array, positions: Positions) -> pa.Array:
+    if len(positions) == len(keys) and (np.diff(positions) == 1).all():
+        return keys
+    sizes = np.diff(bytes_before(keys, np.arange(len(keys) + 1)))
+    if int(sizes[positions].sum()) >= MAX_COLUMN_BYTES:
+        raise RowsTooLarge(f"keys of {len(positions):,} entries")
+    return keys.take(pa.array(positions))
 
 
 def _expiry_column(expiry_ms: int | Sequence[int | None] | None, count: int) -> pa.Array:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.byte_slices import BUDGET, Budget
 from statelog.state.changes import ListPosition
 from statelog.state.schema import StateDescriptor, TimeDomain
 from statelog.state.table import KeyBatch, StateTable
@@ -44,6 +45,10 @@ class KeyCursor:
         The newest event time of what is handled for each key, None if it has none; no sequence outside of event time.
     position : int
         The current key; -1 while none is processed.
+    budget : Budget
+        How much is fetched at once.
+    loaded_bytes : int
+        Size of what has been fetched.
     """
 
     table: StateTable
@@ -52,6 +57,8 @@ class KeyCursor:
     moment: Moment
     event_ms: Sequence[int | None] | None = None
     position: int = -1
+    budget: Budget = BUDGET
+    loaded_bytes: int = 0
 
     def require(self, subject: str) -> int:
         """The position of the current key.
@@ -107,6 +114,7 @@ class EntryWindow:
         self._codec = codec
         self._ttl = ttl
         self._counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
+        self._most_at_once = _PREFETCH_ENTRIES
         self._fetched = range(0)
         self._starts: list[int] = []
         self._entries: list[bytes] = []
@@ -140,7 +148,7 @@ class EntryWindow:
         if position in self._fetched:
             return False
         count = self._count(position)
-        if count > _PREFETCH_ENTRIES:
+        if count > self._most_at_once:
             return True
         lookups = self._looked_up[1] + 1 if self._looked_up[0] == position else 1
         self._looked_up = (position, lookups)
@@ -152,18 +160,25 @@ class EntryWindow:
 
     def _count(self, position: int) -> int:
         if self._counts is None:
-            self._counts = self._cursor.table.count_entries(self._state, self._cursor.keys)
+            cursor = self._cursor
+            self._counts = cursor.table.count_entries(self._state, cursor.keys)
+            mean_bytes = max(1, cursor.table.mean_bytes(self._state))
+            self._most_at_once = max(1, min(_PREFETCH_ENTRIES, cursor.budget.slice_bytes // mean_bytes))
         return int(self._counts[position])
 
     def _fetch(self, position: int) -> None:
         self._count(position)
         assert self._counts is not None
         start, end = 0, len(self._counts)
-        if self._counts.sum() > _PREFETCH_ENTRIES:
+        if self._counts.sum() > self._most_at_once:
             total = np.cumsum(self._counts[position:])
-            start, end = position, position + max(1, int(np.searchsorted(total, _PREFETCH_ENTRIES, "right")))
+            start, end = position, position + max(1, int(np.searchsorted(total, self._most_at_once, "right")))
         found = self._cursor.table.entries(self._state, self._cursor.keys.slice(start, end))
         positions, entries, values = found.positions, found.entries, found.values
+        size_bytes = entries.nbytes + values.nbytes
+        self._cursor.loaded_bytes += size_bytes
+        if end - start == 1 and size_bytes > self._cursor.budget.key_bytes:
+            raise self._too_large(len(entries), size_bytes)
         live = self._cursor.live_rows(self._ttl, found.expiry)
         if live is not None:
             kept = pa.array(live)
@@ -172,3 +187,12 @@ class EntryWindow:
         self._starts = np.searchsorted(positions, np.arange(end - start + 1)).tolist()
         self._entries = entries.to_pylist()
         self._rows = self._codec.decode(values)
+
+    def _too_large(self, entries: int, size_bytes: int) -> ProcessorError:
+        return ProcessorError(
+            f"{self._codec.subject}: the key's {entries:,} entries take {size_bytes:,} bytes, and what is read as a"
+            f" whole may take {self._cursor.budget.key_bytes:,}.",
+            kind=ErrorKind.TOO_LARGE,
+            hint="Read single entries of a map (getValue, containsKey), spread the entries over several keys, or"
+            " clear() the state.",
+        )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.state.byte_slices import BUDGET, in_parts, to_array
 from statelog.state.evolution import project
 from statelog.state.run import Run
 from statelog.state.run_format import VALUE_COLUMN, Operation
@@ -100,7 +102,7 @@ class MemoryTable(StateTable):
                 found.append(entry)
                 rows.append(row)
         values, expiry = _to_columns(state, rows)
-        return EntryRows(np.array(positions, np.int64), pa.array(found, pa.binary()), values, expiry)
+        return EntryRows(np.array(positions, np.int64), pa.chunked_array([found], pa.binary()), values, expiry)
 
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         due = sorted(
@@ -131,18 +133,19 @@ def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescr
                 del keys[key]
 
 
-def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.RecordBatch, pa.Array]:
-    batches = [pa.RecordBatch.from_pylist([], schema=state.value_schema)]
-    for _, alike in itertools.groupby(rows, key=lambda row: id(row[0])):
-        batches.append(_to_values(state, list(alike)))
-    return pa.concat_batches(batches), pa.array([row[1] for row in rows], pa.int64())
+def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.Table, pa.Array]:
+    batches: list[pa.RecordBatch] = []
+    for _, group in itertools.groupby(rows, key=lambda row: id(row[0])):
+        alike = list(group)
+        batches += in_parts(len(alike), partial(_to_values, state, alike), BUDGET.slice_bytes)
+    return pa.Table.from_batches(batches, state.value_schema), pa.array([row[1] for row in rows], pa.int64())
 
 
-def _to_values(state: StateDescriptor, rows: list[_Row]) -> pa.RecordBatch:
+def _to_values(state: StateDescriptor, rows: list[_Row], start: int, end: int) -> pa.RecordBatch:
     """Values of rows that were written with one description, as another."""
     stored: StateDescriptor = rows[0][0]
-    columns = zip(*(row[2:] for row in rows), strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, stored.value_schema, strict=True)]
+    columns = zip(*(row[2:] for row in rows[start:end]), strict=True)
+    arrays = [to_array(column, field.type) for column, field in zip(columns, stored.value_schema, strict=True)]
     if stored != state:
         arrays = project(arrays, stored, state)
     return pa.RecordBatch.from_arrays(arrays, schema=state.value_schema)

@@ -1,6 +1,7 @@
 """Merging runs into one, and deciding which to merge.
 
-A merge goes through its inputs in slices of the hash range, so its memory is bounded by a slice.
+A merge goes through its inputs in slices of the hash range, bounded in rows and in bytes, so its memory is bounded by a
+slice. Of a slice that is larger all the same, as when one key has that much, only keys and entries are held at once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.state.byte_slices import BUDGET, gather_rows, join_rows, joined_column, size_of
 from statelog.state.evolution import merged_schema
 from statelog.state.key_groups import HashRange
 from statelog.state.run import Run, RunBlock, RunSection
-from statelog.state.run_format import EXPIRY_COLUMN, Operation
+from statelog.state.run_format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.state.run_writer import LOCAL_BLOCK_ROWS, RunWriter
 from statelog.state.schema import StateDescriptor, is_deleted
 from statelog.state.times import Moment
@@ -26,6 +28,8 @@ __all__ = ["Garbage", "MergePosition", "RunMerge", "add_runs", "choose_merge", "
 
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
+_SLACK: Final = 2
+"""How many times larger a slice may become than it was meant to be: hashes are not spread that evenly."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def merge_runs(
     within: HashRange | None = None,
     garbage: Garbage | None = None,
     slice_rows: int = LOCAL_BLOCK_ROWS,
+    slice_bytes: int = BUDGET.slice_bytes,
 ) -> int:
     """Merge runs into one: of each entry the newest change stays.
 
@@ -105,8 +110,8 @@ def merge_runs(
         Keep only keys of these hashes.
     garbage : Garbage, optional
         What may be left out.
-    slice_rows : int
-        About how many input rows are in memory at once.
+    slice_rows, slice_bytes : int
+        About how many input rows are in memory at once, and their size.
 
     Returns
     -------
@@ -118,7 +123,15 @@ def merge_runs(
     CorruptionError
         If an input is damaged.
     """
-    add_runs(runs, writer, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows)
+    add_runs(
+        runs,
+        writer,
+        is_bottom=is_bottom,
+        within=within,
+        garbage=garbage,
+        slice_rows=slice_rows,
+        slice_bytes=slice_bytes,
+    )
     return writer.finish()
 
 
@@ -130,9 +143,12 @@ def add_runs(
     within: HashRange | None,
     garbage: Garbage | None,
     slice_rows: int,
+    slice_bytes: int = BUDGET.slice_bytes,
 ) -> None:
     """Merge runs as :func:`merge_runs` does, into a run that goes on."""
-    merge = RunMerge(runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows)
+    merge = RunMerge(
+        runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
+    )
     for _ in merge.write(writer):
         pass
 
@@ -178,6 +194,7 @@ class RunMerge:
         within: HashRange | None = None,
         garbage: Garbage | None = None,
         slice_rows: int = LOCAL_BLOCK_ROWS,
+        slice_bytes: int = BUDGET.slice_bytes,
         keeps_blocks: bool = False,
     ) -> None:
         self._runs = runs
@@ -186,6 +203,7 @@ class RunMerge:
         self._within = within
         self._garbage = garbage
         self._slice_rows = slice_rows
+        self._slice_bytes = slice_bytes
         states: dict[str, StateDescriptor] = {}
         for run in runs:
             for name, section in run.sections.items():
@@ -199,29 +217,44 @@ class RunMerge:
             if self._garbage is not None and is_deleted(state.name, self._garbage.generations):
                 continue
             sections = [found for run in self._runs if (found := run.section(state)) is not None]
-            slices = list(_slices(sections, self._within, self._slice_rows))
+            slices = list(self._slices(sections))
             for first, last in slices:
-                if number == first_state and first < first_hash:
-                    continue
-                writer.add(state, self._merged(state, sections, first, last))
+                if number == first_state:
+                    if last < first_hash:
+                        continue
+                    first = max(first, first_hash)  # of slices that were cut in another way
+                for batch in self._merged(state, sections, first, last):
+                    writer.add(state, batch)
+                    del batch  # the next one gets its memory
                 yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
 
-    def _merged(self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int) -> pa.RecordBatch:
-        # Nothing of a slice may be kept: the next one gets its memory.
-        rows, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
-        return _merge_slice(state, rows, ages, is_bottom=self._is_bottom, garbage=self._garbage)
+    def _merged(
+        self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int
+    ) -> Iterator[pa.RecordBatch]:
+        batches, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
+        return _merge_slice(
+            state, batches, ages, is_bottom=self._is_bottom, garbage=self._garbage, max_bytes=_SLACK * self._slice_bytes
+        )
+
+    def _slices(self, sections: Sequence[RunSection]) -> Iterator[tuple[int, int]]:
+        """Cut the hash range into slices of about the right size, as hashes are evenly spread."""
+        first, last = (self._within.first, self._within.last) if self._within else (0, (1 << 64) - 1)
+        blocks = [block for section in sections for block in section.blocks_between(first, last)]
+        if len(sections) == 1 and all(
+            block.rows <= self._slice_rows and block.size_bytes <= _SLACK * self._slice_bytes for block in blocks
+        ):
+            yield from _whole_blocks(blocks, first, last, self._slice_rows, self._slice_bytes)
+            return
+        rows, size_bytes = sum(block.rows for block in blocks), sum(block.size_bytes for block in blocks)
+        yield from _even_slices(
+            blocks, first, last, max(-(-rows // self._slice_rows), -(-size_bytes // self._slice_bytes))
+        )
 
 
-def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows: int) -> Iterator[tuple[int, int]]:
-    """Cut the hash range so that about `slice_rows` rows lie in each part, as hashes are evenly spread."""
-    first, last = (within.first, within.last) if within else (0, (1 << 64) - 1)
-    blocks = [block for section in sections for block in section.blocks_between(first, last)]
-    if len(sections) == 1 and all(block.rows <= slice_rows for block in blocks):
-        yield from _whole_blocks(blocks, first, last, slice_rows)
-        return
+def _even_slices(blocks: Sequence[RunBlock], first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
     low = max(first, min((block.first_hash for block in blocks), default=first))
     high = min(last, max((block.last_hash for block in blocks), default=last))
-    count = max(1, -(-sum(block.rows for block in blocks) // slice_rows))
+    count = max(1, count)
     width = -(-(high - low + 1) // count)
     for end in range(low + width - 1, high, width):
         yield first, end
@@ -229,46 +262,80 @@ def _slices(sections: Sequence[RunSection], within: HashRange | None, slice_rows
     yield first, last
 
 
-def _whole_blocks(blocks: Sequence[RunBlock], first: int, last: int, slice_rows: int) -> Iterator[tuple[int, int]]:
+def _whole_blocks(
+    blocks: Sequence[RunBlock], first: int, last: int, slice_rows: int, slice_bytes: int
+) -> Iterator[tuple[int, int]]:
     """Cut the hash range of one input between blocks, so that each is read once."""
-    rows = 0
+    rows = size_bytes = before = 0
     for block in blocks:
-        if rows and rows + block.rows > slice_rows:
+        is_full = rows + block.rows > slice_rows or size_bytes + block.size_bytes > slice_bytes
+        # Blocks that share a hash, because its rows are larger than a block, stay together.
+        if rows and is_full and block.first_hash > max(first, before):
             yield first, block.first_hash - 1
-            first, rows = block.first_hash, 0
+            first, rows, size_bytes = block.first_hash, 0, 0
         rows += block.rows
+        size_bytes += block.size_bytes
+        before = block.last_hash
     yield first, last
 
 
 def _read_slice(
     sections: Sequence[RunSection], first: int, last: int, *, keeps_blocks: bool
-) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
     """The inputs' rows in a range of hashes, the newest input first, and the age of each row's input."""
     batches: list[pa.RecordBatch] = []
     ages: list[npt.NDArray[np.int64]] = []
     for age, section in enumerate(reversed(sections)):
         for block in section.blocks_between(first, last):
             batch = _rows_between(block.batch if keeps_blocks else block.load(), first, last)
-            batches.append(batch)
-            ages.append(np.full(batch.num_rows, age, np.int64))
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, np.int64)
-    return pa.concat_batches(batches), np.concatenate(ages)
+            if batch.num_rows:
+                batches.append(batch)
+                ages.append(np.full(batch.num_rows, age, np.int64))
+    return batches, np.concatenate(ages) if ages else np.zeros(0, np.int64)
 
 
 def _merge_slice(
     state: StateDescriptor,
-    rows: pa.RecordBatch,
+    batches: Sequence[pa.RecordBatch],
     ages: npt.NDArray[np.int64],
     *,
     is_bottom: bool,
     garbage: Garbage | None,
-) -> pa.RecordBatch:
-    if not rows.num_rows:
-        return rows
+    max_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
     is_one_run = ages[0] == ages[-1]
     if is_one_run and not is_bottom:
-        return rows  # sorted, and each entry is there once
+        yield from join_rows(batches, max_bytes)  # sorted, and each entry is there once
+        return
+    is_small = size_of(batches) <= max_bytes
+    rows = pa.concat_batches(batches) if is_small else _without_values(batches)
+    kept = _kept_rows(state, rows, ages, is_one_run=bool(is_one_run), is_bottom=is_bottom, garbage=garbage)
+    if is_small:
+        merged = rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
+        del batches, rows  # before what is merged is written, and the next slice read
+        yield merged
+    else:
+        del rows
+        yield from gather_rows(batches, kept, max_bytes)
+
+
+def _without_values(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The columns that decide which rows stay."""
+    columns = [joined_column([batch.column(index) for batch in batches]) for index in range(VALUE_COLUMN)]
+    return pa.RecordBatch.from_arrays(columns, names=batches[0].schema.names[:VALUE_COLUMN])
+
+
+def _kept_rows(
+    state: StateDescriptor,
+    rows: pa.RecordBatch,
+    ages: npt.NDArray[np.int64],
+    *,
+    is_one_run: bool,
+    is_bottom: bool,
+    garbage: Garbage | None,
+) -> npt.NDArray[np.int64]:
     kept = np.arange(rows.num_rows) if is_one_run else _surviving_rows(state, rows, ages)
     if is_bottom:
         operations = rows.column(3).to_numpy()
@@ -276,7 +343,7 @@ def _merge_slice(
         if state.expires_by is not None and garbage is not None:
             expiry = pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()
             kept = kept[expiry[kept] > garbage.moment.now_ms(state.expires_by)]
-    return rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
+    return kept
 
 
 def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from statelog.state.byte_slices import BUDGET, Budget
 from statelog.state.event_time import EventTime
 from statelog.state.grouping import Window
 from statelog.state.keys import KeyCodec
@@ -48,7 +49,13 @@ class OutputCodec(Protocol):
     """Converts what the processor returns to columns."""
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows; `owner_of` names what returned the i-th, for messages."""
+        """Convert rows; `owner_of` names what returned the i-th, for messages.
+
+        Raises
+        ------
+        RowsTooLarge
+            If they are too much for one batch.
+        """
         ...
 
 
@@ -125,6 +132,8 @@ class KeyedOperator:
         The event time of the output rows, if a later operator goes by it.
     initial : KeyedInput or None
         The rows of the initial state.
+    budget : Budget
+        How much a subtask works on at once.
     """
 
     uid: str
@@ -139,3 +148,4 @@ class KeyedOperator:
     event_time: EventTime | None = None
     output_event_time: EventTime | None = None
     initial: KeyedInput | None = None
+    budget: Budget = BUDGET

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from statelog.state.byte_slices import BUDGET, Budget
 from statelog.state.changes import ChangeBuffer
 from statelog.state.merge import merge_runs
 from statelog.state.run import Run
@@ -28,6 +29,13 @@ class BatchChanges:
 
     They can be taken in parts while the batch runs; what a later part says of an entry counts.
 
+    Parameters
+    ----------
+    table : StateTable
+        The state before the batch.
+    budget : Budget
+        How much is worked on at once.
+
     Attributes
     ----------
     table : StateTable
@@ -38,9 +46,10 @@ class BatchChanges:
         Its number.
     """
 
-    def __init__(self, table: StateTable) -> None:
+    def __init__(self, table: StateTable, budget: Budget = BUDGET) -> None:
         self.table = table
-        self.buffer = ChangeBuffer()
+        self._budget = budget
+        self.buffer = ChangeBuffer(budget)
         self.phase = 0
         self._runs: list[Run] = []
         self._unstored: list[Run] = []
@@ -57,7 +66,7 @@ class BatchChanges:
                 self._unstored.append(Run(pa.py_buffer(part), f"rest of phase {self.phase}"))
             self._runs.append(run)
             self.table = self.table.branch(run)
-            self.buffer = ChangeBuffer()
+            self.buffer = ChangeBuffer(self._budget)
 
     @property
     def rows(self) -> int:
@@ -78,22 +87,23 @@ class BatchChanges:
         if self.buffer.unstored_rows:
             rest = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
             runs.append(Run(pa.py_buffer(rest), f"changes of phase {self.phase}"))
-        return Part(_merged(runs, compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
+        return Part(self._merged(runs, compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
 
     def encode_local(self) -> bytes:
         """Encode the changes of all phases as one run, to be mapped."""
         if not self._runs:
             return self.buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
         runs = [*self._runs, self._as_run(self.buffer)] if self.buffer.rows else self._runs
-        return _merged(runs, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        return self._merged(runs, compression=None, block_rows=LOCAL_BLOCK_ROWS)
 
     def _as_run(self, buffer: ChangeBuffer) -> Run:
         data = buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
         return Run(pa.py_buffer(data), f"changes of phase {self.phase}")
 
-
-def _merged(runs: list[Run], *, compression: str | None, block_rows: int) -> bytes:
-    sink = pa.BufferOutputStream()
-    merge_runs(runs, RunWriter(sink, compression=compression, block_rows=block_rows), is_bottom=False)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    def _merged(self, runs: list[Run], *, compression: str | None, block_rows: int) -> bytes:
+        sink = pa.BufferOutputStream()
+        size_bytes = self._budget.slice_bytes
+        writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+        merge_runs(runs, writer, is_bottom=False, slice_bytes=size_bytes)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data

@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
+from statelog.state.byte_slices import BUDGET, in_parts, to_array
 from statelog.state.evolution import project
 from statelog.state.run_format import EXPIRY_COLUMN, VALUE_COLUMN
 from statelog.state.schema import StateDescriptor, StateSchema
@@ -153,7 +155,7 @@ def decode_expiry(value: bytes) -> tuple[int, int | None]:
 
 def decode_values(
     values: Sequence[bytes], forms: Sequence[StateDescriptor], wanted: StateDescriptor
-) -> tuple[pa.RecordBatch, pa.Array]:
+) -> tuple[pa.Table, pa.Array]:
     """Values as columns of a description, and their expiry.
 
     Parameters
@@ -166,16 +168,19 @@ def decode_values(
         A description that can read them.
     """
     rows = [_decode(value) for value in values]
-    batches = [pa.RecordBatch.from_pylist([], schema=wanted.value_schema)]
-    for form, alike in itertools.groupby(rows, key=lambda row: row[0]):
-        batches.append(_to_columns(list(alike), forms[form], wanted))
-    return pa.concat_batches(batches), pa.array([row[1] for row in rows], pa.int64())
+    batches: list[pa.RecordBatch] = []
+    for form, group in itertools.groupby(rows, key=lambda row: row[0]):
+        alike = list(group)
+        batches += in_parts(len(alike), partial(_to_columns, alike, forms[form], wanted), BUDGET.slice_bytes)
+    return pa.Table.from_batches(batches, wanted.value_schema), pa.array([row[1] for row in rows], pa.int64())
 
 
-def _to_columns(rows: list[list[Any]], stored: StateDescriptor, wanted: StateDescriptor) -> pa.RecordBatch:
-    _, _, *columns = zip(*rows, strict=True)
+def _to_columns(
+    rows: list[list[Any]], stored: StateDescriptor, wanted: StateDescriptor, start: int, end: int
+) -> pa.RecordBatch:
+    _, _, *columns = zip(*rows[start:end], strict=True)
     arrays = [
-        pa.array(column, _storage_type(field.type)).view(field.type)
+        to_array(column, _storage_type(field.type)).view(field.type)
         for column, field in zip(columns, stored.value_schema, strict=True)
     ]
     if stored != wanted:

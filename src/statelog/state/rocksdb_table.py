@@ -302,7 +302,7 @@ class RocksTable(StateTable):
                 entries.append(key[len(prefix) :])
                 values.append(value)
         columns, expiry = decode_values(values, self._forms, state)
-        return EntryRows(np.array(positions, np.int64), pa.array(entries, pa.binary()), columns, expiry)
+        return EntryRows(np.array(positions, np.int64), pa.chunked_array([entries], pa.binary()), columns, expiry)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
         counts = np.zeros(len(keys), np.int64)

@@ -157,6 +157,7 @@ class RunSection:
         self.state = state
         self.blocks = blocks
         self.rows = sum(block.rows for block in blocks)
+        self.size_bytes = sum(block.size_bytes for block in blocks)
 
     def blocks_between(self, first: int, last: int) -> list[RunBlock]:
         """Blocks that may hold a hash from `first` to `last`."""
@@ -179,6 +180,7 @@ class RunBlock:
         on_damage: Callable[[], None] | None,
     ) -> None:
         self.rows = stored.rows
+        self.size_bytes = stored.size_bytes or stored.length
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
         self._buffer = buffer
@@ -314,6 +316,7 @@ class _EvolvedBlock(RunBlock):
 
     def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
         self.rows = block.rows
+        self.size_bytes = block.size_bytes
         self.first_hash = block.first_hash
         self.last_hash = block.last_hash
         self._block = block

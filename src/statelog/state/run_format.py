@@ -60,6 +60,8 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
     first_hash: int
     last_hash: int
     checksum: int
+    size_bytes: int = 0
+    """As columns, without compression; 0 in older runs, which do not say."""
 
 
 class Footer(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from statelog.files import cut
+from statelog.state.byte_slices import BUDGET, join_rows, row_ends
 from statelog.state.key_groups import Hashes
 from statelog.state.run_format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
 from statelog.state.schema import StateDescriptor, StateKind, StateSchema
@@ -57,16 +58,25 @@ class RunWriter:
         How the blocks' buffers are compressed; uncompressed blocks can be mapped.
     block_rows : int
         Rows per block; a block grows beyond it when rows of one hash would be parted.
+    block_bytes : int
+        Size of a block as columns. Rows of one hash are parted only if they are larger.
     written : Footer, optional
         What is in the sink already; then the sink must be at its end.
     """
 
     def __init__(
-        self, sink: pa.NativeFile, *, compression: str | None, block_rows: int, written: Footer | None = None
+        self,
+        sink: pa.NativeFile,
+        *,
+        compression: str | None,
+        block_rows: int,
+        block_bytes: int = BUDGET.slice_bytes,
+        written: Footer | None = None,
     ) -> None:
         self._sink = sink
         self._compression = compression
         self._block_rows = block_rows
+        self._block_bytes = block_bytes
         self._states: list[StateSchema] = list(written.states) if written else []
         self._blocks: list[StoredBlock] = list(written.blocks) if written else []
         if not written:
@@ -85,8 +95,8 @@ class RunWriter:
         state : StateDescriptor
             The state.
         batch : pyarrow.RecordBatch
-            Changes of `change_schema(state)`, sorted by hash, key and entry, with hashes above those of the
-            calls before for this state.
+            Changes of `change_schema(state)`, sorted by hash, key and entry, and after those of the calls before for
+            this state.
         """
         if batch.num_rows == 0:
             return
@@ -97,8 +107,8 @@ class RunWriter:
         number = self._states.index(stored)
         hashes = batch.column(0).to_numpy()
         before = next((block for block in reversed(self._blocks) if block.state == number), None)
-        assert before is None or before.last_hash < hashes[0], "rows come in order of their hashes"
-        for start, end in _block_bounds(hashes, self._block_rows):
+        assert before is None or before.last_hash <= hashes[0], "rows come in order of their hashes"
+        for start, end in self._block_bounds(batch, hashes):
             _pad(self._sink)
             rows = batch.slice(start, end - start)
             if state.kind is StateKind.TIMER:
@@ -112,10 +122,26 @@ class RunWriter:
                 first_hash=int(hashes[start]),
                 last_hash=int(hashes[end - 1]),
                 checksum=xxhash.xxh3_64_intdigest(message),
+                size_bytes=rows.nbytes,
             )
             for piece in cut(memoryview(message)):
                 self._sink.write(piece)
             self._blocks.append(block)
+
+    def _block_bounds(self, batch: pa.RecordBatch, hashes: Hashes) -> Iterator[tuple[int, int]]:
+        """Split rows into blocks without parting rows of one hash, unless these are larger than a block."""
+        ends = row_ends(batch) if batch.nbytes > self._block_bytes else None
+        start = 0
+        while start < len(hashes):
+            end = min(start + self._block_rows, len(hashes))
+            if end < len(hashes):
+                end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
+            if ends is not None and ends[end] - ends[start] > self._block_bytes:
+                fitting = int(np.searchsorted(ends, ends[start] + self._block_bytes, "right")) - 1
+                whole = int(np.searchsorted(hashes, hashes[max(fitting, start)], "left"))
+                end = whole if whole > start else max(fitting, start + 1)
+            yield start, end
+            start = end
 
     def finish(self) -> int:
         """Write the footer and return the number of rows written."""
@@ -125,29 +151,18 @@ class RunWriter:
         return sum(block.rows for block in self._blocks)
 
 
-def encode_run(sections: Iterable[Section], *, compression: str | None, block_rows: int) -> bytes:
+def encode_run(
+    sections: Iterable[Section], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
+) -> bytes:
     """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
     sink = pa.BufferOutputStream()
-    writer = RunWriter(sink, compression=compression, block_rows=block_rows)
+    writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
     for section in sections:
-        if section.batches:
-            writer.add(section.state, pa.concat_batches(section.batches))
+        for batch in join_rows(section.batches, block_bytes):
+            writer.add(section.state, batch)
     writer.finish()
     data: bytes = sink.getvalue().to_pybytes()
     return data
-
-
-def _block_bounds(hashes: Hashes, block_rows: int) -> list[tuple[int, int]]:
-    """Split rows into blocks without parting rows of one hash."""
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    while start < len(hashes):
-        end = min(start + block_rows, len(hashes))
-        if end < len(hashes):
-            end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
-        bounds.append((start, end))
-        start = end
-    return bounds
 
 
 def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:

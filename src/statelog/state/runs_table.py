@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.state.byte_slices import BUDGET, Budget, gather_rows, joined_column
 from statelog.state.run import Positions, Run, RunBlock
 from statelog.state.run_format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.state.schema import StateDescriptor
@@ -24,19 +25,26 @@ class RunsTable(StateTable):
     ----------
     runs : sequence of Run
         The runs of a checkpoint, oldest first.
+    budget : Budget
+        How large the batches are that values come in.
     """
 
-    def __init__(self, runs: Sequence[Run] = ()) -> None:
+    def __init__(self, runs: Sequence[Run] = (), budget: Budget = BUDGET) -> None:
         self._runs = list(runs)
+        self._budget = budget
 
     def apply(self, runs: Sequence[Run]) -> None:
         self._runs.extend(runs)
 
     def branch(self, run: Run) -> RunsTable:
-        return RunsTable([*self._runs, run])
+        return RunsTable([*self._runs, run], self._budget)
+
+    def mean_bytes(self, state: StateDescriptor) -> int:
+        sections = [section for run in self._runs if (section := run.section(state)) is not None]
+        return sum([part.size_bytes for part in sections]) // max(1, sum([part.rows for part in sections]))
 
     def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        found = _Gatherer(state)
+        found = _Gatherer(state, self._budget)
         open_keys = np.arange(len(keys))
         for run in reversed(self._runs):
             if not len(open_keys):
@@ -52,14 +60,16 @@ class RunsTable(StateTable):
         key_hash, key_bytes = int(key.hashes[0]), key.keys[0].as_py()
         for run in reversed(self._runs):
             section = run.section(state)
+            is_cleared = False
             for block in section.blocks_between(key_hash, key_hash) if section else ():
                 row = block.find(key_hash, key_bytes, entry)
                 if row is not None:
-                    found = _Gatherer(state)
+                    found = _Gatherer(state, self._budget)
                     found.add_puts(block, np.zeros(1, np.int64), np.array([row]))
                     return found.values()
-                if block.find(key_hash, key_bytes, b"") is not None:
-                    return _no_value(state)
+                is_cleared |= block.find(key_hash, key_bytes, b"") is not None
+            if is_cleared:
+                return _no_value(state)
         return _no_value(state)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> Positions:
@@ -72,7 +82,7 @@ class RunsTable(StateTable):
         return counts
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
-        found = _Gatherer(state)
+        found = _Gatherer(state, self._budget)
         open_keys = np.arange(len(keys))
         for age, run in enumerate(reversed(self._runs)):
             if not len(open_keys):
@@ -97,20 +107,17 @@ class RunsTable(StateTable):
                     ages.append(np.full(len(rows), age, np.int64))
         if not due:
             return TimerRows(KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary())), np.zeros(0, np.int64))
-        joined = pa.concat_batches(due)
         columns = {
-            "hash": joined.column(0),
-            "key": joined.column(1),
-            "time": joined.column(VALUE_COLUMN),
-            "age": pa.array(np.concatenate(ages)),
+            name: joined_column([batch.column(column) for batch in due])
+            for name, column in (("hash", 0), ("key", 1), ("time", VALUE_COLUMN), ("operation", 3))
         }
-        order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
-        rows = joined.take(order)
-        kept = np.ones(len(rows), bool)
-        kept[1:] = ~(_equals_previous(rows.column(1)) & _equals_previous(rows.column(VALUE_COLUMN)))
-        kept &= rows.column(3).to_numpy() == Operation.PUT
-        rows = rows.filter(pa.array(kept))
-        return TimerRows(KeyBatch(rows.column(0).to_numpy(), rows.column(1)), rows.column(VALUE_COLUMN).to_numpy())
+        timers = pa.RecordBatch.from_pydict({**columns, "age": pa.array(np.concatenate(ages))})
+        timers = timers.take(pc.sort_indices(timers, [(name, "ascending") for name in ("hash", "key", "time", "age")]))
+        kept = np.ones(len(timers), bool)
+        kept[1:] = ~(_equals_previous(timers["key"]) & _equals_previous(timers["time"]))
+        kept &= timers["operation"].to_numpy() == Operation.PUT
+        timers = timers.filter(pa.array(kept))
+        return TimerRows(KeyBatch(timers["hash"].to_numpy(), timers["key"]), timers["time"].to_numpy())
 
 
 def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -141,8 +148,9 @@ def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[Run
 class _Gatherer:
     """Collects rows of several blocks and brings them into the order of the keys."""
 
-    def __init__(self, state: StateDescriptor) -> None:
+    def __init__(self, state: StateDescriptor, budget: Budget) -> None:
         self._state = state
+        self._max_bytes = budget.slice_bytes
         self._rows: list[pa.RecordBatch] = []
         self._positions: list[Positions] = []
         self._ages: list[Positions] = []
@@ -162,44 +170,53 @@ class _Gatherer:
         """The rows by key; each key has at most one."""
         if not self._rows:
             return _no_value(self._state)
-        rows, positions, _ = self._joined()
-        if len(self._rows) > 1:
+        positions = np.concatenate(self._positions)
+        batches = self._rows
+        if len(batches) > 1:
             order = np.argsort(positions, kind="stable")
-            rows, positions = rows.take(pa.array(order)), positions[order]
-        return ValueRows(positions, _values_of(rows, self._state), rows.column(EXPIRY_COLUMN))
+            batches, positions = list(gather_rows(batches, order, self._max_bytes)), positions[order]
+        return ValueRows(positions, _values_of(batches, self._state), _expiry_of(batches))
 
     def entries(self) -> EntryRows:
         """The newest put of every entry, by key and entry."""
         if not self._rows:
             none = _no_value(self._state)
-            return EntryRows(none.positions, pa.array([], pa.binary()), none.values, none.expiry)
-        rows, positions, ages = self._joined()
-        if len(self._rows) > 1:
-            sort_table = pa.table({"position": positions, "entry": rows.column(2), "age": ages})
-            by_entry = [("position", "ascending"), ("entry", "ascending"), ("age", "ascending")]
-            order = pc.sort_indices(sort_table, by_entry)
-            rows, positions = rows.take(order), positions[order.to_numpy()]
-        entries = rows.column(2)
-        kept = np.ones(len(positions), bool)
-        if len(self._rows) > 1:
-            kept[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
-        kept &= rows.column(3).to_numpy() == Operation.PUT
-        if not kept.all():
-            rows, positions = rows.filter(pa.array(kept)), positions[kept]
-        return EntryRows(positions, rows.column(2), _values_of(rows, self._state), rows.column(EXPIRY_COLUMN))
+            return EntryRows(none.positions, pa.chunked_array([], pa.binary()), none.values, none.expiry)
+        batches, positions = self._rows, np.concatenate(self._positions)
+        kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
+        if len(batches) > 1:
+            order, is_newest = self._newest_first(positions)
+            kept = order[is_newest & kept[order]]
+            batches, positions = list(gather_rows(batches, kept, self._max_bytes)), positions[kept]
+        elif not kept.all():
+            batches, positions = [batches[0].filter(pa.array(kept))], positions[kept]
+        entries = pa.chunked_array([batch.column(2) for batch in batches], pa.binary())
+        return EntryRows(positions, entries, _values_of(batches, self._state), _expiry_of(batches))
 
-    def _joined(self) -> tuple[pa.RecordBatch, Positions, Positions]:
-        if len(self._rows) == 1:
-            return self._rows[0], self._positions[0], self._ages[0]
-        joined = pa.concat_batches(self._rows)
-        return joined, np.concatenate(self._positions), np.concatenate(self._ages)
+    def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
+        """The rows by key, entry and age, and which of those are the newest of their entry."""
+        entries = joined_column([batch.column(2) for batch in self._rows])
+        columns = {"position": positions, "entry": entries, "age": np.concatenate(self._ages)}
+        indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+        order = indices.to_numpy().astype(np.int64)
+        entries, positions = entries.take(indices), positions[order]
+        is_newest = np.ones(len(positions), bool)
+        is_newest[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
+        return order, is_newest
 
 
-def _values_of(rows: pa.RecordBatch, state: StateDescriptor) -> pa.RecordBatch:
+def _values_of(batches: Sequence[pa.RecordBatch], state: StateDescriptor) -> pa.Table:
     end = VALUE_COLUMN + len(state.value_schema)
-    return pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=state.value_schema)
+    schema = state.value_schema
+    values = [pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=schema) for rows in batches]
+    return pa.Table.from_batches(values, schema)
+
+
+def _expiry_of(batches: Sequence[pa.RecordBatch]) -> pa.Array:
+    if not batches:
+        return pa.array([], pa.int64())
+    return joined_column([rows.column(EXPIRY_COLUMN) for rows in batches])
 
 
 def _no_value(state: StateDescriptor) -> ValueRows:
-    values = pa.RecordBatch.from_pylist([], schema=state.value_schema)
-    return ValueRows(np.zeros(0, np.int64), values, pa.array([], pa.int64()))
+    return ValueRows(np.zeros(0, np.int64), state.value_schema.empty_table(), pa.array([], pa.int64()))

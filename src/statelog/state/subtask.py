@@ -10,13 +10,16 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.clock import Clock
-from statelog.errors import CorruptionError, ProcessorError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, ProcessorError, StorageError
+from statelog.state.byte_slices import RowsTooLarge, cut_rows, in_parts, to_batches
 from statelog.state.changes import ListPosition
 from statelog.state.cursor import KeyCursor
 from statelog.state.entry_states import ListState, MapState
-from statelog.state.grouping import WINDOW_KEYS, Window, group_rows
+from statelog.state.event_time import EventTime
+from statelog.state.grouping import Window, windows_of
 from statelog.state.key_groups import Hashes
 from statelog.state.keyed_state import KeyedState
 from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
@@ -62,13 +65,13 @@ class KeyedRows:
 
     Parameters
     ----------
-    rows : pyarrow.RecordBatch
+    rows : pyarrow.RecordBatch or pyarrow.Table
         n rows in order of arrival; no columns if there are none.
     hashes : numpy.ndarray of uint64, shape (n,)
         Their key hashes.
     """
 
-    rows: pa.RecordBatch
+    rows: pa.RecordBatch | pa.Table
     hashes: Hashes
 
 
@@ -104,8 +107,16 @@ class KeyedSubtask:
         No timer up to this time is left to fire.
     """
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
-        self.changes = BatchChanges(table)
+    def __init__(
+        self,
+        operator: KeyedOperator,
+        table: StateTable,
+        context: BatchContext,
+        clock: Clock,
+    ) -> None:
+        budget = operator.budget
+        self.changes = BatchChanges(table, budget)
+        self._budget = budget
         self.flush_s = 0.0
         self.late_rows = 0
         self.max_event_ms: list[int | None] = []
@@ -114,7 +125,8 @@ class KeyedSubtask:
         self._operator = operator
         self._context = context
         position = ListPosition(context.epoch, context.batch)
-        self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment)
+        self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment, budget=budget)
+        self._window_keys = self._fitting_keys()
         self._states = {binding.name: _make_state(self._cursor, binding) for binding in operator.states}
         self._timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
         self._timer_values = operator.times.timer_values(context.moment)
@@ -154,7 +166,7 @@ class KeyedSubtask:
         read = self._on_time(read)
         if read.rows.num_rows:
             for window in self._windows(read, operator.input):
-                yield self._process_rows(window)
+                yield from self._process_rows(window)
         yield from self._fire_timers()
         self._call("close", operator.processor.close)
         self.late_rows += handle.late_rows
@@ -163,18 +175,31 @@ class KeyedSubtask:
         event_time = self._operator.event_time
         if event_time is None:
             return read
-        self.max_event_ms = event_time.largest_ms(read.rows)
+        batches = to_batches(read.rows)
+        largest = [event_time.largest_ms(rows) for rows in batches or [read.rows]]
+        self.max_event_ms = [
+            max((at for at in of_input if at is not None), default=None) for of_input in zip(*largest, strict=True)
+        ]
         if not event_time.drops_late or not read.rows.num_rows:
             return read
-        kept = event_time.on_time(read.rows, self._context.moment.late_watermark_ms)
-        if kept is None:
+        masks = [event_time.on_time(rows, self._context.moment.late_watermark_ms) for rows in batches]
+        if all(mask is None for mask in masks):
             return read
-        self.late_rows = read.rows.num_rows - kept.true_count
-        return KeyedRows(read.rows.filter(kept), read.hashes[kept.to_numpy(zero_copy_only=False)])
+        kept = [
+            np.ones(len(rows), bool) if mask is None else mask.to_numpy(zero_copy_only=False)
+            for rows, mask in zip(batches, masks, strict=True)
+        ]
+        on_time = np.concatenate(kept)
+        self.late_rows = len(on_time) - int(on_time.sum())
+        rows = [rows.filter(pa.array(mask)) for rows, mask in zip(batches, kept, strict=True)]
+        return KeyedRows(pa.Table.from_batches(rows), read.hashes[on_time])
 
     def _windows(self, read: KeyedRows, source: KeyedInput) -> Iterator[Window]:
-        columns = [read.rows.column(index) for index in source.key_columns]
-        return group_rows(read.rows, read.hashes, self._operator.key_codec.encode_columns(columns)).windows()
+        def encode_keys(rows: pa.RecordBatch) -> pa.Array:
+            return self._operator.key_codec.encode_columns([rows.column(index) for index in source.key_columns])
+
+        batches = to_batches(read.rows)
+        return windows_of(batches, read.hashes, encode_keys, self._budget, lambda: self._window_keys)
 
     def _begin_phase(self) -> None:
         self.changes.begin_phase()
@@ -199,13 +224,13 @@ class KeyedSubtask:
 
     # ---- Rows ----
 
-    def _process_rows(self, window: Window) -> pa.RecordBatch:
+    def _process_rows(self, window: Window) -> list[pa.RecordBatch]:
         operator, cursor = self._operator, self._cursor
         keys = self._keys_of(window, operator.input)
         self._open(window.keys, keys)
         if self._needs_event_ms:
             assert operator.event_time is not None
-            cursor.event_ms = operator.event_time.newest_ms(window.rows, window.starts)
+            cursor.event_ms = _newest_ms(operator.event_time, window)
         outputs: list[Any] = []
         ends: list[int] = []
         handle_rows, timer_values = operator.processor.handleInputRows, self._timer_values
@@ -241,20 +266,21 @@ class KeyedSubtask:
         self._begin_phase()
         timers.lowest_ms = None
         due = self.changes.table.due_timers(timers.state, after_ms, until_ms)
-        for start, end in _key_stretches(due):
-            yield self._fire_window(timers, due, start, end)
+        for start, end in _key_stretches(due, lambda: self._window_keys):
+            yield from self._fire_window(timers, due, start, end)
         if timers.lowest_ms is not None:
             # A timer that a firing one has registered for a time that is over fires in the next batch.
             self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
 
-    def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> pa.RecordBatch:
+    def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> list[pa.RecordBatch]:
         """Fire the timers of some keys, in order of their times."""
         operator, cursor = self._operator, self._cursor
         rows = due.keys.slice(start, end)
         is_first = _starts_key(rows)
         firsts = np.flatnonzero(is_first)
         key_of = np.cumsum(is_first) - 1
-        window_keys = rows.take(firsts)
+        found = rows.take(firsts)
+        window_keys = KeyBatch(found.hashes, found.keys.cast(pa.binary()))
         keys = [operator.decode_key(key) for key in window_keys.keys.to_pylist()]
         times = due.times_ms[start:end]
         self._open(window_keys, keys)
@@ -289,6 +315,7 @@ class KeyedSubtask:
     def _open(self, window_keys: KeyBatch, keys: list[Key]) -> None:
         self._cursor.keys = window_keys
         self._cursor.event_ms = None
+        self._cursor.loaded_bytes = 0
         self.changes.buffer.describe_key = lambda position: repr(keys[position])
         for state in self._states.values():
             state.open()
@@ -299,18 +326,42 @@ class KeyedSubtask:
         self._cursor.position = -1
         with _operator_named(self._operator.uid):
             started_s = self._clock.monotonic_s()
+            before_bytes = self.changes.buffer.unstored_bytes
             for state in self._states.values():
                 state.flush(self.changes.buffer)
             if self._timers is not None:
                 self._timers.flush(self.changes.buffer)
             self.flush_s += self._clock.monotonic_s() - started_s
+        used_bytes = self._cursor.loaded_bytes + self.changes.buffer.unstored_bytes - before_bytes
+        self._window_keys = self._fitting_keys(used_bytes // max(1, len(self._cursor.keys)))
 
-    def _encode(self, outputs: list[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+    def _fitting_keys(self, key_bytes: int = 0) -> int:
+        """How many keys the next window may have, given what those of the last one took."""
+        table = self.changes.table
+        single = [binding.descriptor for binding in self._operator.states if not binding.descriptor.kind.has_entries]
+        key_bytes = max(key_bytes, sum([table.mean_bytes(state) for state in single]))
+        return min(self._budget.window_keys, max(1, self._budget.slice_bytes // max(1, key_bytes)))
+
+    def _encode(self, outputs: list[Any], owner_of: Callable[[int], str]) -> list[pa.RecordBatch]:
+        def encode(start: int, end: int) -> pa.RecordBatch:
+            try:
+                return self._operator.output.encode(outputs[start:end], lambda row: owner_of(start + row))
+            except RowsTooLarge as error:
+                if end - start > 1:
+                    raise
+                raise ProcessorError(
+                    f"{owner_of(start)} returned what does not fit into a column: {error}.",
+                    kind=ErrorKind.TOO_LARGE,
+                    hint="Return several smaller rows or frames.",
+                ) from error
+
         with _operator_named(self._operator.uid):
-            output = self._operator.output.encode(outputs, owner_of)
+            parts = in_parts(len(outputs), encode, self._budget.slice_bytes)
+            batches = [batch for part in parts for batch in cut_rows(part, self._budget.slice_bytes)]
             if self._operator.output_event_time is not None:
-                self._operator.output_event_time.require_on_time(output, self._context.moment.late_watermark_ms)
-            return output
+                for batch in batches:
+                    self._operator.output_event_time.require_on_time(batch, self._context.moment.late_watermark_ms)
+            return batches
 
     def _call(self, name: str, method: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -361,18 +412,36 @@ def _owner(ends: list[int], row: int) -> int:
     return next(position for position, end in enumerate(ends) if row < end)
 
 
+def _newest_ms(event_time: EventTime, window: Window) -> list[int | None]:
+    """The newest event time of each key's rows."""
+    newest = event_time.newest_ms(window.rows, window.starts)
+    for rows in window.more:
+        newest = [
+            max(
+                (at for at in (*newest, *event_time.newest_ms(rows, np.array([0, len(rows)]))) if at is not None),
+                default=None,
+            )
+        ]
+    return newest
+
+
 def _starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which of some sorted rows are the first of their key."""
-    keys = rows.keys.to_pylist()
-    return np.array([index == 0 or keys[index] != keys[index - 1] for index in range(len(keys))], bool)
+    is_first = np.ones(len(rows), bool)
+    if len(rows) > 1:
+        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
+        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
+    return is_first
 
 
-def _key_stretches(due: TimerRows) -> Iterator[tuple[int, int]]:
+def _key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
     """Stretches of due timers that hold a bounded number of keys, and whole ones."""
-    starts = np.flatnonzero(_starts_key(due.keys))
-    for first in range(0, len(starts), WINDOW_KEYS):
-        end = first + WINDOW_KEYS
-        yield int(starts[first]), int(starts[end]) if end < len(starts) else len(due.keys)
+    starts = np.append(np.flatnonzero(_starts_key(due.keys)), len(due.keys))
+    first = 0
+    while first < len(starts) - 1:
+        end = min(first + max_keys(), len(starts) - 1)
+        yield int(starts[first]), int(starts[end])
+        first = end
 
 
 def _make_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:

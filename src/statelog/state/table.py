@@ -52,15 +52,15 @@ class ValueRows:
     ----------
     positions : numpy.ndarray of int64, shape (m,)
         Which keys of the batch have a value, ascending.
-    values : pyarrow.RecordBatch, m rows
-        Their values, a column per field.
+    values : pyarrow.Table, m rows
+        Their values, a column per field, in batches of bounded size.
     expiry : pyarrow.Array of int64, length m
         From when on they no longer count, in milliseconds of the state's time; null is never. The table
         returns them all the same.
     """
 
     positions: npt.NDArray[np.int64]
-    values: pa.RecordBatch
+    values: pa.Table
     expiry: pa.Array
 
 
@@ -71,7 +71,7 @@ class TimerRows:
     Parameters
     ----------
     keys : KeyBatch
-        Key of each timer, repeated for each of its timers.
+        Key of each timer, repeated for each of its timers; as large binaries if there are very many.
     times_ms : numpy.ndarray of int64
         Their times.
     """
@@ -88,17 +88,17 @@ class EntryRows:
     ----------
     positions : numpy.ndarray of int64, shape (m,)
         The key of the batch that each entry belongs to, ascending.
-    entries : pyarrow.Array of binary, length m
+    entries : pyarrow.ChunkedArray of binary, length m
         Entry keys, ascending within a key.
-    values : pyarrow.RecordBatch, m rows
-        The entries' values, a column per field.
+    values : pyarrow.Table, m rows
+        The entries' values, a column per field, in batches of bounded size.
     expiry : pyarrow.Array of int64, length m
         As in :class:`ValueRows`.
     """
 
     positions: npt.NDArray[np.int64]
-    entries: pa.Array
-    values: pa.RecordBatch
+    entries: pa.ChunkedArray
+    values: pa.Table
     expiry: pa.Array
 
 
@@ -147,6 +147,10 @@ class StateTable(ABC):
         until_ms : int
             The last time that is asked for.
         """
+
+    def mean_bytes(self, state: StateDescriptor) -> int:
+        """About how many bytes a row of a state takes, found without reading rows; 0 if that is not known."""
+        return 0
 
     @abstractmethod
     def branch(self, run: Run) -> StateTable:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.byte_slices import to_array
 
 __all__ = ["MISFITS", "FieldCodec", "RowCodec"]
 
@@ -104,7 +105,7 @@ class RowCodec:
                 raise self._misfit(field, value, error) from error
         return tuple(values)
 
-    def decode(self, rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    def decode(self, rows: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
         """Convert columns to tuples, a tuple per row."""
         columns: list[list[Any]] = []
         for field, column in zip(self.fields, rows.columns, strict=True):
@@ -129,6 +130,8 @@ class RowCodec:
         ------
         ProcessorError
             If a number is too large for its field.
+        RowsTooLarge
+            If a column does not fit into Arrow's offsets.
         """
         if None in rows:
             nulls = (None,) * len(self.fields)
@@ -157,7 +160,7 @@ class RowCodec:
         if convert is not None:
             values = [None if value is None else convert(value) for value in values]
         try:
-            return pa.array(values, field.type)
+            return to_array(values, field.type)
         except MISFITS:
             for index, value in enumerate(values):
                 try:

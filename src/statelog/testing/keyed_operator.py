@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.entry import QueryOperators
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.state.byte_slices import Budget
 from statelog.state.key_groups import Hashes, subtasks_of
 from statelog.state.operator import KeyedOperator
 from statelog.state.schema import StateSchema, encode_schema
@@ -51,6 +52,10 @@ class LocalKeyedOperator:
     deleted: tuple[str, ...] = ()
     initial: KeyedRows | None = None
     operators: QueryOperators | None = None
+
+    def with_budget(self, budget: Budget) -> LocalKeyedOperator:
+        """The operator with another bound of what a subtask works on at once."""
+        return replace(self, make=lambda: replace(self.make(), budget=budget))
 
     def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
         operator = self.make()

@@ -69,6 +69,7 @@ class ObjectInput:
         return [(self._keys[number],) for number in columns[0].to_pylist()]
 
     def by_key(self, window: Window) -> list[Iterator[Any]]:
+        window = window.joined()
         numbers = window.rows.column(1).to_pylist()
         return [self._objects(numbers[start:end]) for start, end in pairwise(window.starts.tolist())]
 

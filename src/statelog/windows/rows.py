@@ -229,6 +229,7 @@ class WindowInput:
         return self._rows.keys(columns)
 
     def by_key(self, window: Window) -> list[Iterator[RowGroup]]:
+        window = window.joined()
         if self._event_time is None or self._cut is None:
             batch = BatchRows(window.rows, None, window.starts, self._rows.rows)
             return [

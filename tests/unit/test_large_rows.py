@@ -1,0 +1,334 @@
+"""Rows that are large beside what is worked on at once: the bounds are lowered, so that no test needs gigabytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import Options, ProcessorError
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.clock import SystemClock
+from statelog.errors import ErrorKind
+from statelog.state.byte_slices import Budget, size_of
+from statelog.state.memory_table import MemoryTable
+from statelog.state.merge import MergePosition, RunMerge, merge_runs
+from statelog.state.run import Run
+from statelog.state.run_format import Operation, change_schema
+from statelog.state.run_writer import RunWriter, Section, encode_run
+from statelog.state.runs_table import RunsTable
+from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.state.table import KeyBatch, StateTable, ValueRows
+from statelog.state.times import Moment
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed_query import KeyedQuery
+
+TEXTS = StateDescriptor("texts", StateKind.VALUE, pa.schema([("text", pa.string())]))
+LISTS = StateDescriptor("lists", StateKind.LIST, pa.schema([("texts", pa.list_(pa.string()))]))
+SLICE_BYTES = 20_000
+SLACK_BYTES = 3_000
+"""The largest row, and what the offsets and bitmaps of a batch take."""
+
+Change = tuple[int, bytes, bytes, Operation, Any]
+
+
+def run_of(state: StateDescriptor, changes: Sequence[Change], name: str = "run") -> Run:
+    columns = ["hash", "key", "entry", "op", "v0"]
+    rows = [dict(zip(columns, change, strict=True)) for change in sorted(changes, key=lambda change: change[:3])]
+    batch = pa.RecordBatch.from_pylist(rows, schema=change_schema(state))
+    data = encode_run(
+        [Section(state, [batch.slice(0, 7), batch.slice(7)])],
+        compression=None,
+        block_rows=1000,
+        block_bytes=SLICE_BYTES,
+    )
+    return Run(pa.py_buffer(data), name)
+
+
+def sizes_of(run: Run) -> list[int]:
+    return [block.load().nbytes for section in run.sections.values() for block in section.blocks]
+
+
+def text_runs() -> list[Run]:
+    """Texts of 0 to 2,000 letters; some keys share a hash, and later runs replace and delete."""
+    chance = random.Random(5)
+    runs: list[Run] = []
+    for number in range(4):
+        keys = chance.sample(range(200), 120)
+        changes = [
+            (
+                (key // 2) << 57,
+                b"%03d" % key,
+                b"",
+                Operation.DELETE if number and key % 7 == number else Operation.PUT,
+                None if number and key % 7 == number else f"{number}" * chance.randint(0, 2000),
+            )
+            for key in keys
+        ]
+        runs.append(run_of(TEXTS, changes, f"run {number}"))
+    return runs
+
+
+def list_runs() -> list[Run]:
+    """Lists of two small keys and of one, of the same hash, that is much larger than a slice; run 2 clears it."""
+    runs: list[Run] = []
+    for number in range(4):
+        changes: list[Change] = []
+        for key, count in ((b"large", 150), (b"small", 3)):
+            if number == 2:
+                changes.append((9, key, b"", Operation.CLEAR, None))
+            changes += [
+                (9, key, b"%d-%04d" % (number, entry), Operation.PUT, [f"{number}.{entry} ", "x" * 500])
+                for entry in range(count)
+            ]
+        changes.append((1 << 60, b"other", b"%d" % number, Operation.PUT, ["o"]))
+        runs.append(run_of(LISTS, changes, f"run {number}"))
+    return runs
+
+
+def contents(state: StateDescriptor, runs: Sequence[Run]) -> dict[tuple[bytes, bytes], Any]:
+    """What is left of changes, applied one after the other."""
+    held: dict[tuple[bytes, bytes], Any] = {}
+    for run in runs:
+        for block in run.sections[state.name].blocks:
+            for row in block.load().to_pylist():
+                key, entry = row["key"], row["entry"]
+                if row["op"] == Operation.CLEAR:
+                    held = {at: value for at, value in held.items() if at[0] != key}
+                elif row["op"] == Operation.DELETE:
+                    held.pop((key, entry), None)
+                else:
+                    held[key, entry] = row["v0"]
+    return held
+
+
+# ---- Runs ----
+
+
+@pytest.mark.parametrize(("state", "make"), [(TEXTS, text_runs), (LISTS, list_runs)], ids=["texts", "lists"])
+def test_blocks_and_merges_are_bounded_in_bytes(
+    state: StateDescriptor, make: Callable[[], list[Run]], tmp_path: Path
+) -> None:
+    local = LocalRuns(tmp_path, Budget(slice_bytes=SLICE_BYTES))
+    runs, edge = make(), Edge(0, 3, bytes(16), bytes(range(16)))
+    assert all(size <= SLICE_BYTES + SLACK_BYTES for run in runs for size in sizes_of(run))
+
+    local.write_merged(edge, runs, "token", is_bottom=True)
+
+    merged = local.open(edge)
+    assert contents(state, [merged]) == contents(state, runs)
+    assert max(sizes_of(merged)) <= SLICE_BYTES + SLACK_BYTES
+    assert sum(sizes_of(merged)) > 3 * SLICE_BYTES, "the case is one"
+    rows = [row for block in merged.sections[state.name].blocks for row in block.load().to_pylist()]
+    order = [(row["hash"], row["key"], row["entry"]) for row in rows]
+    assert order == sorted(set(order))
+
+
+@pytest.mark.parametrize(("state", "make"), [(TEXTS, text_runs), (LISTS, list_runs)], ids=["texts", "lists"])
+@pytest.mark.parametrize("is_bottom", [True, False])
+def test_what_a_merge_hands_on_is_bounded(
+    state: StateDescriptor, make: Callable[[], list[Run]], is_bottom: bool
+) -> None:
+    """Also of a slice that is larger than it should be, as hashes are not spread evenly."""
+    taken: list[pa.RecordBatch] = []
+
+    class Sink:
+        def add(self, of: StateDescriptor, batch: pa.RecordBatch) -> None:
+            taken.append(batch)
+
+    runs = make()
+    for _ in RunMerge(runs, is_bottom=is_bottom, slice_bytes=SLICE_BYTES).write(Sink()):
+        pass
+
+    assert max(batch.nbytes for batch in taken) <= 2 * SLICE_BYTES + SLACK_BYTES
+    kept = {(row["key"], row["entry"]): row["v0"] for batch in taken for row in batch.to_pylist() if row["op"] == 0}
+    assert kept == contents(state, runs)
+
+
+@pytest.mark.parametrize("make", [text_runs, list_runs])
+@pytest.mark.parametrize("other_bytes", [SLICE_BYTES, 700, 10**9])
+def test_a_merge_goes_on_also_with_other_slices(make: Callable[[], list[Run]], other_bytes: int) -> None:
+    runs = make()
+    whole = pa.BufferOutputStream()
+    merge_runs(runs, RunWriter(whole, compression=None, block_rows=1000), is_bottom=True)
+    sink = pa.BufferOutputStream()
+    writer = RunWriter(sink, compression=None, block_rows=1000, block_bytes=SLICE_BYTES)
+    position: MergePosition | None = None
+    for size_bytes in (SLICE_BYTES, other_bytes, SLICE_BYTES, 10**9):
+        written = RunMerge(runs, is_bottom=True, slice_bytes=size_bytes).write(writer, position)
+        position = next(written, position)
+        written.close()
+    for _ in RunMerge(runs, is_bottom=True, slice_bytes=other_bytes).write(writer, position):
+        pass
+    writer.finish()
+
+    [state] = runs[0].sections.values()
+    assert contents(state.state, [Run(sink.getvalue(), "parts")]) == contents(
+        state.state, [Run(whole.getvalue(), "whole")]
+    )
+
+
+def test_a_key_is_found_in_several_blocks() -> None:
+    runs = list_runs()
+    assert max(len(run.sections["lists"].blocks) for run in runs) > 3
+    tables: list[StateTable] = [RunsTable(runs, Budget(slice_bytes=SLICE_BYTES)), MemoryTable()]
+    tables[1].apply(runs)
+    expected = contents(LISTS, runs)
+    keys = KeyBatch(np.array([9, 9, 1 << 60], np.uint64), pa.array([b"large", b"small", b"other"]))
+    for table in tables:
+        found = table.entries(LISTS, keys)
+        names = keys.keys.take(pa.array(found.positions)).to_pylist()
+        values = found.values.column(0).to_pylist()
+        assert dict(zip(zip(names, found.entries.to_pylist(), strict=True), values, strict=True)) == expected
+        for entry in (b"1-0149", b"2-0000", b"3-0149", b"3-0150"):
+            one = table.get_entry(LISTS, keys.slice(0, 1), entry)
+            assert one.values.column(0).to_pylist() == [v for at, v in expected.items() if at == (b"large", entry)]
+    assert max(batch.nbytes for batch in tables[0].entries(LISTS, keys).values.to_batches()) <= SLICE_BYTES
+
+
+# ---- Batches ----
+
+
+class Notes(StatefulProcessor):
+    """Keeps a text, a list and a map per key, and returns what it has read and written, row by row."""
+
+    def init(self, handle: Any) -> None:
+        self._text = handle.getValueState("text", "text string")
+        self._notes = handle.getListState("notes", "note string")
+        self._by_number = handle.getMapState("byNumber", "number int", "note string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        held = self._text.get()
+        texts = [row.text for row in rows]
+        if texts == ["read"]:
+            yield Row(key=key[0], text="".join(note for (note,) in self._notes.get()))
+        elif texts == ["look up"]:
+            yield Row(key=key[0], text=self._by_number.getValue((1,))[0])
+        else:
+            yield Row(key=key[0], text="" if held is None else held[0])
+            self._text.update(("".join(texts),))
+            self._notes.appendList([(text,) for text in texts])
+            for number, text in enumerate(texts):
+                self._by_number.updateValue((number,), (text,))
+            for text in texts:
+                yield Row(key=key[0], text=text)
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        self._text.update((initialState.text,))
+
+    def close(self) -> None:
+        pass
+
+
+class Watched(RunsTable):
+    """Notes how much is looked up at once."""
+
+    def __init__(self, runs: Sequence[Run], budget: Budget, found: list[int]) -> None:
+        super().__init__(runs, budget)
+        self.found = found
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        values = super().get_many(state, keys)
+        self.found.append(values.values.nbytes)
+        return values
+
+
+class Engine:
+    """Batches of a subtask whose state is the runs of those before."""
+
+    def __init__(self, budget: Budget) -> None:
+        described = OperatorArguments(input="key long, text string", output="key long, text string", keys=["key"])
+        self._query = KeyedQuery(Notes(), described, Options())
+        self._budget = budget
+        self.runs: list[Run] = []
+        self.output: list[pa.RecordBatch] = []
+        self.found: list[int] = []
+
+    def push(self, rows: Sequence[tuple[int, str]], batches: int = 1) -> list[tuple[int, str]]:
+        data = self._query.data(rows)
+        read = pa.Table.from_batches([data.rows.slice(at, batches) for at in range(0, len(rows), batches)])
+        table = Watched(self.runs, self._budget, self.found)
+        context = BatchContext(0, len(self.runs), Moment(0, 0))
+        operator = self._query.operator.with_budget(self._budget).make()
+        subtask = KeyedSubtask(operator, table, context, SystemClock())
+        self.output = list(subtask.process(KeyedRows(read if batches > 1 else data.rows, data.hashes)))
+        part = subtask.changes.take_part("lz4")
+        local = Run(pa.py_buffer(subtask.changes.encode_local()), f"batch {len(self.runs)}")
+        stored = Run(pa.py_buffer(part.data), "stored", is_stored=True)
+        assert contents_of_all(stored) == contents_of_all(local)
+        self.runs.append(local)
+        return [(row["key"], row["text"]) for batch in self.output for row in batch.to_pylist()]
+
+
+def contents_of_all(run: Run) -> dict[str, Any]:
+    return {name: contents(section.state, [run]) for name, section in run.sections.items()}
+
+
+SMALL = Budget(slice_bytes=SLICE_BYTES, input_bytes=2 * SLICE_BYTES)
+
+
+def rows_of_batch(number: int, chance: random.Random) -> list[tuple[int, str]]:
+    """60 keys with some texts each, and key 0 with more than fit into what is grouped at once."""
+    rows = [(key, f"{number}.{key}.{at} " * chance.randint(1, 150)) for key in range(60) for at in range(3)]
+    rows += [(0, f"{number}.{at} " * 100) for at in range(300)]
+    chance.shuffle(rows)
+    return rows
+
+
+@pytest.mark.parametrize("batches", [1, 37])
+def test_batches_of_large_rows_are_worked_on_in_parts(batches: int) -> None:
+    chance = random.Random(3)
+    engine, held = Engine(SMALL), dict[int, str]()
+    for number in range(3):
+        rows = rows_of_batch(number, chance)
+        by_key: dict[int, list[str]] = {}
+        for key, text in rows:
+            by_key.setdefault(key, []).append(text)
+
+        output = engine.push(rows, batches)
+
+        assert sorted(by_key) == sorted({key for key, _ in output})
+        for key, texts in by_key.items():
+            assert [text for at, text in output if at == key] == [held.get(key, ""), *texts]
+            held[key] = "".join(texts)
+        largest = max(map(len, held.values()))
+        assert max(batch.nbytes for batch in engine.output) <= max(SLICE_BYTES, largest) + SLACK_BYTES
+        assert max(sizes_of(engine.runs[-1])) <= max(SLICE_BYTES, largest) + SLACK_BYTES
+    assert size_of(engine.output) > 10 * SLICE_BYTES, "the case is one"
+
+
+def test_windows_of_keys_have_few_keys_if_their_state_is_large() -> None:
+    engine = Engine(SMALL)
+    engine.push([(key, "x" * 1000) for key in range(300)])
+    assert engine.push([(key, "y") for key in range(300)]) != []
+    assert sum(engine.found) > 290_000
+    assert max(engine.found) <= 1.2 * SLICE_BYTES
+
+
+def test_a_value_that_is_too_large_is_refused_by_name() -> None:
+    engine = Engine(Budget(slice_bytes=2000, row_bytes=5000))
+    engine.push([(1, "x" * 4900)])
+    with pytest.raises(ProcessorError, match=r"state '\w+' of key \(7,\): a value takes 5,[01]\d\d bytes") as failure:
+        engine.push([(6, "x"), (7, "x" * 5001), (8, "x")])
+    assert failure.value.kind is ErrorKind.TOO_LARGE
+    assert "and may take 5,000" in failure.value.message
+    assert failure.value.hint
+
+
+def test_a_key_with_too_many_entries_is_refused_and_can_be_looked_up() -> None:
+    engine = Engine(Budget(key_bytes=50_000))
+    for number in range(5):
+        engine.push([(key, f"{number}" * 9000) for key in (1, 2)] + [(2, f"{number}" * 9000)])
+    assert engine.push([(1, "read")]) == [(1, "".join(f"{number}" * 9000 for number in range(5)))]
+    with pytest.raises(ProcessorError, match=r"failed for key \(2,\): state 'notes': the key's 10 entries") as failure:
+        engine.push([(2, "read")])
+    assert failure.value.kind is ErrorKind.TOO_LARGE
+    assert engine.push([(2, "look up")]) == [(2, "4" * 9000)]
