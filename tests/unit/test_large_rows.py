@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from statelog import Options, ProcessorError
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
-from statelog.state.byte_slices import Budget, size_of
+from statelog.state.byte_slices import Budget, RowsTooLarge, size_of
+from statelog.state.grouping import windows_of
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import MergePosition, RunMerge, merge_runs
+from statelog.state.operator import OutputCodec
 from statelog.state.run import Run
 from statelog.state.run_format import Operation, change_schema
 from statelog.state.run_writer import RunWriter, Section, encode_run
@@ -84,9 +87,9 @@ def list_runs() -> list[Run]:
         changes: list[Change] = []
         for key, count in ((b"large", 150), (b"small", 3)):
             if number == 2:
-                changes.append((9, key, b"", Operation.CLEAR, None))
+                changes.append((0, key, b"", Operation.CLEAR, None))
             changes += [
-                (9, key, b"%d-%04d" % (number, entry), Operation.PUT, [f"{number}.{entry} ", "x" * 500])
+                (0, key, b"%d-%04d" % (number, entry), Operation.PUT, [f"{number}.{entry} ", "x" * 500])
                 for entry in range(count)
             ]
         changes.append((1 << 60, b"other", b"%d" % number, Operation.PUT, ["o"]))
@@ -134,8 +137,9 @@ def test_blocks_and_merges_are_bounded_in_bytes(
 
 @pytest.mark.parametrize(("state", "make"), [(TEXTS, text_runs), (LISTS, list_runs)], ids=["texts", "lists"])
 @pytest.mark.parametrize("is_bottom", [True, False])
+@pytest.mark.parametrize("count", [1, 4])
 def test_what_a_merge_hands_on_is_bounded(
-    state: StateDescriptor, make: Callable[[], list[Run]], is_bottom: bool
+    state: StateDescriptor, make: Callable[[], list[Run]], is_bottom: bool, count: int
 ) -> None:
     """Also of a slice that is larger than it should be, as hashes are not spread evenly."""
     taken: list[pa.RecordBatch] = []
@@ -144,11 +148,12 @@ def test_what_a_merge_hands_on_is_bounded(
         def add(self, of: StateDescriptor, batch: pa.RecordBatch) -> None:
             taken.append(batch)
 
-    runs = make()
-    for _ in RunMerge(runs, is_bottom=is_bottom, slice_bytes=SLICE_BYTES).write(Sink()):
-        pass
+    runs = make()[:count]
+    slices = list(RunMerge(runs, is_bottom=is_bottom, slice_bytes=SLICE_BYTES).write(Sink()))
 
     assert max(batch.nbytes for batch in taken) <= 2 * SLICE_BYTES + SLACK_BYTES
+    if state is TEXTS:
+        assert len(slices) >= sum(sum(sizes_of(run)) for run in runs) / (2 * SLICE_BYTES), "no slice is large"
     kept = {(row["key"], row["entry"]): row["v0"] for batch in taken for row in batch.to_pylist() if row["op"] == 0}
     assert kept == contents(state, runs)
 
@@ -182,13 +187,13 @@ def test_a_key_is_found_in_several_blocks() -> None:
     tables: list[StateTable] = [RunsTable(runs, Budget(slice_bytes=SLICE_BYTES)), MemoryTable()]
     tables[1].apply(runs)
     expected = contents(LISTS, runs)
-    keys = KeyBatch(np.array([9, 9, 1 << 60], np.uint64), pa.array([b"large", b"small", b"other"]))
+    keys = KeyBatch(np.array([0, 0, 1 << 60], np.uint64), pa.array([b"large", b"small", b"other"]))
     for table in tables:
         found = table.entries(LISTS, keys)
         names = keys.keys.take(pa.array(found.positions)).to_pylist()
         values = found.values.column(0).to_pylist()
         assert dict(zip(zip(names, found.entries.to_pylist(), strict=True), values, strict=True)) == expected
-        for entry in (b"1-0149", b"2-0000", b"3-0149", b"3-0150"):
+        for entry in (b"1-0149", b"2-0000", b"2-0149", b"3-0149", b"3-0150"):
             one = table.get_entry(LISTS, keys.slice(0, 1), entry)
             assert one.values.column(0).to_pylist() == [v for at, v in expected.items() if at == (b"large", entry)]
     assert max(batch.nbytes for batch in tables[0].entries(LISTS, keys).values.to_batches()) <= SLICE_BYTES
@@ -258,6 +263,7 @@ class Engine:
         table = Watched(self.runs, self._budget, self.found)
         context = BatchContext(0, len(self.runs), Moment(0, 0))
         operator = self._query.operator.with_budget(self._budget).make()
+        operator = replace(operator, output=Cramped(operator.output))
         subtask = KeyedSubtask(operator, table, context, SystemClock())
         self.output = list(subtask.process(KeyedRows(read if batches > 1 else data.rows, data.hashes)))
         part = subtask.changes.take_part("lz4")
@@ -272,6 +278,18 @@ def contents_of_all(run: Run) -> dict[str, Any]:
     return {name: contents(section.state, [run]) for name, section in run.sections.items()}
 
 
+class Cramped:
+    """An output whose columns take five rows."""
+
+    def __init__(self, output: OutputCodec) -> None:
+        self._output = output
+
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        if len(rows) > 5:
+            raise RowsTooLarge("more than five")
+        return self._output.encode(rows, owner_of)
+
+
 SMALL = Budget(slice_bytes=SLICE_BYTES, input_bytes=2 * SLICE_BYTES)
 
 
@@ -281,6 +299,37 @@ def rows_of_batch(number: int, chance: random.Random) -> list[tuple[int, str]]:
     rows += [(0, f"{number}.{at} " * 100) for at in range(300)]
     chance.shuffle(rows)
     return rows
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 10, 100, 1000])
+def test_input_is_grouped_in_parts(rows_at_once: int) -> None:
+    """Every key's rows in order of arrival; no more at once than there may be, also where keys share a hash."""
+    chance = random.Random(rows_at_once)
+    keys = [chance.choice([1, 2, 3, 3, 3, *range(40)]) for _ in range(1000)]
+    texts = [f"{number} " * chance.randint(0, 30) for number in range(1000)]
+    rows = pa.RecordBatch.from_pydict({"key": pa.array(keys), "text": texts})
+    hashes = np.array([key // 2 for key in keys], np.uint64)
+    budget = Budget(slice_bytes=3000, input_bytes=6000)
+    encoded: list[int] = []
+
+    def encode(part: pa.RecordBatch) -> pa.Array:
+        encoded.append(part.nbytes)
+        return pa.array([b"%d" % key for key in part.column(0).to_pylist()], pa.binary())
+
+    batches = [rows.slice(start, rows_at_once) for start in range(0, 1000, rows_at_once)]
+    found: dict[bytes, list[str]] = {}
+    for window in windows_of(batches, hashes, encode, budget, lambda: 100):
+        assert len(window.keys) == 1 or window.rows.nbytes <= 3000
+        texts_of_window = [text for part in window.chunks(7, 500) for text in part.column(1).to_pylist()]
+        ends = [*window.starts[:-1].tolist()[1:], len(texts_of_window)]
+        for key, start, end in zip(window.keys.keys.to_pylist(), window.starts.tolist(), ends, strict=False):
+            assert key not in found, "a key has one window"
+            found[key] = texts_of_window[start:end]
+
+    assert found == {
+        b"%d" % key: [text for at, text in zip(keys, texts, strict=True) if at == key] for key in set(keys)
+    }
+    assert max(encoded) <= 6000
 
 
 @pytest.mark.parametrize("batches", [1, 37])
