@@ -47,6 +47,7 @@ class ErrorKind(StrEnum):
     STALE_DATAFRAME = "stale-dataframe"
     OTHER_OWNER = "other-owner"
     OTHER_SCHEMA = "other-schema"
+    OTHER_SETTINGS = "other-settings"
     PROCESSOR_NOT_PICKLABLE = "processor-not-picklable"
     PROCESSOR_FAILED = "processor-failed"
     OUTPUT_MISMATCH = "output-mismatch"

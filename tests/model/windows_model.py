@@ -36,12 +36,24 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """The windows that a run has, and the lateness that it allows."""
+
+    windows: Any
+    lateness_ms: int = 0
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Rows, and what windows are complete: up to `now_ms` in this batch, and up to `before_ms` in the one before."""
+    """Rows, what windows are complete, and the setting of the run.
+
+    Windows are complete up to `now_ms` in this batch, and up to `before_ms` in the one before.
+    """
 
     events: list[Event]
     now_ms: int
     before_ms: int
+    setting: Setting
 
 
 @dataclass(frozen=True)
@@ -61,76 +73,111 @@ class Answer:
     late: list[Event]
 
 
-def answers(batches: Sequence[Batch], windows: statelog.CountWindows | Any, lateness_ms: int) -> list[Answer]:
-    """What must come of each batch."""
-    if isinstance(windows, CountWindows):
-        return _counted(batches, windows.size)
-    if isinstance(windows, SessionWindows):
-        return _sessions(batches, windows.gap_ms, lateness_ms)
+def answers(batches: Sequence[Batch]) -> list[Answer]:
+    """What must come of each batch; all of them have windows of one kind."""
+    match batches[0].setting.windows:
+        case CountWindows():
+            return _counted(batches)
+        case SessionWindows():
+            return _sessions(batches)
+        case _:
+            return _timed(batches)
+
+
+def grid(windows: Any) -> tuple[int, int, int]:
+    """Size, slide and offset of windows of time."""
     slide_ms = windows.slide_ms if isinstance(windows, SlidingWindows) else windows.size_ms
-    return _timed(batches, windows.size_ms, slide_ms, windows.offset_ms, lateness_ms)
+    return windows.size_ms, slide_ms, windows.offset_ms
 
 
-def _timed(batches: Sequence[Batch], size: int, slide: int, offset: int, lateness: int) -> list[Answer]:
+def closed(batches: Sequence[Batch], number: int) -> int:
+    """Up to when windows are closed in a batch: by its own lateness, or by that of a batch before."""
+    own = batches[number]
+    earlier = [batch.now_ms - batch.setting.lateness_ms for batch in batches[:number]]
+    return max([own.before_ms - own.setting.lateness_ms, *earlier])
+
+
+def _timed(batches: Sequence[Batch]) -> list[Answer]:
     """Look at every window that could have a row, and ask in which batches it is returned with what."""
     answer = [Answer([], []) for _ in batches]
     times = [event.time_ms for batch in batches for event in batch.events if event.time_ms is not None]
-    users = {event.user for batch in batches for event in batch.events}
-    starts = sorted({start for time in times for start in range(time - size + 1, time + 1)})
-    all_windows = [(start, start + size) for start in starts if (start - offset) % slide == 0]
-    for user in users:
-        for start, end in all_windows:
-            taken: list[Event] = []
-            for number, batch in enumerate(batches):
-                new = [
-                    event
-                    for event in batch.events
-                    if event.user == user and event.time_ms is not None and start <= event.time_ms < end
-                ]
-                is_open = batch.before_ms < end + lateness
-                taken += new if is_open else []
-                is_complete_now = batch.before_ms < end <= batch.now_ms
-                is_updated = batch.before_ms >= end and is_open and new
-                if taken and (is_complete_now or is_updated):
-                    answer[number].returned.append(Returned(user, (start, end), _by_time(taken)))
+    taken: list[Event] = []
     for number, batch in enumerate(batches):
+        size, slide, offset = grid(batch.setting.windows)
+        closed_ms = closed(batches, number)
+        ends_of: dict[int, list[int]] = {
+            time: [start + size for start in range(time - size + 1, time + 1) if (start - offset) % slide == 0]
+            for time in times
+        }
+        new: list[Event] = []
         for event in batch.events:
-            ends = [end for start, end in all_windows if event.time_ms is not None and start <= event.time_ms < end]
-            if event.time_ms is None or (ends and all(end + lateness <= batch.before_ms for end in ends)):
+            ends = [] if event.time_ms is None else ends_of[event.time_ms]
+            if event.time_ms is None or (ends and ends[-1] <= closed_ms):
                 answer[number].late.append(event)
+            elif ends:
+                new.append(event)
+        taken += new
+        for user in {event.user for event in taken}:
+            own = [event for event in taken if event.user == user]
+            for end in sorted({end for event in own for end in ends_of[event.time_ms or 0]}):
+                inside = [event for event in own if end - size <= _time_of(event)[0] < end]
+                is_updated = closed_ms < end <= batch.before_ms and any(event in new for event in inside)
+                if batch.before_ms < end <= batch.now_ms or is_updated:
+                    answer[number].returned.append(Returned(user, (end - size, end), _by_time(inside)))
     return answer
 
 
-def _sessions(batches: Sequence[Batch], gap: int, lateness: int) -> list[Answer]:
-    """Put all rows that count together anew in every batch."""
+def _sessions(batches: Sequence[Batch]) -> list[Answer]:
+    """Put all rows that count together anew in every batch; each has the gap that it came with."""
     answer: list[Answer] = []
     live: list[Event] = []
-    for batch in batches:
+    gaps: dict[Event, int] = {}
+    for number, batch in enumerate(batches):
+        closed_ms = closed(batches, number)
+        after_ms = max(closed_ms, batch.now_ms - batch.setting.lateness_ms)
         late = [event for event in batch.events if event.time_ms is None]
         returned: list[Returned] = []
         new = {event for event in batch.events if event.time_ms is not None}
+        gaps |= {event: batch.setting.windows.gap_ms for event in new}
+        live = [event for user_rows in _by_user(live) for event in _open_rows(user_rows, gaps, closed_ms)]
         kept: list[Event] = []
-        for user in {event.user for event in [*live, *new]}:
-            rows = sorted((event for event in [*live, *new] if event.user == user), key=_time_of)
-            for session in _apart(rows, gap):
-                end = _time_of(session[-1])[0] + gap
+        for rows in _by_user([*live, *new]):
+            for session in _apart(rows, gaps):
+                end = _end_of(session, gaps)
                 fresh = [event for event in session if event in new]
-                if fresh and end + lateness <= batch.before_ms:
+                if fresh and end <= closed_ms:
                     late += fresh
                     continue
                 if batch.before_ms < end <= batch.now_ms or (fresh and end <= batch.before_ms):
-                    returned.append(Returned(user, (_time_of(session[0])[0], end), tuple(session)))
-                if end + lateness > batch.now_ms:
+                    start = _time_of(session[0])[0]
+                    returned.append(Returned(session[0].user, (start, end), tuple(session)))
+                if end > after_ms:
                     kept += session
         live = kept
         answer.append(Answer(returned, late))
     return answer
 
 
-def _apart(rows: list[Event], gap: int) -> Iterator[list[Event]]:
+def _by_user(events: list[Event]) -> list[list[Event]]:
+    """The rows of each user, in order of time."""
+    users = {event.user for event in events}
+    return [sorted((event for event in events if event.user == user), key=_time_of) for user in users]
+
+
+def _open_rows(rows: list[Event], gaps: dict[Event, int], closed_ms: int) -> list[Event]:
+    """Rows of sessions that are not closed: a smaller lateness closes some at once."""
+    sessions = [session for session in _apart(rows, gaps) if _end_of(session, gaps) > closed_ms]
+    return [event for session in sessions for event in session]
+
+
+def _end_of(session: list[Event], gaps: dict[Event, int]) -> int:
+    return max(_time_of(event)[0] + gaps[event] for event in session)
+
+
+def _apart(rows: list[Event], gaps: dict[Event, int]) -> Iterator[list[Event]]:
     session: list[Event] = []
     for row in rows:
-        if session and _time_of(row)[0] - _time_of(session[-1])[0] > gap:
+        if session and _time_of(row)[0] > _end_of(session, gaps):
             yield session
             session = []
         session.append(row)
@@ -138,17 +185,18 @@ def _apart(rows: list[Event], gap: int) -> Iterator[list[Event]]:
         yield session
 
 
-def _counted(batches: Sequence[Batch], size: int) -> list[Answer]:
+def _counted(batches: Sequence[Batch]) -> list[Answer]:
+    """Give every row to its user's window, and return that when it has enough."""
     answer: list[Answer] = []
-    all_before: list[Event] = []
+    windows: dict[str | None, list[Event]] = {}
     for batch in batches:
         returned: list[Returned] = []
-        for user in {event.user for event in batch.events}:
-            before = sum(event.user == user for event in all_before)
-            rows = [event for event in [*all_before, *batch.events] if event.user == user]
-            for first in range(before // size * size, len(rows) - size + 1, size):
-                returned.append(Returned(user, None, tuple(rows[first : first + size])))
-        all_before += batch.events
+        for event in batch.events:
+            window = windows.setdefault(event.user, [])
+            window.append(event)
+            if len(window) >= batch.setting.windows.size:
+                returned.append(Returned(event.user, None, tuple(window)))
+                window.clear()
         answer.append(Answer(returned, []))
     return answer
 
@@ -228,6 +276,20 @@ KINDS: dict[str, Callable[[WindowDefinition], WindowPlan]] = {
 }
 
 
+def window_operator(
+    windows: Any, kind: str, *, is_event_time: bool = True, lateness_ms: int = 0, late_column: str | None = None
+) -> WindowPlan:
+    """An operator with windows."""
+    mode = TimeMode.EVENT_TIME if is_event_time else TimeMode.PROCESSING_TIME
+    if isinstance(windows, CountWindows):
+        mode = TimeMode.NONE
+    column = "time" if mode is TimeMode.EVENT_TIME else None
+    definition = WindowDefinition(
+        parse_ddl(INPUT), ["user"], "UTC", windows, mode, column, lateness_ms, late_column, parse=parse_ddl
+    )
+    return KINDS[kind](definition)
+
+
 def window_harness(
     windows: Any,
     kind: str,
@@ -238,14 +300,7 @@ def window_harness(
     **more: Any,
 ) -> Harness:
     """A query with windows; in event time with a watermark of its own unless `eventTime` is among `more`."""
-    mode = TimeMode.EVENT_TIME if is_event_time else TimeMode.PROCESSING_TIME
-    if isinstance(windows, CountWindows):
-        mode = TimeMode.NONE
-    column = "time" if mode is TimeMode.EVENT_TIME else None
-    definition = WindowDefinition(
-        parse_ddl(INPUT), ["user"], "UTC", windows, mode, column, lateness_ms, late_column, parse=parse_ddl
-    )
-    plan = KINDS[kind](definition)
+    plan = window_operator(windows, kind, is_event_time=is_event_time, lateness_ms=lateness_ms, late_column=late_column)
     return Harness(plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode=plan.time_mode, **more)
 
 

@@ -343,22 +343,6 @@ def test_a_result_that_is_no_tuple_is_an_error_of_the_function() -> None:
             harness.advanceWatermark(10)
 
 
-def test_other_panes_are_refused_at_the_start() -> None:
-    plan = definition(statelog.SlidingWindows(20, 10)).aggregated([statelog.Count()])
-    other = definition(statelog.SlidingWindows(20, 4)).aggregated([statelog.Count()])
-    same_panes = definition(statelog.SlidingWindows(40, 10)).aggregated([statelog.Count()])
-    with Harness(
-        plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
-    ) as harness:
-        harness.push([("a", instant(11), 1)])
-        with pytest.raises(ConfigurationError, match=r"window\.panes.*step_10.*step_4"):
-            harness.restart(processor=other.operator)
-        harness.restart(processor=same_panes.operator)
-        harness.push([("a", instant(39), 1)])
-        ends = [row.window_end.microsecond // 1000 for row in harness.advanceWatermark(1000)]
-        assert ends == [20, 30, 40, 50, 60, 70]
-
-
 class WithTimer(statelog.WindowProcessor):
     def init(self, handle: Any) -> None:
         handle.registerTimer(1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.history import History
+from statelog.checkpoint.settings import Settings, require_convertible
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.state.evolution import require_evolution
@@ -36,6 +37,8 @@ class OperatorRun:
         States that are to be removed if they exist.
     operators : QueryOperators or None
         All operators of the query; None if that is not known.
+    settings : dict
+        What the state of a keyed operator depends on.
     """
 
     query_id: str
@@ -48,6 +51,7 @@ class OperatorRun:
     watermark: WatermarkPolicy | None = None
     deleted: tuple[str, ...] = ()
     operators: QueryOperators | None = None
+    settings: Settings = field(default_factory=dict)
 
     @property
     def has_keys(self) -> bool:
@@ -76,8 +80,8 @@ def require_admission(
     Raises
     ------
     ConfigurationError
-        If the state belongs to another query or operator, or another copy of the query has written it, or its keys or
-        states are of other types.
+        If the state belongs to another query or operator, or another copy of the query has written it, its keys or
+        states are of other types, or it was written with settings that cannot be converted.
     StateMissingError
         If the checkpoint before `first_batch` does not exist.
     CorruptionError
@@ -180,6 +184,7 @@ def _require_same_schemas(run: OperatorRun, before: Checkpoint, name: str) -> No
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Group by the same columns, or start with a new checkpointLocation.",
         )
+    require_convertible(run.settings, run.states, before, name)
     own = {state.name: StateDescriptor.from_stored(state) for state in run.states}
     for stored in map(StateDescriptor.from_stored, before.states):
         if stored.name in own:

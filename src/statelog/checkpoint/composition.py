@@ -12,6 +12,7 @@ from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, TakenAck
 from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.settings import Settings
 from statelog.state.evolution import recorded_schema
 from statelog.state.schema import StateSchema
 
@@ -29,6 +30,7 @@ def compose(
     log_start: int,
     retained_from: int,
     cover: Cover | None = None,
+    settings: Settings | None = None,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
@@ -52,6 +54,8 @@ def compose(
         The oldest batch whose checkpoint can be restored.
     cover : Cover, optional
         The materialized states so far, if the entry is to repeat them.
+    settings : dict, optional
+        What is recorded of the run's settings.
 
     Returns
     -------
@@ -86,6 +90,7 @@ def compose(
         bases=bases,
         cover=None if cover is None else list(cover.pieces),
         operators=run.operators,
+        settings=dict(settings or {}),
     )
     return entry, payload
 

@@ -28,6 +28,7 @@ from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
 from statelog.checkpoint.restoring import RestoringSubtasks
+from statelog.checkpoint.settings import TakenOver, take_over
 from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
 from statelog.errors import (
@@ -113,6 +114,7 @@ class OperatorCoordinator:
         self._orders = Orders(run, self._inventory, options, clock, slots, self._name)
         self._retained_from = FOUNDING_BATCH
         self._generations: dict[str, int] = {}
+        self._taken_over = TakenOver()
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
@@ -161,7 +163,9 @@ class OperatorCoordinator:
         self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
         self._retained_from = FOUNDING_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._orders.restore(first_batch - 1)
-        self._generations = generations_of(self._run, self._history.at(first_batch - 1))
+        before = self._history.at(first_batch - 1)
+        self._generations = generations_of(self._run, before)
+        self._taken_over = take_over(self._run.settings, self._run.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
         run = self._run
         self._options.observer.restore(
@@ -230,6 +234,8 @@ class OperatorCoordinator:
                 timers_after_ms=self._starts.timers_after_ms[task.subtask],
                 generations=self._generations,
                 certain_generations={} if before is None else before.generations,
+                closed_ms=self._taken_over.closed_ms,
+                expires_by=self._taken_over.expires_by,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
                 order=self._orders.order(task, origin, is_durable=is_durable) if self._run.has_keys else None,
@@ -262,9 +268,15 @@ class OperatorCoordinator:
     def _time_of(self, batch: int) -> BatchTime:
         """Spark's times of a batch, or with the operator's own watermark."""
         time = self._batch_time(batch)
-        if self._run.watermark is None:
-            return time
         before = self._history.at(batch - 1)
+        if self._run.watermark is None:
+            # Spark's may be behind if the operator had one of its own: it waits until Spark's has come there.
+            least_ms = NO_TIME_MS if before is None else before.watermark_ms
+            return replace(
+                time,
+                watermark_ms=max(time.watermark_ms, least_ms),
+                late_watermark_ms=max(time.late_watermark_ms, least_ms),
+            )
         if before is None:
             return replace(time, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
         watermark_ms = self._run.watermark.advance(before.watermark_ms, before.max_event_ms)
@@ -391,6 +403,7 @@ class OperatorCoordinator:
             log_start=self._log.number if log_start is None else log_start,
             retained_from=oldest,
             cover=cover,
+            settings=self._taken_over.settings,
         )
         files_before = self._log.files_made
         batch.is_written = True

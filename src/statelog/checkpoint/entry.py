@@ -125,6 +125,9 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         entries before say so.
     number : int
         The log file that holds the entry; the reader sets it.
+    settings : dict
+        The settings of the operator that its state depends on, see :mod:`statelog.checkpoint.settings`. Empty in
+        entries of version 1 and of operators without keys.
     """
 
     epoch: int
@@ -149,6 +152,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     number: int = 0
     retained_from: int | None = None
     operators: QueryOperators | None = None
+    settings: dict[str, int | str] = {}
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
         """The segments of some subtasks, the last one included."""

@@ -68,4 +68,5 @@ def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -
         token=token,
         log_start=log_start,
         retained_from=FOUNDING_BATCH,
+        settings=dict(run.settings),
     )

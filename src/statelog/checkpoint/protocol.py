@@ -106,6 +106,10 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
     start : Start or None
         The state before the batch of an operator without keys; its chain digests are empty.
+    closed_ms : int
+        Windows that end up to then were closed by runs with other settings.
+    expires_by : dict of str to str
+        For each state that has no TTL any more the time that what is there expires by.
     order : Order or None
         What to do after the batch for the upkeep of keyed state, or before its end if the changelog is off.
     """
@@ -123,6 +127,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     generations: dict[str, int] = {}
     certain_generations: dict[str, int] = {}
     initial: str = ""
+    closed_ms: int = NO_TIME_MS
+    expires_by: dict[str, str] = {}
     start: Start | None = None
     order: Order | None = None
 

@@ -46,7 +46,7 @@ from statelog.state.merge import Garbage
 from statelog.state.operator import KeyedOperator
 from statelog.state.run import Run
 from statelog.state.runs_table import RunsTable
-from statelog.state.schema import stored_name
+from statelog.state.schema import TimeDomain, stored_name
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.table import StateTable
 from statelog.state.times import Moment
@@ -206,15 +206,23 @@ class BatchTask:
             batch=self.task.batch,
             moment=Moment(begun.batch_time_ms, begun.watermark_ms, begun.late_watermark_ms),
             timers_after_ms=begun.timers_after_ms,
+            closed_ms=begun.closed_ms,
         )
 
     def _operator(self, begun: Begun) -> KeyedOperator:
-        """The operator with its states under the names that they are stored under."""
-        generations = begun.generations
-        if not generations:
+        """The operator with its states under the names that they are stored under, expiring as what is stored does."""
+        generations, expires_by = begun.generations, begun.expires_by
+        if not generations and not expires_by:
             return self.operator
         states = [
-            replace(binding, descriptor=replace(binding.descriptor, name=stored_name(name, generations.get(name, 0))))
+            replace(
+                binding,
+                descriptor=replace(
+                    binding.descriptor,
+                    name=stored_name(name, generations.get(name, 0)),
+                    expires_by=TimeDomain(expires_by[name]) if name in expires_by else binding.descriptor.expires_by,
+                ),
+            )
             for binding in self.operator.states
             for name in (binding.name,)
         ]

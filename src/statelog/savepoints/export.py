@@ -264,6 +264,7 @@ def saved_operator(
         batch_time_ms=checkpoint.batch_time_ms,
         watermark_ms=checkpoint.watermark_ms,
         max_event_ms=checkpoint.max_event_ms,
+        settings=checkpoint.settings,
     )
 
 

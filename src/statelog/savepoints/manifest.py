@@ -84,6 +84,8 @@ class SavedOperator(msgspec.Struct, frozen=True):
         Of the batch.
     max_event_ms : list of (int or None)
         The largest event time of each input, if the operator has a watermark of its own.
+    settings : dict
+        The settings that the state depends on, as in a checkpoint.
     """
 
     uid: str
@@ -94,6 +96,7 @@ class SavedOperator(msgspec.Struct, frozen=True):
     batch_time_ms: int
     watermark_ms: int
     max_event_ms: list[int | None] = []
+    settings: dict[str, int | str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True):

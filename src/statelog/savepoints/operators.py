@@ -204,6 +204,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: i
         watermark_ms=saved.watermark_ms,
         token=target.new_token(),
         max_event_ms=saved.max_event_ms,
+        settings=saved.settings,
         log_start=log_start,
         retained_from=target.batch,
         operators=target.operators,

@@ -21,6 +21,7 @@ from statelog.checkpoint.operator_folder import operator_folder
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
+from statelog.checkpoint.settings import Settings
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
@@ -80,6 +81,8 @@ class OperatorPlan:
         What the operator needs batches without data for.
     placement : Placement or None
         Where the subtasks run.
+    settings : dict
+        What the state of a keyed operator depends on.
     """
 
     instance: str
@@ -96,6 +99,7 @@ class OperatorPlan:
     tables: list[InitialTable] = field(default_factory=list)
     ticks: TickRule = field(default_factory=TickRule)
     placement: Placement | None = None
+    settings: Settings = field(default_factory=dict)
 
     @property
     def observation(self) -> str:
@@ -322,6 +326,7 @@ class Endpoint:
             plan.watermark,
             plan.deleted,
             self._note_of(query),
+            plan.settings,
         )
         coordinator = OperatorCoordinator(
             run,

@@ -9,11 +9,13 @@ from typing import ClassVar, Final, Protocol, Self
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.settings import Settings
 from statelog.spark.input import FrameInput, RowInput
 from statelog.spark.output import FrameOutput, RowOutput
+from statelog.spark.times import TimeMode
 from statelog.state.operator import InputCodec, OutputCodec
 
-__all__ = ["FrameForm", "ProcessorForm", "RowForm"]
+__all__ = ["FrameForm", "ProcessorForm", "RowForm", "recorded_settings"]
 
 _BATCH_WATERMARK_MS: Final = -1
 """What Spark's batch queries give as watermark."""
@@ -33,6 +35,11 @@ class ProcessorForm(Protocol):
         """The watermark of a batch query, milliseconds."""
         ...
 
+    @property
+    def settings(self) -> Settings:
+        """What the state of such a processor depends on."""
+        ...
+
     def input(self, columns: list[str]) -> InputCodec:
         """The codec of input rows with these columns."""
         ...
@@ -48,6 +55,7 @@ class RowForm:
 
     drops_late: ClassVar[bool] = True
     batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
+    settings: ClassVar[Settings] = {}
 
     def input(self, columns: list[str]) -> RowInput:
         """Rows."""
@@ -75,6 +83,7 @@ class FrameForm:
 
     drops_late: ClassVar[bool] = True
     batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
+    settings: ClassVar[Settings] = {}
 
     @classmethod
     def of(cls, session: SparkSession) -> Self:
@@ -90,6 +99,11 @@ class FrameForm:
     def output(self, schema: StructType, zone: str) -> FrameOutput:
         """Frames."""
         return FrameOutput(schema, zone)
+
+
+def recorded_settings(mode: TimeMode, form: ProcessorForm) -> Settings:
+    """What the state of a keyed operator depends on beside its schemas."""
+    return {"timeMode": str(mode), "windows": "none", **form.settings}
 
 
 def _bytes(text: str) -> int:

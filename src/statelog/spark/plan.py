@@ -31,7 +31,7 @@ from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
 from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.forms import ProcessorForm
+from statelog.spark.forms import ProcessorForm, recorded_settings
 from statelog.spark.initial_tables import InitialTable, checked_table
 from statelog.spark.key_hash import key_hash
 from statelog.spark.placement import Placement, make_placement
@@ -164,6 +164,7 @@ def build_operator(
         tables=_tables(setting.tables, stream, descriptors, uid, parallelism),
         ticks=_ticks(event_time, setting),
         placement=placement,
+        settings=recorded_settings(time_mode, form),
     )
     host, port, secret = "", 0, b""
     if df.isStreaming:

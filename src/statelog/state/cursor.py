@@ -91,12 +91,12 @@ class KeyCursor:
         newest = [event_ms[position] for position in positions]
         return [by_watermark if at is None else max(watermark_ms, at) + ttl.duration_ms for at in newest]
 
-    def live_rows(self, ttl: Ttl | None, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which rows have not expired; None if that is all of them."""
-        if ttl is None or expiry.null_count == len(expiry):
+    def live_rows(self, state: StateDescriptor, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Which rows of a state have not expired; None if that is all of them."""
+        if state.expires_by is None or expiry.null_count == len(expiry):
             return None
         times = expiry.fill_null(_NEVER_MS).to_numpy(zero_copy_only=False)
-        live: np.ndarray[Any, np.dtype[np.bool_]] = times > self.moment.now_ms(ttl.domain)
+        live: np.ndarray[Any, np.dtype[np.bool_]] = times > self.moment.now_ms(state.expires_by)
         return None if live.all() else live
 
 
@@ -108,11 +108,10 @@ class EntryWindow:
     fetching all of them, and of one with very many always.
     """
 
-    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec, ttl: Ttl | None = None) -> None:
+    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec) -> None:
         self._cursor = cursor
         self._state = state
         self._codec = codec
-        self._ttl = ttl
         self._counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
         self._most_at_once = _PREFETCH_ENTRIES
         self._fetched = range(0)
@@ -138,7 +137,7 @@ class EntryWindow:
         if self._current[0] != position and self._should_look_up(position):
             key = self._cursor.keys.slice(position, position + 1)
             found = self._cursor.table.get_entry(self._state, key, entry)
-            if self._cursor.live_rows(self._ttl, found.expiry) is not None:
+            if self._cursor.live_rows(self._state, found.expiry) is not None:
                 return None
             rows = self._codec.decode(found.values)
             return rows[0] if rows else None
@@ -179,7 +178,7 @@ class EntryWindow:
         self._cursor.loaded_bytes += size_bytes
         if end - start == 1 and size_bytes > self._cursor.budget.key_bytes:
             raise self._too_large(len(entries), size_bytes)
-        live = self._cursor.live_rows(self._ttl, found.expiry)
+        live = self._cursor.live_rows(self._state, found.expiry)
         if live is not None:
             kept = pa.array(live)
             positions, entries, values = positions[live], entries.filter(kept), values.filter(kept)

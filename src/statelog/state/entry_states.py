@@ -32,7 +32,7 @@ class ListState(KeyedState):
     """A list of elements per key; appending reads nothing."""
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec, self._ttl)
+        self._stored = EntryWindow(self._cursor, self._state, self._codec)
         self._writes: dict[int, _ListWrites] = {}
 
     def exists(self) -> bool:
@@ -153,7 +153,7 @@ class MapState(KeyedState):
         self._to_row = to_row
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec, self._ttl)
+        self._stored = EntryWindow(self._cursor, self._state, self._codec)
         self._writes: dict[int, _MapWrites] = {}
 
     def exists(self) -> bool:

@@ -91,8 +91,11 @@ def can_read(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
 def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
     """What a checkpoint says of a state: as it is declared, with the removed fields behind its own.
 
-    So a field can only come back with a type that its old values can be read with.
+    So a field can only come back with a type that its old values can be read with. A state that has no TTL any more
+    is still one whose rows expire: those that were written with one.
     """
+    if not declared.expires_by:
+        declared = msgspec.structs.replace(declared, expires_by=stored.expires_by)
     if stored.value_schema == declared.value_schema:
         return declared
     joined = _joined(decode_schema(stored.value_schema), decode_schema(declared.value_schema), lambda _, new: new)

@@ -9,7 +9,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.entry_states import ListState, MapState
 from statelog.state.keyed_state import KeyedState, Row
 from statelog.state.timers import Timers
-from statelog.state.times import Ttl
+from statelog.state.times import NO_TIME_MS, Ttl
 from statelog.state.value_states import AggregateFunction, AggregatingState, ReducingState, ValueState
 
 __all__ = ["ProcessorHandle"]
@@ -28,6 +28,8 @@ class ProcessorHandle:
         Its timers; None if the time mode has none.
     uid : str
         The operator, for messages.
+    closed_ms : int
+        Windows that end up to then were closed by runs with other settings.
 
     Attributes
     ----------
@@ -35,8 +37,11 @@ class ProcessorHandle:
         Rows that the processor has left out because they were late.
     """
 
-    def __init__(self, states: dict[str, KeyedState], timers: Timers | None, uid: str) -> None:
+    def __init__(
+        self, states: dict[str, KeyedState], timers: Timers | None, uid: str, closed_ms: int = NO_TIME_MS
+    ) -> None:
         self.late_rows = 0
+        self.closed_ms = closed_ms
         self._states = states
         self._timers = timers
         self._uid = uid

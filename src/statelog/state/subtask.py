@@ -51,12 +51,15 @@ class BatchContext:
         Its times.
     timers_after_ms : int
         No timer up to this time is left to fire.
+    closed_ms : int
+        Windows that end up to then were closed by runs with other settings.
     """
 
     epoch: int
     batch: int
     moment: Moment
     timers_after_ms: int = NO_TIME_MS
+    closed_ms: int = NO_TIME_MS
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class KeyedSubtask:
             If the processor raises, or gives values or rows that do not fit their schemas.
         """
         operator = self._operator
-        handle = ProcessorHandle(self._states, self._timers, operator.uid)
+        handle = ProcessorHandle(self._states, self._timers, operator.uid, self._context.closed_ms)
         self._call("init", operator.processor.init, handle)
         handle.end_init()
         if initial is not None and initial.rows.num_rows:

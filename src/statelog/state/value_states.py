@@ -63,7 +63,7 @@ class _SingleState(KeyedState):
         found = self._cursor.table.get_many(self._state, self._cursor.keys)
         self._cursor.loaded_bytes += found.values.nbytes
         rows = self._codec.decode(found.values)
-        live = self._cursor.live_rows(self._ttl, found.expiry)
+        live = self._cursor.live_rows(self._state, found.expiry)
         if len(rows) == len(self._cursor.keys) and live is None:
             return list(rows)
         loaded: list[Row | None] = [None] * len(self._cursor.keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.entry import QueryOperators
+from statelog.checkpoint.settings import Settings
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.state.byte_slices import Budget
@@ -44,6 +45,8 @@ class LocalKeyedOperator:
         The rows of the initial state.
     operators : QueryOperators or None
         What its checkpoints say about the query's operators.
+    settings : dict
+        What the state depends on.
     """
 
     uid: str
@@ -52,6 +55,7 @@ class LocalKeyedOperator:
     deleted: tuple[str, ...] = ()
     initial: KeyedRows | None = None
     operators: QueryOperators | None = None
+    settings: Settings = field(default_factory=dict)
 
     def with_budget(self, budget: Budget) -> LocalKeyedOperator:
         """The operator with another bound of what a subtask works on at once."""
@@ -70,6 +74,7 @@ class LocalKeyedOperator:
             self.watermark,
             self.deleted,
             self.operators,
+            self.settings,
         )
 
     def split(self, data: KeyedRows, parallelism: int, time_ms: int) -> list[BatchInput]:

@@ -16,7 +16,7 @@ from statelog.spark.arguments import checked_uid, parse_output, pickled_processo
 from statelog.spark.ddl import parse_ddl
 from statelog.spark.declare import declare_states
 from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.forms import FrameForm, ProcessorForm, RowForm
+from statelog.spark.forms import FrameForm, ProcessorForm, RowForm, recorded_settings
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
 from statelog.spark.worker import StateDeclaration, SubtaskSpec, keyed_operator
@@ -116,6 +116,7 @@ class KeyedQuery:
             watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
             deleted=tuple(declared.deleted),
             initial=None if initial is None else initial[2],
+            settings=recorded_settings(self.time_mode, form),
         )
 
     def _domains(self) -> frozenset[TimeDomain]:

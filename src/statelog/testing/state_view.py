@@ -20,7 +20,7 @@ from statelog.state.merge import Garbage
 from statelog.state.operator import InputCodec, KeyedInput
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateKind, stored_name
+from statelog.state.schema import StateDescriptor, StateKind, stored_name
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.table import StateTable
 from statelog.state.times import Moment
@@ -159,10 +159,17 @@ def look_at_state(
     latest = history.latest
     generations = {} if latest is None else latest.generations
     moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
+    known = [] if latest is None else map(StateDescriptor.from_stored, latest.states)
+    expires_by = {state.name: state.expires_by for state in known}
     made = operator.make()
     states = [
         replace(
-            state, descriptor=replace(state.descriptor, name=stored_name(state.name, generations.get(state.name, 0)))
+            state,
+            descriptor=replace(
+                state.descriptor,
+                name=stored_name(state.name, generations.get(state.name, 0)),
+                expires_by=expires_by.get(state.name, state.descriptor.expires_by),
+            ),
         )
         for state in made.states
     ]

@@ -92,7 +92,10 @@ class Aggregate(ABC):
     @property
     def output_name(self) -> str:
         """Name of the output column."""
-        return self.name or f"{_function_name(type(self))}({self.column})"
+        return self.name or str(self)
+
+    def __str__(self) -> str:
+        return f"{_function_name(type(self))}({self.column})"
 
     @abstractmethod
     def bind(self, kind: DataType | None) -> BoundAggregate:
@@ -139,9 +142,8 @@ class Count(Aggregate):
     column: str | None = None
     name: str = ""
 
-    @property
-    def output_name(self) -> str:
-        return self.name or ("count" if self.column is None else f"count({self.column})")
+    def __str__(self) -> str:
+        return "count" if self.column is None else f"count({self.column})"
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
         return BoundAggregate(CountKernel(), (("", LongType()),), LongType())

@@ -50,7 +50,8 @@ class CountWindowOperator(WindowOperator):
             count, held = (0, None) if stored is None else (stored[0], tuple(stored[1:]))
             done = 0
             while count + len(group) - done >= self._size:
-                taken = self._size - count
+                # A run with larger windows may have left one with as many rows: the next row completes it.
+                taken = max(self._size - count, 1)
                 held = self._contents.added(group.part(done, done + taken), held)
                 yield from self._contents.results(key, None, [held], context)
                 self._contents.clear()

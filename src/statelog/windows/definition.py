@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.checkpoint.settings import Settings
 from statelog.errors import ConfigurationError
 from statelog.spark.arguments import parse_output
 from statelog.spark.times import TimeMode
@@ -125,7 +126,8 @@ class WindowDefinition:
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
         """Windows with ready-made aggregates."""
         aggregation, result = bind_aggregates(aggregates, self.schema)
-        return self._plan(Aggregated(aggregation), self._with_window(result), keeps_results=True)
+        settings = {f"aggregate {one.output_name}": str(one) for one in aggregates}
+        return self._plan(Aggregated(aggregation), self._with_window(result), "agg", settings, keeps_results=True)
 
     def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
         """Windows with an aggregate function of the user's."""
@@ -145,7 +147,7 @@ class WindowDefinition:
         result = self._struct(result_type, "resultType")
         schema = self._struct(accumulator, "accumulatorSchema")
         contents = Folded(function, schema, result.names, row_codec)
-        return self._plan(contents, self._with_window(result))
+        return self._plan(contents, self._with_window(result), "aggregate")
 
     def reduced(
         self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
@@ -165,7 +167,7 @@ class WindowDefinition:
                     hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
                 )
             value_of = _Fields([self.schema.names.index(name) for name in value.names])
-        return self._plan(Reduced(function, value, value_of, row_codec), self._with_window(value))
+        return self._plan(Reduced(function, value, value_of, row_codec), self._with_window(value), "reduce")
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
         """Windows whose rows are given to a processor of the user's."""
@@ -177,7 +179,7 @@ class WindowDefinition:
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
         schema = StructType([StructField("rows", LongType())])
         contents = Collected(processor, schema, rows, GivenRows(_plain(self.schema), self.zone))
-        return self._plan(contents, parse_output(output_type, self.parse))
+        return self._plan(contents, parse_output(output_type, self.parse), "process")
 
     # ---- Parts ----
 
@@ -187,7 +189,30 @@ class WindowDefinition:
             return False
         return isinstance(self.windows, SessionWindows) or not self.windows.panes().are_windows
 
-    def _plan(self, contents: Contents, output: StructType, *, keeps_results: bool = False) -> WindowPlan:
+    def _settings(self, results: str) -> dict[str, int | str]:
+        """What the state depends on."""
+        settings: dict[str, int | str] = {"results": results}
+        if isinstance(self.windows, CountWindows):
+            return settings | {"windows": "counts", "size": self.windows.size}
+        if isinstance(self.windows, SessionWindows):
+            settings |= {"windows": "sessions", "gap_ms": self.windows.gap_ms}
+        else:
+            panes = self.windows.panes()
+            settings |= {"windows": "of time", "size_ms": panes.size_ms, "slide_ms": panes.slide_ms}
+            settings["offset_ms"] = panes.offset_ms
+        if self.time_mode is TimeMode.EVENT_TIME:
+            settings["allowedLatenessMs"] = self.allowed_lateness_ms
+        return settings
+
+    def _plan(
+        self,
+        contents: Contents,
+        output: StructType,
+        results: str,
+        settings: Settings | None = None,
+        *,
+        keeps_results: bool = False,
+    ) -> WindowPlan:
         kept = [] if isinstance(contents, Collected) else self._kept(output, keeps_results=keeps_results)
         if self.late_column is not None:
             if not isinstance(self.late_column, str) or not self.late_column:
@@ -203,7 +228,13 @@ class WindowDefinition:
         if self.time_mode is TimeMode.EVENT_TIME:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
-        form = WindowForm(event_time, self._cut(), kept, returns_late=self.late_column is not None)
+        form = WindowForm(
+            event_time,
+            self._cut(),
+            kept,
+            returns_late=self.late_column is not None,
+            settings={**self._settings(results), **(settings or {})},
+        )
         return WindowPlan(self._operator(contents, form), output, self.time_mode)
 
     def _struct(self, schema: Any, argument: str) -> StructType:

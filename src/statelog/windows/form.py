@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pyspark.sql.types import ArrayType, DataType, StructType, TimestampNTZType, TimestampType
 
+from statelog.checkpoint.settings import Settings
 from statelog.spark.input import RowInput
 from statelog.spark.types import row_maker
 from statelog.state.event_time import EventTime
@@ -37,12 +38,15 @@ class WindowForm:
         Output columns whose values come as they are kept.
     returns_late : bool
         Whether the last output column holds late rows.
+    settings : dict
+        What the windows' state depends on.
     """
 
     event_time: EventTime | None
     cut: Cut | None
     kept: list[int]
     returns_late: bool
+    settings: Settings
 
     drops_late: ClassVar[bool] = False
     """A late row may belong to a window that is still open."""

@@ -70,6 +70,14 @@ class WindowOperator(ABC):
         self._handle = handle
         self._contents.init(handle)
 
+    def closed_ms(self, at_ms: int) -> int:
+        """Windows that end up to then are closed when the watermark has come to a time.
+
+        One that was closed while another lateness was allowed stays closed: what it had is not there any more.
+        """
+        own_ms = at_ms - self._clock.allowed_lateness_ms
+        return max(own_ms, self._handle.closed_ms) if self._clock.is_event_time else own_ms
+
     @abstractmethod
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
         """Take a key's rows, and return the windows that they complete or update."""

@@ -61,36 +61,45 @@ class SessionWindowOperator(WindowOperator):
 
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
         before_ms = self._clock.before_ms(timerValues)
+        closed_ms = self.closed_ms(before_ms)
         groups = list(self._timed(rows, timerValues))
         if groups[-1].first_ms is None:
             yield from self._late(groups.pop())
-        sessions = self._merged(groups)
-        timers_before = {self._due(end, before_ms) for session in sessions for _, end, _ in session.stored}
-        timers_after: set[int] = set()
+        stored = [(start, row[0], tuple(row[1:])) for (start,), row in self._sessions.iterator()]
+        sessions = self._merged(self._without_closed(stored, closed_ms), groups)
+        timers: set[int] = set()
         for session in sessions:
-            if not session.stored and session.end_ms + self._lateness_ms <= before_ms:
+            if not session.stored and session.end_ms <= closed_ms:
                 for group in session.groups:
                     yield from self._late(group)
                 continue
-            timers_after.add(self._due(session.end_ms, before_ms))
             if not session.groups:
                 continue
             held = self._write(session)
-            if session.end_ms <= before_ms:
+            is_over = session.end_ms <= before_ms
+            if all(end != session.end_ms for _, end, _ in session.stored):
+                timers.add(session.end_ms + self._lateness_ms if is_over else session.end_ms)
+            if is_over:
                 window = TimeWindow(session.start_ms, session.end_ms)
                 yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
-        # Two sessions may have one timer: the end of one is when the other is removed.
-        for timer_ms in timers_before - timers_after:
-            self._handle.deleteTimer(timer_ms)
-        for timer_ms in timers_after - timers_before:
+        for timer_ms in timers:
             self._handle.registerTimer(timer_ms)
+        ends_before = {end for _, end, _ in stored}
+        # A session that has been returned waits for a timer too, which may be that of another's end.
+        if all(end > before_ms for end in ends_before):
+            for timer_ms in ends_before - {session.end_ms for session in sessions} - timers:
+                self._handle.deleteTimer(timer_ms)
 
-    def _merged(self, groups: list[RowGroup]) -> list[_Session]:
+    def _without_closed(self, stored: list[tuple[int, int, Row]], closed_ms: int) -> list[tuple[int, int, Row]]:
+        """Remove what a run that allowed a longer lateness has left, and return the other sessions."""
+        closed = [(start, end) for start, end, _ in stored if end <= closed_ms]
+        for start, end in closed:
+            self._remove(start, end, is_last=len(closed) == len(stored))
+        return [session for session in stored if session[1] > closed_ms] if closed else stored
+
+    def _merged(self, stored: list[tuple[int, int, Row]], groups: list[RowGroup]) -> list[_Session]:
         """The stored sessions and the new rows, brought together where they meet."""
-        parts: list[_Session] = [
-            _Session(start, row[0], stored=[(start, row[0], tuple(row[1:]))])
-            for (start,), row in self._sessions.iterator()
-        ]
+        parts = [_Session(start, end, stored=[(start, end, held)]) for start, end, held in stored]
         for group in groups:
             assert group.first_ms is not None
             assert group.last_ms is not None
@@ -120,24 +129,25 @@ class SessionWindowOperator(WindowOperator):
         self._sessions.updateValue((session.start_ms,), (session.end_ms, *held))
         return held
 
-    def _due(self, end_ms: int, before_ms: int) -> int:
-        """When something is due for a session: it is complete at its end, and removed when its lateness is over."""
-        return end_ms if end_ms > before_ms else end_ms + self._lateness_ms
-
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Return the session that ends now, and remove those whose lateness is over.
+
+        The timer may be one of a run that allowed another lateness: then its session waits for the next.
+        """
         due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
-        now_ms = self._clock.now_ms(timerValues)
+        closed_ms = self.closed_ms(self._clock.now_ms(timerValues))
         sessions = list(self._sessions.iterator())
         for (start,), row in sessions:
             end = row[0]
-            removal_ms = end + self._lateness_ms
             if end == due_ms:
                 window = TimeWindow(start, end)
                 yield from self._contents.results(key, window, [tuple(row[1:])], self._context(timerValues))
-                if removal_ms > now_ms:
-                    self._handle.registerTimer(removal_ms)
-            if due_ms in (end, removal_ms) and removal_ms <= now_ms:
+            if end > due_ms:
+                continue  # it has a timer of its own
+            if end <= closed_ms:
                 self._remove(start, end, is_last=len(sessions) == 1)
+            else:
+                self._handle.registerTimer(end + self._lateness_ms)
 
     def _remove(self, start_ms: int, end_ms: int, *, is_last: bool) -> None:
         if is_last:

@@ -23,9 +23,8 @@ Row = tuple[Any, ...]
 class TimeWindowOperator(WindowOperator):
     """Keeps an accumulator per pane; a window is put together from its panes when it is complete.
 
-    Each pane has a timer for the next thing that is due for it: the end of a window with it, or its removal. Where
-    windows overlap, the first timer of a key that fires does all that is due for the key, and registers one
-    for what comes next.
+    Each pane has a timer for the first thing that is due for it: the end of a window with it, or its removal. A timer
+    that fires does all that is due for the key, and registers what comes next.
 
     Parameters
     ----------
@@ -53,6 +52,7 @@ class TimeWindowOperator(WindowOperator):
 
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
         before_ms = self._clock.before_ms(timerValues)
+        closed_ms = self.closed_ms(before_ms)
         updated: set[int] = set()
         for group in self._timed(rows, timerValues):
             if group.first_ms is None:
@@ -61,7 +61,7 @@ class TimeWindowOperator(WindowOperator):
             pane = self._grid.pane_of(group.first_ms)
             if pane is None:
                 continue  # between two windows
-            if self._grid.last_end_of(pane) + self._lateness_ms <= before_ms:
+            if self._grid.last_end_of(pane) <= closed_ms:
                 yield from self._late(group)
                 continue
             held = self._panes.getValue((pane,))
@@ -71,61 +71,52 @@ class TimeWindowOperator(WindowOperator):
                 if due_ms is not None:
                     self._handle.registerTimer(due_ms)
             if self._lateness_ms:
-                open_ms = before_ms - self._lateness_ms
-                updated.update(end for end in self._grid.ends_of(pane) if open_ms < end <= before_ms)
+                updated.update(end for end in self._grid.ends_of(pane) if closed_ms < end <= before_ms)
         if updated:
             yield from self._results(key, self._held(), sorted(updated), self._context(timerValues, is_update=True))
 
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """Do all that is due for the key by now.
+
+        What that is follows from the panes and the times alone: the timer may be one of a run that allowed another
+        lateness, or had windows of another size.
+        """
         due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
         now_ms = self._clock.now_ms(timerValues)
-        if self._grid.are_windows:
-            yield from self._expire_window(key, due_ms, now_ms, timerValues)
-        else:
-            yield from self._expire_key(key, due_ms, now_ms, timerValues)
-
-    # ---- Panes that are windows ----
-
-    def _expire_window(self, key: Row, due_ms: int, now_ms: int, times: Any) -> Iterator[Any]:
-        """Do what is due at a time: return the window that ends there, remove the one whose lateness is over."""
-        size_ms, lateness_ms = self._grid.size_ms, self._lateness_ms
-        pane = due_ms - size_ms
-        held = self._panes.getValue((pane,))
-        if held is not None:
-            yield from self._contents.results(key, TimeWindow(pane, due_ms), [held], self._context(times))
-            if due_ms + lateness_ms <= now_ms:
-                self._remove(pane)
-            else:
-                self._handle.registerTimer(due_ms + lateness_ms)
-        if lateness_ms and self._panes.containsKey((pane - lateness_ms,)):
-            self._remove(pane - lateness_ms)
-
-    def _remove(self, pane: int) -> None:
-        self._panes.removeKey((pane,))
-        self._contents.remove(pane, pane + self._grid.width_ms)
-
-    # ---- Panes of overlapping windows ----
-
-    def _expire_key(self, key: Row, due_ms: int, now_ms: int, times: Any) -> Iterator[Any]:
-        """Do all that is due for the key by now."""
-        for timer_ms in self._handle.listTimers():
-            if timer_ms <= now_ms:
-                self._handle.deleteTimer(timer_ms)
         held = self._held()
-        ends = {end for pane in held for end in self._grid.ends_of(pane) if due_ms <= end <= now_ms}
-        yield from self._results(key, held, sorted(ends), self._context(times))
+        ends = sorted({end for pane in held for end in self._grid.ends_of(pane) if due_ms <= end <= now_ms})
+        if not held:
+            return
+        if ends and ends[-1] > due_ms:
+            self._delete_timers_until(now_ms)  # they would return the same again
+        yield from self._results(key, held, ends, self._context(timerValues))
         due = {pane: self._next_due(pane, now_ms) for pane in held}
-        next_ms = min((pane_due_ms for pane_due_ms in due.values() if pane_due_ms is not None), default=None)
-        if next_ms is None:
+        over = [pane for pane in held if due[pane] is None]
+        if len(over) == len(held):
             self._panes.clear()
             self._contents.clear()
             return
-        self._handle.registerTimer(next_ms)
-        over = [pane for pane in held if due[pane] is None]
+        for pane in over:
+            self._panes.removeKey((pane,))
         if over:
-            for pane in over:
-                self._panes.removeKey((pane,))
             self._contents.remove(over[0], over[-1] + self._grid.width_ms)
+        for next_ms in self._timers_of(due, now_ms):
+            self._handle.registerTimer(next_ms)
+
+    def _delete_timers_until(self, now_ms: int) -> None:
+        for timer_ms in self._handle.listTimers():
+            if timer_ms <= now_ms:
+                self._handle.deleteTimer(timer_ms)
+
+    def _timers_of(self, due: dict[int, int | None], now_ms: int) -> set[int]:
+        """The timers that panes still need, of what is due for each of them next.
+
+        Each pane has had one for its first window. If windows overlap, one for the key is enough from then on.
+        """
+        coming = {pane: due_ms for pane, due_ms in due.items() if due_ms is not None}
+        if self._grid.are_windows:
+            return {due_ms for pane, due_ms in coming.items() if self._grid.last_end_of(pane) <= now_ms}
+        return {min(coming.values())}
 
     def _held(self) -> dict[int, Row]:
         """The key's panes in order of time, with their accumulators."""
@@ -146,5 +137,4 @@ class TimeWindowOperator(WindowOperator):
             return ends[0]
         if ends[-1] > after_ms:
             return ends[bisect_left(ends, after_ms + 1)]
-        removal_ms = ends[-1] + self._lateness_ms
-        return removal_ms if removal_ms > after_ms else None
+        return ends[-1] + self._lateness_ms if ends[-1] > self.closed_ms(after_ms) else None
