@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.mutation.lists import LIST, Mutant, explained, files_with_tests
-from tests.mutation.session import Counts, Server, Session
+from tests.mutation.session import Counts, Session
 
 _COPIED = ("benchmarks", "docs", "examples", "src", "tests")
 _FOLDER = Path(".mutation").resolve()
@@ -80,14 +80,11 @@ def main() -> int:
     files = _chosen(table, [path.removeprefix("./") for path in arguments.paths])
     _FOLDER.mkdir(exist_ok=True)
     tree = _copied(f"tree-{os.getpid()}")
-    server = Server(tree)
     counts: dict[str, Counts] = {}
     try:
         for file in files:
-            session = Session(file, table[file], _FOLDER, tree, server)
-            counts[file] = session.run(arguments.seconds, lines, _say)
+            counts[file] = Session(file, table[file], _FOLDER, tree).run(arguments.seconds, lines, _say)
     finally:
-        server.close()
         shutil.rmtree(tree)
         if counts:
             unexplained = _report(counts, explained() if lines is None else {})

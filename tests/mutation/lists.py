@@ -78,6 +78,12 @@ def function_at(source: str, line: int) -> str:
         body = inner.body
 
 
+def is_in_function(source: str, line: int) -> bool:
+    """Whether a line is in the body of a function, which runs only when it is called."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    return any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
+
+
 def _quoted(text: str) -> str:
     if "'" not in text:
         return f"'{text}'"

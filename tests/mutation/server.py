@@ -1,30 +1,32 @@
-"""Runs tests in forks of a process that has imported the packages from outside, but nothing of this project.
+"""Collects tests once, and runs some of them for every mutant, each time in a fork of this process.
 
-One JSON object per line comes in: the arguments for pytest, seconds, and a file for coverage if lines are to be
-recorded. One goes out: the exit status of pytest, or null if the time was over.
+A mutant differs from the code in one function: the fork gives that function the mutant's code object, and so nothing is
+imported or collected again. One JSON object per line comes in: the tests, seconds for each, and either the source of a
+mutant or a file for the coverage. One goes out: "passed", "failed", "hung", or "elsewhere" if the mutation is in no
+function.
 """
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, TextIO
 
 import pytest
 
-_PRELOADED = (
-    "hypothesis.stateful", "hypothesis.strategies", "msgspec", "numpy", "obstore.store", "pandas", "pyarrow.compute",
-    "pyarrow.dataset", "pyspark.sql.functions", "pyspark.sql.streaming", "pytest_timeout", "rocksdict", "xxhash",
-)  # fmt: skip
 _MEMORY_BYTES = 4 << 30
+_STATUS = {0: "passed", 1: "failed", 2: "elsewhere"}
+_Place = tuple[str, int]
 
 
 class _Settings:
@@ -40,83 +42,149 @@ class _Settings:
         settings.load_profile("mutation")
 
 
-class _Recorder:
-    """Notes, for every test, its seconds and the lines of the mutated files that it runs."""
+class _Loop:
+    """Instead of running the collected tests, waits for what to run."""
 
-    def __init__(self, file: str, sources: list[str]) -> None:
+    def __init__(self, file: Path, requests: TextIO, answers: TextIO) -> None:
+        self._file, self._requests, self._answers = file, requests, answers
+        self._source = file.read_text()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        self._functions = _functions_of(self._file)
+        if session.testsfailed:
+            self._answer("failed")
+            return True
+        self._answer("passed")
+        gc.freeze()
+        for line in self._requests:
+            request = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                self._child(session, request)
+            _, status = os.waitpid(child, 0)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what outlives it
+            code = os.waitstatus_to_exitcode(status)
+            self._answer("hung" if code == -signal.SIGALRM else _STATUS.get(code, "failed"))
+        return True
+
+    def _answer(self, text: str) -> None:
+        self._answers.write(text + "\n")
+        self._answers.flush()
+
+    def _child(self, session: pytest.Session, request: dict[str, Any]) -> None:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+        status = 1
+        try:
+            is_elsewhere = "mutant" in request and not self._swap(request["mutant"])
+            status = 2 if is_elsewhere else self._run(session, request)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(status)
+
+    def _run(self, session: pytest.Session, request: dict[str, Any]) -> int:
+        recorder = _Recorder(self._file) if "coverage" in request else None
+        items = [self._items[name] for name in request.get("tests") or self._items]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            if recorder is not None:
+                recorder.begin(item.nodeid)
+            signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if session.testsfailed:
+                return 1
+        if recorder is not None:
+            recorder.write(request["coverage"])
+        return 0
+
+    def _swap(self, mutant: str) -> bool:
+        """Give the functions that differ the mutant's code; False if something else differs."""
+        before, after = (compile(source, str(self._file), "exec") for source in (self._source, mutant))
+        changed = list(_changed(before, after))
+        for place, code in changed:
+            function = None if place is None else self._functions.get(place)
+            if function is None:
+                return False
+            function.__code__ = code
+        return bool(changed)
+
+
+class _Recorder:
+    """Notes, for every test, its seconds and the lines of the mutated file that it runs."""
+
+    def __init__(self, file: Path) -> None:
         from coverage import Coverage
 
-        self._file, self._sources = file, [str(Path(source).resolve()) for source in sources]
-        self._coverage = Coverage(data_file=None, include=self._sources, config_file=False)
+        self._file = str(file)
+        self._coverage = Coverage(data_file=None, include=[self._file], config_file=False)
         self._seconds: dict[str, float] = {}
+        self._test, self._since = "", 0.0
         self._coverage.start()
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        self._coverage.switch_context(item.nodeid)
-        start = time.perf_counter()
-        yield
-        self._seconds[item.nodeid] = time.perf_counter() - start
-        self._coverage.switch_context("")
+    def begin(self, test: str) -> None:
+        """The next test begins."""
+        now = time.perf_counter()
+        self._seconds[self._test] = now - self._since
+        self._test, self._since = test, now
+        self._coverage.switch_context(test)
 
-    def pytest_sessionfinish(self) -> None:
+    def write(self, file: str) -> None:
+        """All tests are done."""
+        self.begin("")
         self._coverage.stop()
-        data = self._coverage.get_data()
-        lines = {}
-        for source in self._sources:
-            by_line = data.contexts_by_lineno(source)
-            lines[source] = {line: [c for c in contexts if c] for line, contexts in by_line.items()}
-        Path(self._file).write_text(json.dumps({"seconds": self._seconds, "lines": lines}))
+        lines = self._coverage.get_data().contexts_by_lineno(self._file)
+        del self._seconds[""]
+        Path(file).write_text(json.dumps({"seconds": self._seconds, "lines": lines}))
 
 
-def _child(request: dict[str, Any]) -> None:
-    os.setsid()
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for number in (1, 2):
-        os.dup2(output, number)
-    plugins: list[Any] = [_Settings()]
-    if request.get("coverage"):
-        plugins.append(_Recorder(request["coverage"], request["sources"]))
-    status = 3
-    try:
-        status = int(pytest.main([*request["arguments"], "-p", "no:cacheprovider"], plugins))
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def _functions_of(file: Path) -> dict[_Place, FunctionType]:
+    """The functions that a file has made, also those that a decorator has hidden."""
+    return {
+        (found.__code__.co_qualname, found.__code__.co_firstlineno): found
+        for found in gc.get_objects()
+        if type(found) is FunctionType and found.__code__.co_filename == str(file)
+    }
 
 
-def _wait(child: int, seconds: float) -> int | None:
-    """The exit status of the child, which is ended with all that it started when the time is over."""
-    descriptor = os.pidfd_open(child)
-    try:
-        in_time = bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
-    try:
-        os.killpg(child, signal.SIGKILL)  # also what outlives a child that is done
-    except ProcessLookupError:
-        if not in_time:
-            os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if in_time else None
+def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[_Place | None, CodeType]]:
+    """The functions of a module or class body that differ, by where they were; None if the body itself does."""
+    ours = [one for one in before.co_consts if isinstance(one, CodeType)]
+    theirs = [one for one in after.co_consts if isinstance(one, CodeType)]
+    if _bare(before) != _bare(after) or len(ours) != len(theirs):
+        yield None, after
+        return
+    for one, other in zip(ours, theirs, strict=True):
+        if _same(one, other):
+            continue
+        if one.co_flags & 0x1:  # CO_OPTIMIZED: a function, not the body of a class
+            yield (one.co_qualname, one.co_firstlineno), other
+        else:
+            yield from _changed(one, other)
+
+
+def _bare(code: CodeType) -> tuple[object, ...]:
+    """What a body does, but for what its functions do and for the numbers of lines."""
+    constants = [None if isinstance(one, CodeType) else (type(one), one) for one in code.co_consts]
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, constants, names, code.co_exceptiontable
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    if _bare(one) != _bare(other):
+        return False
+    pairs = zip(one.co_consts, other.co_consts, strict=True)
+    return all(_same(a, b) for a, b in pairs if isinstance(a, CodeType) and isinstance(b, CodeType))
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    for module in _PRELOADED:
-        importlib.import_module(module)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _child(request)
-        answers.write(json.dumps(_wait(child, request["seconds"])) + "\n")
-        answers.flush()
+    """Serve for one file; the arguments are its path, two file descriptors and the files with its tests."""
+    file, requests, answers, *tests = sys.argv[1:]
+    loop = _Loop(Path(file), os.fdopen(int(requests)), os.fdopen(int(answers), "w"))
+    pytest.main(["-q", "-s", "-o", "timeout=0", "-p", "no:cacheprovider", *tests], [_Settings(), loop])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cosmic_ray.plugins
 from cosmic_ray.commands import init
@@ -20,47 +19,55 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.work_db import WorkDB
 from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkResult
 
-from tests.mutation.lists import Mutant, function_at
+from tests.mutation.lists import Mutant, function_at, is_in_function
 from tests.mutation.operators import Provider
 
 _PROVIDER = "statelog"
-_START_S = 20.0
+_HANGING_S = 5.0
 
 
 class Server:
-    """The process that runs tests in a copy of the project; see `tests.mutation.server`."""
+    """The process that runs the tests of one file in a copy of the project; see `tests.mutation.server`."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, file: Path, tests: list[str]) -> None:
         self._output = tree / "pytest.out"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mutation.server"],
-            cwd=tree,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), os.environ.get("PYTHONPATH", "")])},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        here, theirs = os.pipe(), os.pipe()
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.mutation.server", str(file), str(here[0]), str(theirs[1]), *tests],
+                cwd=tree,
+                env=environment(tree),
+                pass_fds=(here[0], theirs[1]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        os.close(here[0])
+        os.close(theirs[1])
+        self._requests, self._answers = os.fdopen(here[1], "w"), os.fdopen(theirs[0])
+        if self._answers.readline() != "passed\n":
+            raise SystemExit(f"The tests of {file} cannot be collected:\n{self.output()}")
 
-    def run(self, arguments: list[str], seconds: float, **more: Any) -> int | None:
-        """Run pytest; None if the time was over."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = {"arguments": arguments, "seconds": seconds, "output": str(self._output), **more}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: int | None = json.loads(self._process.stdout.readline())
-        return answer
+    def run(self, seconds: float, tests: list[str], **more: str) -> str:
+        """Run tests, all if none is named, with so many seconds for each; how that ended."""
+        self._requests.write(json.dumps({"tests": tests, "seconds": seconds, **more}) + "\n")
+        self._requests.flush()
+        return self._answers.readline().strip()
 
     def output(self) -> str:
-        """What the last run printed."""
-        return self._output.read_text(errors="replace")
+        """The end of what was printed."""
+        return self._output.read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait()
+        self._answers.close()
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """The variables with which Python imports from a copy of the project."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), os.environ.get("PYTHONPATH", "")])}
 
 
 @dataclass(frozen=True)
@@ -71,10 +78,16 @@ class Coverage:
     tests: dict[int, list[str]]
 
     def of(self, first: int, last: int, budget_s: float) -> list[str]:
-        """The tests of some lines, the fast ones first, up to a time in total; all tests if a line is no test's own."""
-        found = {test for line in range(first, last + 1) for test in self.tests.get(line, ())}
+        """The tests of some lines, the fast ones first, up to a time in total."""
+        return self._fastest({test for line in range(first, last + 1) for test in self.tests.get(line, ())}, budget_s)
+
+    def all(self, budget_s: float) -> list[str]:
+        """All tests, the fast ones first, up to a time in total."""
+        return self._fastest(set(self.seconds), budget_s)
+
+    def _fastest(self, tests: set[str], budget_s: float) -> list[str]:
         chosen, total = [], 0.0
-        for test in sorted(found or self.seconds, key=lambda test: (self.seconds[test], test)):
+        for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
             total += self.seconds[test]
             if chosen and total > budget_s:
                 break
@@ -95,8 +108,8 @@ class Counts:
 class Session:
     """The mutants of one file, kept in a database; what was killed stays killed until the file changes."""
 
-    def __init__(self, path: str, tests: list[str], folder: Path, tree: Path, server: Server) -> None:
-        self._path, self._tests, self._tree, self._server = path, tests, tree, server
+    def __init__(self, path: str, tests: list[str], folder: Path, tree: Path) -> None:
+        self._path, self._tests, self._tree = path, tests, tree
         self._file = tree / path
         self._source = self._file.read_text()
         digest = hashlib.sha256(self._source.encode()).hexdigest()[:16]
@@ -119,7 +132,8 @@ class Session:
     def run(self, budget_s: float, lines: range | None, say: Callable[[str], None]) -> Counts:
         """Try every mutant that was not killed before."""
         start = time.monotonic()
-        coverage = self._cover()
+        server = Server(self._tree, self._file, self._tests)
+        coverage = self._cover(server)
         seen: set[str] = set()
         killed, survivors, total = 0, [], 0
         done = {item.job_id: result for item, result in self._db.completed_work_items}
@@ -130,7 +144,7 @@ class Session:
             total += 1
             before = done.get(job)
             if before is None or before.test_outcome is TestOutcome.SURVIVED:
-                outcome = self._try(mutated, coverage.of(spec.start_pos[0], spec.end_pos[0], budget_s), coverage)
+                outcome = self._try(server, coverage, mutated, (spec.start_pos[0], spec.end_pos[0]), budget_s)
                 self._db.set_result(job, WorkResult(WorkerOutcome.NORMAL, test_outcome=outcome))
             else:
                 outcome = before.test_outcome
@@ -141,6 +155,7 @@ class Session:
             else:
                 killed += 1
         self._db.close()
+        server.close()
         return Counts(total, killed, tuple(survivors), time.monotonic() - start)
 
     def _mutants(self) -> Iterator[tuple[str, MutationSpec, str]]:
@@ -154,32 +169,39 @@ class Session:
                 continue
             yield item.job_id, spec, mutated
 
-    def _cover(self) -> Coverage:
-        if not self._coverage_file.exists():
-            status = self._server.run(
-                ["-q", "-x", *self._tests], 1800.0, coverage=str(self._coverage_file), sources=[str(self._file)]
-            )
-            if status != 0:
-                self._coverage_file.unlink(missing_ok=True)
-                raise SystemExit(f"The tests of {self._path} fail without a mutation:\n{self._server.output()[-3000:]}")
+    def _cover(self, server: Server) -> Coverage:
+        if not self._coverage_file.exists() and server.run(600.0, [], coverage=str(self._coverage_file)) != "passed":
+            raise SystemExit(f"The tests of {self._path} fail without a mutation:\n{server.output()}")
         recorded = json.loads(self._coverage_file.read_text())
-        (lines,) = recorded["lines"].values()
-        return Coverage(recorded["seconds"], {int(line): tests for line, tests in lines.items()})
+        return Coverage(recorded["seconds"], {int(line): tests for line, tests in recorded["lines"].items()})
 
-    def _try(self, mutated: str, tests: list[str], coverage: Coverage) -> TestOutcome:
+    def _try(
+        self, server: Server, coverage: Coverage, mutated: str, lines: tuple[int, int], budget_s: float
+    ) -> TestOutcome:
         try:
             compile(mutated, self._path, "exec")
         except SyntaxError:
             return TestOutcome.INCOMPETENT
-        limit_s = _START_S + 5 * sum(coverage.seconds[test] for test in tests)
-        self._file.write_text(mutated)
+        tests = coverage.of(*lines, budget_s)
+        self._file.write_text(mutated)  # for tests that start processes
         try:
-            status = self._server.run(["-q", "-x", "--no-header", *tests], limit_s)
+            ended = server.run(_limit_s(coverage, tests), tests, mutant=mutated) if tests else "elsewhere"
+            if ended == "elsewhere" and (tests or not is_in_function(self._source, lines[0])):
+                ended = self._try_anew(coverage.all(budget_s))
         finally:
             self._file.write_text(self._source)
-        if status == 4 or status == 5:
-            return TestOutcome.KILLED  # what a test imports is no longer there
-        return TestOutcome.SURVIVED if status == 0 else TestOutcome.KILLED
+        return TestOutcome.SURVIVED if ended in ("passed", "elsewhere") else TestOutcome.KILLED
+
+    def _try_anew(self, tests: list[str]) -> str:
+        """Run tests in a new process: something changed that is made when the file is imported."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+        try:
+            done = subprocess.run(
+                command, cwd=self._tree, env=environment(self._tree), capture_output=True, timeout=300
+            )
+        except subprocess.TimeoutExpired:
+            return "hung"
+        return "failed" if done.returncode else "passed"
 
     def describe(self, mutated: str, spec: MutationSpec) -> Mutant:
         """The mutant by its changed lines, which survive an edit elsewhere in the file."""
@@ -196,3 +218,8 @@ class Session:
             " ".join(" ".join(added).split()),
             spec.start_pos[0],
         )
+
+
+def _limit_s(coverage: Coverage, tests: list[str]) -> float:
+    """After so many seconds one of some tests hangs."""
+    return _HANGING_S + 4 * max(coverage.seconds[test] for test in tests)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from statelog.changelog.base import Base, Level, StoredRun
 from statelog.checkpoint.cover import Cover
-from statelog.state.key_groups import KEY_GROUPS, hash_range
+from statelog.state.key_groups import KEY_GROUPS, HashRange, hash_range
 
 ORIGIN = b"origin"
 GROUP = (1 << 64) // KEY_GROUPS
@@ -75,3 +75,15 @@ def test_a_subtask_that_made_its_base_goes_on_from_its_digest() -> None:
     assert other.base_of(1, 3) is None, "another one counts for a part of its keys"
     assert other.start_of(ORIGIN, 1, 3).digest not in (b"5", b"6", ORIGIN)
     assert other.start_of(ORIGIN, 1, 3) == other.start_of(ORIGIN, 1, 3)
+
+
+def test_ranges_that_touch_are_read_as_one() -> None:
+    quarters = [hash_range(subtask, 4) for subtask in range(4)]
+    cover = Cover()
+    for subtask, through in ((0, 5), (1, 9), (2, 5)):
+        cover = cover.replace(base(subtask, 4, through)).cover
+    start = cover.start_of(ORIGIN, 0, 1)
+    assert start.first_batch == 0, "the last quarter has no base"
+    assert start.ranges_of(5) == [quarters[3]]
+    assert start.ranges_of(6) == [quarters[0], HashRange(quarters[2].first, quarters[3].last)]
+    assert start.ranges_of(10) == [HashRange(quarters[0].first, quarters[3].last)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog import CorruptionError, ErrorKind
+from statelog import CorruptionError, ErrorKind, Step
 from statelog.changelog import file_stamp
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
@@ -23,6 +23,7 @@ from statelog.state.run_writer import Section, encode_run
 from statelog.state.schema import StateDescriptor
 from statelog.state.times import Moment
 from statelog.storage import LocalStore
+from statelog.testing.crashes import Crash
 from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_run
 from tests.model.engine import Engine, Key
 
@@ -325,3 +326,15 @@ def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:
             open_store=lambda: LocalStore(str(tmp_path)),
             token="t",
         )
+
+
+def test_what_another_attempt_of_the_batch_wrote_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is not certain, so that attempt may be the one that counts."""
+    engine.run_commands(4, 0, [((0, None), ("set", 10))])
+    engine.crash_point.arm(Step.ACKING, None)
+    with pytest.raises(Crash):
+        engine.run_commands(4, 0, [((0, None), ("set", 10)), ((1, None), ("set", 11))])
+    names = count_reads(engine, monkeypatch)
+    found = read(engine, 5, (0, None), (1, None))
+    assert [found[0, None][0], found[1, None][0]] == [[10], [1]]
+    assert names == []
