@@ -1,0 +1,89 @@
+"""What a new run removes of those that crashed: only what no checkpoint names and no live writer can still name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.history import History
+from statelog.checkpoint.orphans import find_orphans
+from statelog.clock import ManualClock
+from statelog.state.key_groups import hash_range
+from statelog.storage import LocalStore
+
+NOW_S = 10_000
+MIN_AGE_S = 60.0
+EPOCH = 12
+
+
+def checkpoint(batch: int, name: str = "", *, base: Base | None = None) -> Checkpoint:
+    segment = SegmentRef(0, 0, b"c", 0, 1, 1, 1, name)
+    before = Checkpoint(1, batch, 0, "query", "run", "op", 1, [segment], b"keys", [], 0, 0, b"")
+    return structs.replace(before, bases=[] if base is None else [base])
+
+
+def base(through: int, name: str) -> Base:
+    own = hash_range(0, 1)
+    run = StoredRun(name, 0, 1, b"c", 1, own.first, own.last)
+    return Base(0, 1, [Level(0, through, b"", b"%d" % through, own.first, own.last, [run])])
+
+
+def orphans(root: Path, history: History, ages_s: dict[str, float], run_id: str = "run-2") -> list[str]:
+    store = LocalStore(root)
+    for name, age_s in ages_s.items():
+        store.put(name, b"x")
+        os.utime(root / name, (NOW_S - age_s, NOW_S - age_s))
+    clock = ManualClock(NOW_S)
+    return find_orphans(store, "op", history, epoch=EPOCH, run_id=run_id, min_age_s=MIN_AGE_S, clock=clock)
+
+
+@pytest.mark.parametrize("folder", ["changes", "runs"])
+def test_only_epochs_that_are_over_have_orphans(tmp_path: Path, folder: str) -> None:
+    ages_s = {f"op/{folder}/{epoch}/0/x": 1000.0 for epoch in (1, 9, EPOCH - 1, EPOCH, EPOCH + 1)}
+    expected = sorted(f"op/{folder}/{epoch}/0/x" for epoch in (1, 9, EPOCH - 1))
+    assert orphans(tmp_path, History(), ages_s) == expected
+
+
+def test_a_young_object_may_be_of_a_writer_that_does_not_know_yet(tmp_path: Path) -> None:
+    ages_s = {"op/changes/1/0/young": MIN_AGE_S - 1, "op/changes/1/0/old": MIN_AGE_S, "op/initial/run-1/0": 0.0}
+    assert orphans(tmp_path, History(), ages_s) == ["op/changes/1/0/old"]
+
+
+def test_nothing_that_a_checkpoint_names_is_an_orphan(tmp_path: Path) -> None:
+    history = History(
+        [
+            checkpoint(0, "op/changes/1/0/first"),
+            checkpoint(1, "op/changes/1/0/second", base=base(0, "op/runs/1/0/replaced")),
+            checkpoint(2, "op/changes/1/0/third", base=base(1, "op/runs/1/0/newest")),
+        ]
+    )
+    named = ["changes/1/0/first", "changes/1/0/second", "changes/1/0/third", "runs/1/0/replaced", "runs/1/0/newest"]
+    ages_s = {f"op/{name}": 1000.0 for name in (*named, "changes/1/0/lost", "runs/1/0/lost")}
+    assert orphans(tmp_path, history, ages_s) == ["op/changes/1/0/lost", "op/runs/1/0/lost"]
+
+
+def test_what_the_oldest_checkpoint_starts_from_is_no_orphan(tmp_path: Path) -> None:
+    history = History([checkpoint(0), checkpoint(1, base=base(1, "op/runs/1/0/base")), checkpoint(2)])
+    repeated = history.latest_record
+    assert repeated is not None
+    assert repeated.cover is not None
+    history.add(structs.replace(checkpoint(3), cover=list(repeated.cover.pieces)))
+    history.add(checkpoint(4))
+    assert [record.batch for record in history.retain(4)] == [0, 1], "the entry that brought the base"
+    assert orphans(tmp_path, history, {"op/runs/1/0/base": 1000.0}) == []
+
+
+def test_the_initial_state_of_the_run_stays(tmp_path: Path) -> None:
+    ages_s = {f"op/initial/{run}/0.arrow": 1000.0 for run in ("run-1", "run-2", "run-20")}
+    assert orphans(tmp_path, History(), ages_s) == ["op/initial/run-1/0.arrow", "op/initial/run-20/0.arrow"]
+
+
+def test_other_operators_and_other_folders_are_not_looked_at(tmp_path: Path) -> None:
+    names = ["op/log/1.log", "op2/changes/1/0/x", "op/changes.old/1/x", "changes/1/0/x", "op/savepoints/1/x"]
+    assert orphans(tmp_path, History(), dict.fromkeys(names, 1000.0)) == []
