@@ -33,36 +33,36 @@ def history(*batches: int, **changes: object) -> History:
 
 
 def test_the_state_of_a_query_goes_on_in_its_next_run() -> None:
-    require_admission(RUN, history(0, 1, 2), 3, "here")
+    require_admission(RUN, history(0, 1, 2), 3, None, "here")
 
 
 @pytest.mark.parametrize("first_batch", [2, 1, 0])
 def test_batches_that_exist_already_can_be_repeated(first_batch: int) -> None:
-    require_admission(RUN, history(0, 1, 2), first_batch, "here")
+    require_admission(RUN, history(0, 1, 2), first_batch, None, "here")
 
 
 @pytest.mark.parametrize("owner", [{"query_id": "other"}, {"uid": "other"}])
 @pytest.mark.parametrize("first_batch", [0, 3])
 def test_the_state_of_another_query_or_operator_is_left_alone(owner: dict[str, str], first_batch: int) -> None:
     with pytest.raises(ConfigurationError, match="here: the state there belongs to operator") as caught:
-        require_admission(RUN, history(0, 1, 2, **owner), first_batch, "here")
+        require_admission(RUN, history(0, 1, 2, **owner), first_batch, None, "here")
     assert caught.value.kind is ErrorKind.OTHER_OWNER
 
 
 def test_a_query_that_starts_anew_may_have_other_keys() -> None:
-    require_admission(RUN, history(0, 1, key_schema=keyed_by(k=pa.string())), 0, "here")
+    require_admission(RUN, history(0, 1, key_schema=keyed_by(k=pa.string())), 0, None, "here")
 
 
 def test_a_query_that_goes_on_may_not_have_other_keys() -> None:
     with pytest.raises(ConfigurationError, match="keyed by \\(k string\\), this query by \\(k int64\\)") as caught:
-        require_admission(RUN, history(0, 1, key_schema=keyed_by(k=pa.string())), 2, "here")
+        require_admission(RUN, history(0, 1, key_schema=keyed_by(k=pa.string())), 2, None, "here")
     assert caught.value.kind is ErrorKind.OTHER_SCHEMA
 
 
 @pytest.mark.parametrize(("stored", "own"), [(b"", RUN.key_schema), (RUN.key_schema, b"")])
 def test_keyed_state_and_operator_state_are_not_each_other(stored: bytes, own: bytes) -> None:
     with pytest.raises(ConfigurationError, match="the location holds") as caught:
-        require_admission(replace(RUN, key_schema=own), history(0, key_schema=stored), 1, "here")
+        require_admission(replace(RUN, key_schema=own), history(0, key_schema=stored), 1, None, "here")
     assert caught.value.kind is ErrorKind.OTHER_SCHEMA
 
 
@@ -73,23 +73,23 @@ def items(mode: OperatorStateMode) -> StateSchema:
 def test_operator_state_is_dealt_out_as_it_was() -> None:
     stored = history(0, key_schema=b"", states=[items(OperatorStateMode.LIST)])
     run = replace(RUN, key_schema=b"")
-    require_admission(run, stored, 1, "here")
-    require_admission(replace(run, states=[items(OperatorStateMode.LIST)]), stored, 1, "here")
+    require_admission(run, stored, 1, None, "here")
+    require_admission(replace(run, states=[items(OperatorStateMode.LIST)]), stored, 1, None, "here")
     with pytest.raises(ConfigurationError, match="the processor declares"):
-        require_admission(replace(run, states=[items(OperatorStateMode.UNION)]), stored, 1, "here")
+        require_admission(replace(run, states=[items(OperatorStateMode.UNION)]), stored, 1, None, "here")
 
 
 def test_state_that_is_behind_is_not_gone_on_with() -> None:
     with pytest.raises(StateMissingError, match=r"needs checkpoint 3, but the newest is checkpoint 2\."):
-        require_admission(RUN, history(0, 1, 2), 4, "here")
+        require_admission(RUN, history(0, 1, 2), 4, None, "here")
 
 
 def test_state_that_was_never_there_is_not_taken_for_empty() -> None:
     for first_batch, is_first_after in ((1, True), (2, False)):
         with pytest.raises(StateMissingError, match="but there is no checkpoint") as caught:
-            require_admission(RUN, History(), first_batch, "here")
+            require_admission(RUN, History(), first_batch, None, "here")
         assert ("run no action" in str(caught.value)) == is_first_after
-    require_admission(RUN, History(), 0, "here")
+    require_admission(RUN, History(), 0, None, "here")
 
 
 @pytest.mark.parametrize("first_batch", [5, 4, 1])
@@ -97,12 +97,12 @@ def test_what_is_not_retained_is_named(first_batch: int) -> None:
     kept = history(5, 6, key_schema=b"")
     run = replace(RUN, key_schema=b"")
     with pytest.raises(StateMissingError, match=f"needs checkpoint {first_batch - 1}, but the oldest .* checkpoint 5"):
-        require_admission(run, kept, first_batch, "here")
-    require_admission(run, kept, 6, "here")
+        require_admission(run, kept, first_batch, None, "here")
+    require_admission(run, kept, 6, None, "here")
 
 
 def test_a_gap_is_damage() -> None:
     for first_batch in (0, 1, 4):
         with pytest.raises(CorruptionError, match="the log lacks checkpoint 2") as caught:
-            require_admission(RUN, history(0, 1, 3), first_batch, "here")
+            require_admission(RUN, history(0, 1, 3), first_batch, None, "here")
         assert caught.value.kind is ErrorKind.OBJECT_MISSING
