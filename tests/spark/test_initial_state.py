@@ -56,7 +56,9 @@ class Query:
         """A file of input, which is a batch."""
         add_json(self._root / "input", [[{"k": key, "n": number} for key, number in numbers.items()]])
 
-    def run(self, initial: DataFrame | None, *, parallelism: int = 2, fails: bool = False) -> dict[int, dict[str, int]]:
+    def run(
+        self, initial: DataFrame | None, *, parallelism: int = 2, fails: bool = False, location: Path | None = None
+    ) -> dict[int, dict[str, int]]:
         """Run to the end of the input; return the output by batch."""
         found: dict[int, dict[str, int]] = {}
 
@@ -73,6 +75,7 @@ class Query:
             "ProcessingTime",
             None if initial is None else statelog.key_by(initial, "k"),
             parallelism=parallelism,
+            location=None if location is None else str(location),
         )
         checkpoint = str(self._root / "checkpoint")
         query = totals.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint)
@@ -106,6 +109,26 @@ def test_a_first_batch_that_is_repeated_reads_it_again(spark: SparkSession, tmp_
         query.run(initial, fails=True)
     assert query.run(initial, parallelism=4) == {0: {"a": 101, "timer a": 101}}
     query.wait_until_no_rows_are_stored()
+
+
+def test_a_query_that_may_not_use_the_location_leaves_the_initial_state_there_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It would be removed under the first batch of the query that it belongs to."""
+    owner, other = Query(spark, tmp_path / "owner"), Query(spark, tmp_path / "other")
+    state = tmp_path / "state"
+    initial = spark.createDataFrame([("a", 100)], "k string, start long")
+    for query in (owner, other):
+        query.add(a=1)
+    assert owner.run(initial, location=state)[0]["a"] == 101
+    wait_until(lambda: not list(state.rglob("*.arrow")), "the rows to be removed", 60)
+    rows = state / "main" / "initial" / "another run" / "0-0.arrow"
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b"of the owner")
+    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    with pytest.raises(StreamingQueryException, match="other-owner"):
+        other.run(initial, location=state)
+    assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 
 
 def test_keys_of_a_narrower_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:

@@ -40,6 +40,19 @@ def test_orphans_are_what_the_next_start_removes(tmp_path: Path) -> None:
     assert statelog.list_orphans(engine.location, clock=clock) == []
 
 
+def test_a_claim_removes_the_initial_state_of_the_runs_that_it_fences_off(tmp_path: Path) -> None:
+    """Not of one that has not claimed yet, and whose rows are young: it may be about to."""
+    engine = OperatorEngine(tmp_path)
+    engine.clock = ManualClock(1000)
+    store = LocalStore(engine.location)
+    engine.start(1, 0)
+    rows = [f"op/initial/{run}/0.arrow" for run in ("run-1", "run-2", "unknown")]
+    for name in rows:
+        store.put(name, b"rows")
+    engine.start(1, 0)
+    assert [info.name for info in store.list("op/initial/")] == rows[1:]
+
+
 def test_leftovers_of_the_log_are_orphans(tmp_path: Path) -> None:
     engine = OperatorEngine(tmp_path, file_merging="within", retained_checkpoints=2)
     store = LocalStore(engine.location)

@@ -11,7 +11,7 @@ from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.deletion_gate import DeletionGate
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Entry
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim, Entry
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History
 from statelog.checkpoint.log import Log
@@ -81,13 +81,21 @@ class Inventory:
         """Take over what the log names for a run, and remove what earlier runs have left."""
         self.epoch = epoch
         self.gate.begin(epoch, FOUNDING_BATCH)
+        entries = list(entries)
         self.history = History(entries)
         for record in self.history.records:
             self._retention.add(record.checkpoint)
             self._retention.add_runs(record.added_runs)
         min_age_s = self._options.orphan_min_age_s
         orphans = find_orphans(
-            self._store, self._root, self.history, epoch=epoch, run_id=run_id, min_age_s=min_age_s, clock=clock
+            self._store,
+            self._root,
+            self.history,
+            epoch=epoch,
+            run_id=run_id,
+            fenced_runs={entry.run_id for entry in entries if isinstance(entry, Claim)} - {run_id},
+            min_age_s=min_age_s,
+            clock=clock,
         )
         if orphans:
             _log.info("%s: removing %d objects that crashed runs left behind", self._name, len(orphans))

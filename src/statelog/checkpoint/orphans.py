@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from statelog.checkpoint.history import History
 from statelog.clock import Clock
 from statelog.storage import Store
@@ -15,7 +17,15 @@ INITIAL_FOLDER = "initial"
 
 
 def find_orphans(
-    store: Store, root: str, history: History, *, epoch: int, run_id: str, min_age_s: float, clock: Clock
+    store: Store,
+    root: str,
+    history: History,
+    *,
+    epoch: int,
+    run_id: str,
+    fenced_runs: Collection[str] = (),
+    min_age_s: float,
+    clock: Clock,
 ) -> list[str]:
     """Objects of an operator that no checkpoint references and no live run can still reference.
 
@@ -32,8 +42,10 @@ def find_orphans(
         last entry can never be referenced.
     run_id : str
         The run, whose initial state may still be needed.
+    fenced_runs : collection of str
+        Runs whose initial state is not needed any more. One that is in none of the log's claims may be about to claim.
     min_age_s : float
-        Younger objects are left alone.
+        Younger objects are left alone, except for the initial state of fenced runs.
     clock : Clock
         Tells the age.
 
@@ -51,8 +63,9 @@ def find_orphans(
         if info.name not in referenced and _epoch_of(info.name, folder) < epoch
     ]
     found += [info for info in store.list(initial) if not info.name.startswith(own)]
+    fenced = tuple(f"{initial}{run}/" for run in fenced_runs)
     now_s = clock.now_s()
-    return sorted(info.name for info in found if now_s - info.modified_s >= min_age_s)
+    return sorted(info.name for info in found if info.name.startswith(fenced) or now_s - info.modified_s >= min_age_s)
 
 
 def _epoch_of(name: str, prefix: str) -> int:

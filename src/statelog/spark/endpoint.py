@@ -6,15 +6,16 @@ import logging
 import os
 import secrets
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.changelog.base import StoredRun
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.entry import QueryOperators
+from statelog.checkpoint.history import History
 from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.operator_folder import operator_folder
@@ -25,7 +26,14 @@ from statelog.checkpoint.settings import Settings
 from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
-from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StateMissingError
+from statelog.errors import (
+    ConfigurationError,
+    ErrorKind,
+    FencedError,
+    ProcessorError,
+    StatelogError,
+    StateMissingError,
+)
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
@@ -297,6 +305,8 @@ class Endpoint:
             outcome = self._initial.get((task.run_id, plan.instance))
         if isinstance(outcome, _Initial):
             return outcome
+        if isinstance(outcome, StatelogError):
+            raise outcome
         raise ProcessorError(
             f"operator '{plan.uid}': its initial state could not be stored before the first batch: "
             + ("the query's start was not announced." if outcome is None else f"{type(outcome).__name__}: {outcome}"),
@@ -315,19 +325,7 @@ class Endpoint:
         store = open_retrying_store(location, plan.options, self._clock, measurements)
         self._check_once(location, store)
         root = operator_folder(store, plan.uid)
-        run = OperatorRun(
-            task.query_id,
-            task.run_id,
-            plan.uid,
-            plan.instance,
-            plan.parallelism,
-            plan.key_schema,
-            plan.states,
-            plan.watermark,
-            plan.deleted,
-            self._note_of(query),
-            plan.settings,
-        )
+        run = replace(_run_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
         coordinator = OperatorCoordinator(
             run,
             store=store,
@@ -363,15 +361,36 @@ def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
     return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
+def _run_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorRun:
+    return OperatorRun(
+        query_id,
+        run_id,
+        plan.uid,
+        plan.instance,
+        plan.parallelism,
+        plan.key_schema,
+        plan.states,
+        plan.watermark,
+        plan.deleted,
+        settings=plan.settings,
+    )
+
+
 def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _Initial:
+    """Store what is there before the first batch, unless the location is another query's.
+
+    The location is not claimed yet. So nothing of other runs is removed; the claim removes what they have left.
+    """
     location = _location(plan, query)
     store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
     root = operator_folder(store, plan.uid)
+    entries = open_log(store, root, plan.options, SystemClock()).read()
+    name = f"operator '{plan.uid}' at {location}/{root}"
+    require_admission(_run_of(plan, str(query.id), run_id), History(entries), 0, None, name)
     rows: list[str] = []
     if plan.initial is not None:
-        folder = f"{root}/{INITIAL_FOLDER}"
-        store.delete([found.name for found in store.list(f"{folder}/")])
-        rows = store_initial_state(plan.initial, plan.parallelism, location, f"{folder}/{run_id}", plan.options)
+        folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
+        rows = store_initial_state(plan.initial, plan.parallelism, location, folder, plan.options)
     # No run has epoch 0, so what no checkpoint comes to name is removed as that of a crashed run.
     folder = f"{root}/{RUNS_FOLDER}/0"
     runs = [
