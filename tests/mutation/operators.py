@@ -302,6 +302,10 @@ def _left_alone(node: Any) -> bool:
             return True
         if parent.type == "funcdef" and parent.name.value in _DESCRIBING:
             return True
+        if parent.type in ("argument", "expr_stmt") and parent.get_first_leaf().value == "hint":
+            return True
+        if parent.type == "atom_expr" and parent.get_first_leaf().value.endswith("Error"):
+            return True
         if parent.type == "classdef" and node.end_pos <= parent.get_suite().start_pos:
             return True
         if parent.type in ("simple_stmt", "atom_expr") and parent.get_first_leaf().value in _LOGGERS:

@@ -9,11 +9,14 @@ import pytest
 from msgspec import structs
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
+from statelog.changelog.base import Base, Level
 from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.cover import Piece
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
+from statelog.state.key_groups import hash_range
 from statelog.state.operator_state import OperatorStateDescriptor, OperatorStateMode
-from statelog.state.schema import StateSchema
+from statelog.state.schema import StateDescriptor, StateKind, StateSchema
 
 
 def keyed_by(**fields: pa.DataType) -> bytes:
@@ -99,6 +102,21 @@ def test_what_is_not_retained_is_named(first_batch: int) -> None:
     with pytest.raises(StateMissingError, match=f"needs checkpoint {first_batch - 1}, but the oldest .* checkpoint 5"):
         require_admission(run, kept, first_batch, None, "here")
     require_admission(run, kept, 6, None, "here")
+
+
+def test_a_checkpoint_whose_materialized_state_is_forgotten_cannot_be_gone_on_from() -> None:
+    """Its entry is there, but those before it, which said what it builds on, are not."""
+    own = hash_range(0, 1)
+    base = Base(0, 1, [Level(0, 3, b"", b"", own.first, own.last, [])])
+    kept = History([checkpoint(2), checkpoint(3), checkpoint(4, cover=[Piece(own.first, own.last, base)])])
+    with pytest.raises(StateMissingError, match="needs checkpoint 2, but the oldest that is retained is checkpoint 4"):
+        require_admission(RUN, kept, 3, "here")
+    require_admission(RUN, kept, 5, "here")
+
+
+def test_a_state_that_is_not_declared_any_more_is_no_hindrance() -> None:
+    gone = StateDescriptor("gone", StateKind.VALUE, pa.schema([("x", pa.int64())])).to_stored()
+    require_admission(RUN, history(0, states=[gone]), 1, "here")
 
 
 def test_a_gap_is_damage() -> None:
