@@ -171,7 +171,7 @@ class Order(_Replacement):
             if not (first.type == second.type == "simple_stmt" and _has_call(first) and _has_call(second)):
                 continue
             one, other = first.children[0], second.children[0]
-            if not (_is_effect(one) or _is_effect(other)) or _defined(one) & _names(other) or _logs(one, other):
+            if not (_changes_more(one) and _changes_more(other)) or _defined(one) & _names(other) or _logs(one, other):
                 continue
             indent = " " * one.start_pos[1]
             both = f"{other.get_code(include_prefix=False)}\n{indent}{one.get_code(include_prefix=False)}\n"
@@ -354,6 +354,11 @@ def _is_effect(statement: Any) -> bool:
         target, sign = statement.children[0], statement.children[1]
         return sign.type == "annassign" or target.type == "atom_expr" or getattr(sign, "value", "=") != "="
     return False
+
+
+def _changes_more(statement: Any) -> bool:
+    """Whether a statement may change something else than a name of its function."""
+    return _is_effect(statement) and (statement.type != "expr_stmt" or statement.children[0].type == "atom_expr")
 
 
 def _loop(node: Any) -> str:

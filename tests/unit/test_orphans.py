@@ -34,13 +34,13 @@ def base(through: int, name: str) -> Base:
     return Base(0, 1, [Level(0, through, b"", b"%d" % through, own.first, own.last, [run])])
 
 
-def orphans(root: Path, history: History, ages_s: dict[str, float], run_id: str = "run-2") -> list[str]:
+def orphans(root: Path, history: History, ages_s: dict[str, float], epoch: int = EPOCH) -> list[str]:
     store = LocalStore(root)
     for name, age_s in ages_s.items():
         store.put(name, b"x")
         os.utime(root / name, (NOW_S - age_s, NOW_S - age_s))
     clock = ManualClock(NOW_S)
-    return find_orphans(store, "op", history, epoch=EPOCH, run_id=run_id, min_age_s=MIN_AGE_S, clock=clock)
+    return find_orphans(store, "op", history, epoch=epoch, run_id="run-2", min_age_s=MIN_AGE_S, clock=clock)
 
 
 @pytest.mark.parametrize("folder", ["changes", "runs"])
@@ -48,6 +48,10 @@ def test_only_epochs_that_are_over_have_orphans(tmp_path: Path, folder: str) -> 
     ages_s = {f"op/{folder}/{epoch}/0/x": 1000.0 for epoch in (1, 9, EPOCH - 1, EPOCH, EPOCH + 1)}
     expected = sorted(f"op/{folder}/{epoch}/0/x" for epoch in (1, 9, EPOCH - 1))
     assert orphans(tmp_path, History(), ages_s) == expected
+
+
+def test_what_no_epoch_wrote_is_an_orphan(tmp_path: Path) -> None:
+    assert orphans(tmp_path, History(), {"op/changes/x": 1000.0}, epoch=1) == ["op/changes/x"]
 
 
 def test_a_young_object_may_be_of_a_writer_that_does_not_know_yet(tmp_path: Path) -> None:

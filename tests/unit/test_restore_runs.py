@@ -176,7 +176,7 @@ def test_a_subtask_gets_its_own_keys_of_a_changeset_and_no_others(
 ) -> None:
     """Others would fire timers twice, and be listed twice."""
     location = Location(tmp_path, is_directory=is_directory)
-    small, large = some(100, 1), some(12_000, 2, 50)
+    small, large = some(100, 1), some(2500, 2, 250)
     segments = location.segment(dict(small), within, is_shared=True) + location.segment(
         dict(large), within, is_shared=True
     )
@@ -190,11 +190,11 @@ def test_a_subtask_gets_its_own_keys_of_a_changeset_and_no_others(
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-@pytest.mark.parametrize("size", [5, 50])
+@pytest.mark.parametrize("size", [5, 250])
 def test_a_changeset_counts_only_for_the_keys_whose_base_lacks_it(tmp_path: Path, is_shared: bool, size: int) -> None:
     """The base of the second quarter, of another parallelism, holds the changes of the batch already."""
     location = Location(tmp_path)
-    changes = some(12_000, 3, size)
+    changes = some(2500, 3, size)
     quarters = [hash_range(subtask, 4) for subtask in range(4)]
     ranges = [quarters[0], HashRange(quarters[2].first, quarters[3].last)]
     segments = location.segment(dict(changes), *ranges, is_shared=is_shared)
@@ -210,8 +210,8 @@ def test_a_changeset_counts_only_for_the_keys_whose_base_lacks_it(tmp_path: Path
 def test_the_large_runs_of_a_level_are_read_as_they_are(tmp_path: Path, is_directory: bool, within: HashRange) -> None:
     """Several at a time from an object store, and only what counts of those that others have a part of."""
     location = Location(tmp_path, is_directory=is_directory)
-    rows = sorted(some(60_000, 4, 50).items())
-    parts: list[Changes] = [dict(rows[start : start + 12_000]) for start in range(0, len(rows), 12_000)]
+    rows = sorted(some(7500, 4, 250).items())
+    parts: list[Changes] = [dict(rows[start : start + 2500]) for start in range(0, len(rows), 2500)]
     level = location.level(0, *parts, within=within)
     assert min(run.length for run in level.runs) > SHARED_BYTES
     runs = location.restore(1, [level], since=1, within=within)
