@@ -239,6 +239,8 @@ def _from_storage(kind: DataType) -> _Convert | None:
         return _utc_to_local
     if isinstance(kind, StructType):
         return _struct_from_storage(kind)
+    if isinstance(kind, MapType) and isinstance(kind.keyType, TimestampType):
+        return _map_by_local_time(_each(_from_storage(kind.valueType)))
     return _within_collections(kind, _from_storage)
 
 
@@ -271,7 +273,25 @@ def _local_to_utc(value: datetime.datetime) -> datetime.datetime:
 
 
 def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
-    return value.astimezone().replace(tzinfo=None)
+    try:
+        # Unlike astimezone() it says by `fold` which of two equal local times it is.
+        local = datetime.datetime.fromtimestamp(value.replace(microsecond=0).timestamp())
+    except (ValueError, OverflowError):  # within a day of the first and the last that there are
+        return value.astimezone().replace(tzinfo=None)
+    return local.replace(microsecond=value.microsecond)
+
+
+def _map_by_local_time(of_value: _Convert | None) -> _Convert:
+    """Convert a map with timestamps as keys; of two instants with one local time the second keeps its zone."""
+
+    def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
+        converted: dict[datetime.datetime, Any] = {}
+        for key, value in values.items():
+            local = _utc_to_local(key)
+            converted[key if local in converted else local] = value if of_value is None else of_value(value)
+        return converted
+
+    return convert
 
 
 class _DecimalScale:

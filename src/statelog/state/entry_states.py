@@ -243,11 +243,13 @@ class MapState(KeyedState):
         row = self._entry_codec.normalize(key)
         if self._entry_codec.is_mutable:
             return self._keys.encode(self._entry_codec.to_storage(row))  # lists and maps have no hash
-        entry = self._encoded.get(row)
+        # As it is stored: of local times the two of an hour that a clock goes through twice are equal.
+        stored = self._entry_codec.to_storage(row)
+        entry = self._encoded.get(stored)
         if entry is None:
             if len(self._encoded) >= _CACHE_LIMIT:
                 self._encoded.clear()
-            entry = self._encoded[row] = self._keys.encode(self._entry_codec.to_storage(row))
+            entry = self._encoded[stored] = self._keys.encode(stored)
         return entry
 
     def _decode(self, entry: bytes) -> Row:

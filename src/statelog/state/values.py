@@ -72,6 +72,7 @@ class RowCodec:
         self.subject = subject
         self.schema = pa.schema([(field.name, field.type) for field in fields])
         self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
+        self._converts = any(field.to_storage is not None for field in fields)
         self._exact_types = tuple(field.exact for field in fields)
         # A class that no value has, if the schema has several fields or its field takes no value as it is.
         self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
@@ -143,6 +144,8 @@ class RowCodec:
 
     def to_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """One normalized row in storage types."""
+        if not self._converts:
+            return row
         return tuple(
             value if value is None or field.to_storage is None else field.to_storage(value)
             for field, value in zip(self.fields, row, strict=True)
