@@ -93,7 +93,7 @@ class Inventory:
             self.history,
             epoch=epoch,
             run_id=run_id,
-            fenced_runs={entry.run_id for entry in entries if isinstance(entry, Claim)} - {run_id},
+            fenced_runs={entry.run_id for entry in entries if isinstance(entry, Claim)},
             min_age_s=min_age_s,
             clock=clock,
         )
