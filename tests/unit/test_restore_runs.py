@@ -14,6 +14,7 @@ from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, MissingSegments, SegmentRef
+from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange, hash_range
 from statelog.state.merge import Garbage
 from statelog.state.run import Run
@@ -218,3 +219,14 @@ def test_the_large_runs_of_a_level_are_read_as_they_are(tmp_path: Path, is_direc
     assert state_of(runs) == {key_hash: value for key_hash, value in rows if within.first <= key_hash <= within.last}
     assert len(runs) == 1
     assert set(runs[0]) == set(state_of(runs)), "no keys of others"
+
+
+@pytest.mark.parametrize("size", [5, 250])
+def test_damage_is_an_error_that_names_the_object(tmp_path: Path, size: int) -> None:
+    location = Location(tmp_path)
+    segments = location.segment(dict(some(2500, 5, size)))
+    name = segments[0].segment.name
+    location.store.put(name, location.store.read(name)[:-1] + b"?")
+    with pytest.raises(CorruptionError, match=f"^{name}: the changeset of subtask 0"):
+        location.restore(1, segments=segments)
+    assert location.local.edges() == []
