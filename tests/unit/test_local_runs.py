@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import weakref
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, Step
-from statelog.changelog import file_stamp
+from statelog.changelog import chain, file_stamp
+from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
@@ -20,7 +22,7 @@ from statelog.state.merge import Garbage
 from statelog.state.run import Run
 from statelog.state.run_format import Operation
 from statelog.state.run_writer import Section, encode_run
-from statelog.state.schema import StateDescriptor
+from statelog.state.schema import StateDescriptor, TimeDomain
 from statelog.state.times import Moment
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
@@ -306,6 +308,34 @@ def test_blocks_are_larger_in_larger_runs(tmp_path: Path, rows: int, blocks: int
     run = LocalRuns(tmp_path).open(edge)
     assert run.rows == 70_000
     assert len(run.sections[VALUE.name].blocks) == blocks
+
+
+def test_a_restored_level_has_what_expired_after_it(tmp_path: Path) -> None:
+    """The local run may serve a start that goes back; only one of the batch before may lack what is garbage now."""
+    state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
+    data = encode_changes(state, [(1, b"k", b"", Operation.PUT, "text")], expiry_ms=1000)
+    store = LocalStore(str(tmp_path / "store"))
+    store.put("level.run", data)
+    stored = StoredRun("level.run", 0, len(data), chain.checksum(data), 1, EVERYTHING.first, EVERYTHING.last)
+    genesis, after, head = b"0" * 16, b"1" * 16, b"2" * 16
+    level = Level(0, 3, genesis, after, EVERYTHING.first, EVERYTHING.last, [stored])
+
+    def rows(last_batch: int, head: bytes) -> int:
+        [(_, run), *_] = restore_runs(
+            LocalRuns(tmp_path / str(last_batch)),
+            genesis=genesis,
+            head=head,
+            last_batch=last_batch,
+            within=EVERYTHING,
+            garbage=Garbage(Moment(0, 5000), {}),
+            fetch=lambda known: MissingSegments(after, 4, [], [level]),
+            open_store=lambda: store,
+            token="t",
+        )
+        return run.rows
+
+    assert rows(9, head) == 1
+    assert rows(3, after) == 0
 
 
 def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,11 @@ from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import Schedule
 from statelog.clock import ManualClock
+from statelog.state.byte_slices import Budget
 from statelog.state.key_groups import hash_range
 from statelog.state.merge import Garbage
 from statelog.state.run_format import Operation
+from statelog.state.schema import TimeDomain
 from statelog.state.times import Moment
 from statelog.storage import LocalStore
 from statelog.storage.faults import Call, Fault, FaultPlan
@@ -474,6 +477,40 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
     assert [run.name for run in done.levels[0].runs] == ["runs/1/0/1-7/0-one-0.run"]
     assert of_run("one").result(Grant("1-8", edge.before, [], "runs/1/0/1-8")) is None, "one of another grant neither"
     assert of_run("two").result(grant) is None
+
+
+def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> None:
+    """Its result serves a start that goes back to the batch after its last, whichever later batch has ended it."""
+    genesis, middle, head = bytes(16), bytes([1]) * 16, bytes([2]) * 16
+    edges = [Edge(0, 0, genesis, middle), Edge(1, 1, middle, head)]
+    local = LocalRuns(tmp_path, Budget(slice_bytes=2000))
+    state = replace(VALUE, expires_by=TimeDomain.EVENT)
+    for edge in edges:
+        keys = range(edge.first, 200, 2)
+        changes = [(key << 56, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
+        local.write(edge, encode_changes(state, changes, expiry_ms=1000 + edge.first), "token")
+    seconds = itertools.count(0, 0.3)
+
+    def at(watermark_ms: int) -> Materializer:
+        return Materializer(
+            LocalRuns(tmp_path, Budget(slice_bytes=2000)),
+            within=hash_range(0, 1),
+            genesis=genesis,
+            run_id="run",
+            compression=None,
+            garbage=Garbage(Moment(0, watermark_ms), {}),
+            open_store=lambda: LocalStore(tmp_path / "store"),
+            monotonic_s=lambda: next(seconds),
+            token="token",
+        )
+
+    slices = 0
+    while len(local.edges()) > 1:
+        at(1000 if slices == 0 else 5000).work(Order(0.5, 0, None), edges, edges)
+        slices += 1
+
+    assert slices > 3
+    assert local.open(Edge(0, 1, genesis, head)).rows == 100, "those that had expired when the merge began are gone"
 
 
 def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

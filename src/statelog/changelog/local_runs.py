@@ -213,7 +213,7 @@ class LocalRuns:
         *,
         is_bottom: bool,
         within: HashRange,
-        garbage: Garbage,
+        garbage: Garbage | None,
     ) -> None:
         """Write runs one after the other into the run of an edge; only one of them is in memory at once.
 

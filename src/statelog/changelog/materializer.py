@@ -118,11 +118,16 @@ class _Merging(msgspec.Struct, frozen=True):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """A job between two slices; one that only merges has no grant."""
+    """A job between two slices; one that only merges has no grant.
+
+    All of its slices leave out the same garbage. Its result stands for the batch after its last one, to which a start
+    may go back, and what has expired since would be missed there.
+    """
 
     run_id: str
     target: str
     merging: _Merging
+    garbage: Garbage
     grant: str = ""
     levels: list[Level] = []
     prefix: str = ""
@@ -149,7 +154,7 @@ class Materializer:
     compression : {"lz4", "zstd", None}
         Of stored runs.
     garbage : Garbage
-        What may be left out.
+        What jobs that begin now may leave out.
     open_store : callable
         Opens the store.
     monotonic_s : callable
@@ -305,6 +310,7 @@ class Materializer:
             run_id=self._run_id,
             target=target.file_name,
             merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
+            garbage=self._garbage,
             grant=grant.job if grant else "",
             levels=levels,
             prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
@@ -320,7 +326,15 @@ class Materializer:
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self._save(
-            _Job(self._run_id, target.file_name, _Merging([]), grant.job, levels=[*levels[:-1], longer], is_done=True)
+            _Job(
+                self._run_id,
+                target.file_name,
+                _Merging([]),
+                self._garbage,
+                grant.job,
+                levels=[*levels[:-1], longer],
+                is_done=True,
+            )
         )
 
     def _fits(self, job: _Job, path: Sequence[Edge]) -> bool:
@@ -352,7 +366,7 @@ class Materializer:
                 runs,
                 is_bottom=target.before == self._genesis,
                 within=self._within,
-                garbage=self._garbage,
+                garbage=job.garbage,
                 slice_rows=_SLICE_ROWS,
                 slice_bytes=size_bytes,
                 keeps_blocks=True,
@@ -397,7 +411,7 @@ class Materializer:
         if order.grant is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._save(_Job(self._run_id, "", _Merging([]), order.grant.job, failure=reason))
+                self._save(_Job(self._run_id, "", _Merging([]), self._garbage, order.grant.job, failure=reason))
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 

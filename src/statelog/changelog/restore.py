@@ -84,9 +84,11 @@ def restore_runs(
                 for level in missing.levels:
                     edge = Edge(level.first, level.last, level.before, level.after)
                     runs = _noted(read_level(store, level), note_read)
+                    # A start may go back to a batch between, which still needs what has become garbage since.
+                    own = garbage if level.last == last_batch else None
                     is_bottom = level.before == genesis
                     local.write_disjoint(
-                        edge, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=garbage
+                        edge, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=own
                     )
                 if missing.since != head:
                     edge = Edge(missing.first_batch, last_batch, missing.since, head)
