@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("rewind", help="have Spark repeat batches whose state is missing")
     one.add_argument("checkpoint_location", metavar="CHECKPOINT", help="the stopped query's checkpointLocation")
     one.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    one.add_argument(
+        "--operators", nargs="+", metavar="UID", help="all operators of the query, if the logs do not tell"
+    )
     _add_location(one)
     one.set_defaults(command=rewind)
 

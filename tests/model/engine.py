@@ -143,6 +143,7 @@ class Engine(LocalQuery):
         merge_fan_in: int = 2,
         inline_budget_bytes: int = 8 << 20,
         query_id: str = "query",
+        uid: str = "op",
         open_store: Callable[[str], Store] = LocalStore,
     ) -> None:
         options = Options(
@@ -157,11 +158,11 @@ class Engine(LocalQuery):
             keys=["a", "b"],
             output="json string",
             keyHash=hash_of,
-            uid="op",
+            uid=uid,
         )
         self.keyed = KeyedQuery(CommandProcessor(), arguments, options)
         super().__init__(self.keyed.operator, directory, options, query_id=query_id, open_store=open_store)
-        self.uid = "op"
+        self.uid = uid
         self.times = {batch: BatchTime(1000 + batch, 0) for batch in range(_BATCHES)}
 
     def run_commands(self, batch: int, subtask: int, commands: Iterable[tuple[Key, Command]]) -> list[Any]:

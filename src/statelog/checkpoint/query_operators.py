@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from statelog.checkpoint.entry import Checkpoint, QueryOperators
+from statelog.checkpoint.entry import Checkpoint, Fence, QueryOperators
 from statelog.checkpoint.history import History
 from statelog.checkpoint.leftovers import operators_of
 from statelog.checkpoint.open_log import open_log
@@ -37,12 +37,15 @@ class OperatorLog:
         The store's location, and the operator's folder there.
     history : History
         Its checkpoints; the newest is of the query.
+    runs : frozenset of str
+        Ids of the runs that it is known to have taken part in.
     """
 
     uid: str
     location: str
     root: str
     history: History
+    runs: frozenset[str] = frozenset()
 
     @property
     def newest(self) -> int:
@@ -68,11 +71,14 @@ class BatchOperators:
         Where the state of others should be, by uid: there is none of the query.
     former : list of OperatorLog
         Operators that the query had before, and went on without.
+    is_noted : bool
+        Whether a checkpoint says so; otherwise it is guessed.
     """
 
     operators: list[OperatorLog]
     missing: dict[str, str]
     former: list[OperatorLog]
+    is_noted: bool
 
 
 @dataclass
@@ -148,7 +154,12 @@ class QueryLogs:
             operators=[log for log in chosen.values() if log is not None],
             missing={uid: places[uid] for uid, log in chosen.items() if log is None},
             former=[log for log in self.found if log.uid not in places],
+            is_noted=True,
         )
+
+    def of(self, uid: str) -> OperatorLog | None:
+        """The log of an operator, if one is known."""
+        return self._chosen(uid, self.home)
 
     def _without_note(self, batch: int) -> BatchOperators:
         """What older checkpoints tell: a query cannot begin a batch when an operator lacks the checkpoint before it."""
@@ -158,6 +169,7 @@ class QueryLogs:
             operators=[log for log in chosen if log.newest >= batch - 1],
             missing={},
             former=[log for log in chosen if log.newest < batch - 1],
+            is_noted=False,
         )
 
     def _has(self, uid: str, location: str) -> bool:
@@ -169,11 +181,13 @@ class QueryLogs:
 
     def _add(self, store: Store, location: str, root: str, uid: str | None = None) -> bool:
         """Read a log; return whether it is one of the query's, and of the operator if one is named."""
-        history = History(open_log(store, root, Options(), SystemClock()).read())
+        entries = open_log(store, root, Options(), SystemClock()).read()
+        history = History(entries)
         latest = history.latest
         if latest is None or latest.query_id != self.query_id or uid not in (None, latest.uid):
             return False
-        self.found.append(OperatorLog(latest.uid, location, root, history))
+        runs = frozenset(entry.run_id for entry in entries if not isinstance(entry, Fence))
+        self.found.append(OperatorLog(latest.uid, location, root, history, runs))
         return True
 
     def _chosen(self, uid: str, noted: str) -> OperatorLog | None:
