@@ -55,6 +55,9 @@ class Options:
         A subtask whose changesets would take longer to be read by a restart, by estimate, is materialized earlier.
     restore_deadline_s : float or None
         A subtask whose state is not restored after so long fails, and says what it lacks. None is never.
+    driver_timeout_s : float
+        A task that waits longer for an answer of the driver fails. The last task of a batch waits until the checkpoint
+        is durable.
     inline_budget_bytes : int
         Changesets of a checkpoint travel with the acks and become part of the log entry while they are
         smaller than this, divided by the parallelism; larger ones are written by the tasks.
@@ -112,6 +115,7 @@ class Options:
     max_log_to_base: float = 0.75
     replay_budget_s: float = 10.0
     restore_deadline_s: float | None = None
+    driver_timeout_s: float = 600.0
     inline_budget_bytes: int = 8 << 20
     compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
@@ -146,6 +150,9 @@ class Options:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         deadline_s = self.restore_deadline_s
         _require(deadline_s is None or deadline_s > 0, "restore_deadline_s", deadline_s, "None, or more than 0")
+        _require(
+            0 < self.driver_timeout_s < math.inf, "driver_timeout_s", self.driver_timeout_s, "more than 0, and finite"
+        )
         _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
         _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
         _require(

@@ -1,30 +1,58 @@
-"""Calls to the driver: who knows the secret is answered, nobody else."""
+"""Calls to the driver: who knows the secret is answered, nobody else, and nobody holds up the others."""
 
 from __future__ import annotations
 
+import logging
+import os
+import resource
 import socket
 import struct
-from collections.abc import Iterator
-from multiprocessing.connection import Client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from statelog import ErrorKind, FencedError, ProtocolError
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId
-from statelog.spark.rpc import RpcClient, RpcServer
+from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
+from statelog.clock import SystemClock
+from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
+from statelog.spark.rpc_channel import (
+    HELLO_BYTES,
+    PROOF_BYTES,
+    ByteBudget,
+    Channel,
+    Side,
+    is_proof,
+    make_proof,
+    new_hello,
+)
+from statelog.spark.worker_process import WorkerProcess
 
 SECRET = b"s" * 32
+HOST = "127.0.0.1"
 TASK = TaskId("query", "run", "uid", "instance", 3, 1, 77)
+LONG_S = 30.0
+SHORT = RpcPolicy(handshake_timeout_s=0.2, transfer_timeout_s=0.2, call_timeout_s=LONG_S)
 
 
 class Handler:
     def __init__(self) -> None:
         self.calls: list[tuple[Request, bytes]] = []
+        self.waits = threading.Event()
+        self.waits.set()
 
     def __call__(self, request: Request, payload: bytes) -> Reply:
         self.calls.append((request, payload))
+        assert self.waits.wait(LONG_S)
         if isinstance(request, Begin):
             return Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
+        if isinstance(request, Tick):
+            return Ticked(True)
         if request.task.attempt == 0:
             raise FencedError("a newer run", kind=ErrorKind.NEWER_EPOCH, hint="Stop.")
         if request.task.attempt == 1:
@@ -37,11 +65,19 @@ def handler() -> Handler:
     return Handler()
 
 
+@contextmanager
+def serving(handler: Callable[[Request, bytes], Reply], policy: RpcPolicy) -> Iterator[RpcServer]:
+    server = RpcServer(HOST, 0, SECRET, handler, policy)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def server(handler: Handler) -> Iterator[RpcServer]:
-    server = RpcServer("127.0.0.1", 0, SECRET, handler)
-    yield server
-    server.close()
+    with serving(handler, RpcPolicy()) as server:
+        yield server
 
 
 def ack(attempt: int) -> Ack:
@@ -49,16 +85,55 @@ def ack(attempt: int) -> Ack:
     return Ack(task, b"c" * 16, 5, 1, 2, "", 0.5)
 
 
+def require_service(server: RpcServer) -> None:
+    """Somebody who knows the secret is served."""
+    client = RpcClient(HOST, server.port, SECRET)
+    assert client.call(ack(9)) == Acked()
+    client.close()
+
+
+def connect(server: RpcServer) -> socket.socket:
+    return socket.create_connection((HOST, server.port), timeout=LONG_S)
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    with suppress(ConnectionResetError):
+        while data := connection.recv(1 << 16):
+            received += data
+    return received
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    return connection.recv(size, socket.MSG_WAITALL)
+
+
+def authenticated(server: RpcServer) -> socket.socket:
+    """A connection that has proved itself, to send over it what no client would."""
+    connection = connect(server)
+    server_hello, own = read(connection, HELLO_BYTES), new_hello()
+    connection.sendall(own + make_proof(SECRET, Side.CLIENT, server_hello, own))
+    assert is_proof(read(connection, PROOF_BYTES), SECRET, Side.SERVER, server_hello, own)
+    return connection
+
+
+def serving_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "statelog-rpc"}
+
+
+# ---- Calls ----
+
+
 def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
-    client = RpcClient("127.0.0.1", server.port, SECRET)
+    client = RpcClient(HOST, server.port, SECRET)
     assert client.call(Begin(TASK, 1, 10, None)) == Begun(1, b"g", b"h", 10, "p", "s", 5, 6)
-    big = b"x" * 3_000_000
+    big = os.urandom(3_000_000)
     assert client.call(ack(9), big) == Acked()
     assert handler.calls[1] == (ack(9), big)
 
 
 def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
-    client = RpcClient("127.0.0.1", server.port, SECRET)
+    client = RpcClient(HOST, server.port, SECRET)
     with pytest.raises(FencedError, match=r"a newer run Stop\. \[newer-epoch\]"):
         client.call(ack(0))
     with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
@@ -66,56 +141,562 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
     assert client.call(ack(9)) == Acked(), "the connection goes on"
 
 
+def test_unreachable_driver_is_named() -> None:
+    with socket.socket() as unused:
+        unused.bind((HOST, 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(ProtocolError, match=f"somebody: the coordinator at {HOST}:{port} cannot be reached"):
+        RpcClient(HOST, port, SECRET, caller="somebody")
+
+
+def test_bytes_that_are_no_request_are_an_error(server: RpcServer) -> None:
+    with authenticated(server) as connection:
+        data = b"\x80\x04cos\nsystem\n"
+        connection.sendall(struct.pack("!IQ", len(data), 0) + data)
+        (size,) = struct.unpack("!Q", read(connection, 8))
+        assert b"ProtocolError" in read(connection, size)
+
+
+def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(handler: Handler) -> None:
+    with serving(handler, RpcPolicy()) as server, connect(server) as stranger:
+        client = RpcClient(HOST, server.port, SECRET)
+        read(stranger, HELLO_BYTES)
+        server.close()
+        assert read_to_end(stranger) == b""
+        with pytest.raises(ProtocolError, match="cannot be reached"):
+            RpcClient(HOST, server.port, SECRET)
+        assert client.call(ack(9)) == Acked()
+
+
+# ---- Strangers ----
+
+
 def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> None:
     with pytest.raises(ProtocolError, match="cannot be reached"):
-        RpcClient("127.0.0.1", server.port, b"w" * 32)
+        RpcClient(HOST, server.port, b"w" * 32)
     assert handler.calls == []
 
 
 def test_call_without_handshake_is_not_answered(server: RpcServer, handler: Handler) -> None:
-    with Client(("127.0.0.1", server.port)) as stranger:
-        stranger.recv_bytes()
-        stranger.send_bytes(b"\x00" * 64)
-        with pytest.raises(EOFError):
-            stranger.recv_bytes()
+    request = msgspec.msgpack.encode(ack(9))
+    with connect(server) as stranger:
+        stranger.sendall(struct.pack("!IQ", len(request), 0) + request)
+        assert len(read_to_end(stranger)) == HELLO_BYTES
     assert handler.calls == []
 
 
-def test_huge_unauthenticated_message_is_not_read(server: RpcServer, handler: Handler) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.sendall(struct.pack("!i", 500_000_000))
-        stranger.settimeout(5)
-        received = b"".join(iter(lambda: stranger.recv(4096), b""))
-    assert len(received) <= 4 + 32, "nothing but the challenge"
+def test_a_proof_for_another_connection_is_worth_nothing(server: RpcServer, handler: Handler) -> None:
+    with connect(server) as first, connect(server) as second:
+        own = new_hello()
+        proof = make_proof(SECRET, Side.CLIENT, read(first, HELLO_BYTES), own)
+        read(second, HELLO_BYTES)
+        second.sendall(own + proof)
+        assert read_to_end(second) == b""
+
+
+def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
+    with connect(server) as stranger:
+        own = b"statelog-rpc-3\0\0" + bytes(HELLO_BYTES - 16)
+        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, read(stranger, HELLO_BYTES), own))
+        assert read_to_end(stranger) == b""
+
+
+def test_no_more_than_the_handshake_is_read_of_a_stranger(server: RpcServer, handler: Handler) -> None:
+    with connect(server) as stranger:
+        with suppress(ConnectionError):
+            stranger.sendall(b"\x7f" * 100_000_000)
+        assert len(read_to_end(stranger)) <= HELLO_BYTES
     assert handler.calls == []
 
 
-def test_silent_stranger_does_not_hold_up_others(server: RpcServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)):
-        client = RpcClient("127.0.0.1", server.port, SECRET)
+def test_strangers_take_no_threads_and_end_in_time(handler: Handler) -> None:
+    before = serving_threads()
+    with ExitStack() as held, serving(handler, SHORT) as server:
+        strangers = [held.enter_context(connect(server)) for _ in range(50)]
+        for stranger in strangers:
+            stranger.sendall(b"s")
+            read(stranger, HELLO_BYTES)
+        assert len(serving_threads() - before) == 1
+        require_service(server)
+        for stranger in strangers:
+            assert read_to_end(stranger) == b""
+        require_service(server)
+
+
+def test_one_stranger_too_many_ends_the_oldest(handler: Handler) -> None:
+    policy = RpcPolicy(max_strangers=3, handshake_timeout_s=10 * LONG_S)
+    with ExitStack() as held, serving(handler, policy) as server:
+        strangers = [held.enter_context(connect(server)) for _ in range(10)]
+        for stranger in strangers[:7]:
+            assert len(read_to_end(stranger)) == HELLO_BYTES
+        require_service(server)
+        strangers[9].settimeout(0.05)
+        assert len(read(strangers[9], HELLO_BYTES)) == HELLO_BYTES
+        with pytest.raises(TimeoutError):
+            strangers[9].recv(1)
+
+
+class Notes(logging.Handler):
+    """Waits for messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self._arrived = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._arrived:
+            self.texts.append(record.getMessage())
+            self._arrived.notify_all()
+
+    def wait_for(self, part: str) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: any(part in text for text in self.texts), LONG_S), self.texts
+
+
+@pytest.fixture
+def notes() -> Iterator[Notes]:
+    notes = Notes()
+    logger = logging.getLogger("statelog.spark.rpc_strangers")
+    logger.addHandler(notes)
+    yield notes
+    logger.removeHandler(notes)
+
+
+@contextmanager
+def no_file_descriptors() -> Iterator[None]:
+    """Nothing can be opened meanwhile in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_connections_are_accepted_again_after_a_lack_of_file_descriptors(handler: Handler, notes: Notes) -> None:
+    policy = RpcPolicy(accept_backoff_s=0.01)
+    with serving(handler, policy) as server, socket.socket() as waiting:
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            notes.wait_for("cannot be accepted for now")
+            waiting.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
+        waiting.settimeout(LONG_S)
+        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+        notes.wait_for("accepted again")
+        require_service(server)
+        assert len(notes.texts) == 2, "one message, however often it was tried"
+
+
+def test_a_stranger_makes_room_when_file_descriptors_are_lacking(handler: Handler, notes: Notes) -> None:
+    policy = RpcPolicy(accept_backoff_s=0.01, handshake_timeout_s=10 * LONG_S)
+    with serving(handler, policy) as server, connect(server) as stranger, socket.socket() as waiting:
+        read(stranger, HELLO_BYTES)
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            assert read_to_end(stranger) == b""
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+
+
+# ---- Impostors ----
+
+
+@contextmanager
+def impostor(play: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does with one connection what it is told."""
+
+    def run() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.settimeout(LONG_S)
+            play(connection)
+            read_to_end(connection)
+
+    with socket.create_server((HOST, 0)) as listener:
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(LONG_S)
+
+
+def guess(connection: socket.socket) -> None:
+    connection.sendall(new_hello())
+    read(connection, HELLO_BYTES + PROOF_BYTES)
+    connection.sendall(bytes(PROOF_BYTES))
+
+
+def send_the_proof_back(connection: socket.socket) -> None:
+    connection.sendall(new_hello())
+    answered = read(connection, HELLO_BYTES + PROOF_BYTES)
+    connection.sendall(answered[HELLO_BYTES:])
+
+
+def send_everything_back(connection: socket.socket) -> None:
+    connection.sendall(new_hello())
+    connection.sendall(read(connection, HELLO_BYTES + PROOF_BYTES))
+
+
+def know_another_secret(connection: socket.socket) -> None:
+    hello = new_hello()
+    connection.sendall(hello)
+    own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+    connection.sendall(make_proof(b"w" * 32, Side.SERVER, hello, own))
+
+
+def be_of_another_version(connection: socket.socket) -> None:
+    hello = b"statelog-rpc-1\0\0" + bytes(HELLO_BYTES - 16)
+    connection.sendall(hello)
+    own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+    connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
+
+
+@pytest.mark.parametrize(
+    "play", [guess, send_the_proof_back, send_everything_back, know_another_secret, be_of_another_version]
+)
+def test_client_refuses_a_server_that_does_not_know_the_secret(play: Callable[[socket.socket], None]) -> None:
+    with impostor(play) as port, pytest.raises(ProtocolError, match=f"at {HOST}:{port} does not know this query's"):
+        RpcClient(HOST, port, SECRET)
+
+
+def test_client_takes_a_server_that_knows_the_secret() -> None:
+    """The others are refused for what they do wrong, not for how they are played."""
+
+    def know(connection: socket.socket) -> None:
+        hello = new_hello()
+        connection.sendall(hello)
+        own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+        connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
+
+    with impostor(know) as port:
+        RpcClient(HOST, port, SECRET).close()
+
+
+def test_the_proof_that_a_client_gave_elsewhere_is_worth_nothing() -> None:
+    """Somebody who passes a client's words on to another client learns no proof of a server."""
+    heard: list[bytes] = []
+
+    def listen(connection: socket.socket) -> None:
+        connection.sendall(hello)
+        heard.append(read(connection, HELLO_BYTES + PROOF_BYTES))
+
+    def repeat(connection: socket.socket) -> None:
+        connection.sendall(hello)
+        read(connection, HELLO_BYTES + PROOF_BYTES)
+        connection.sendall(heard[0][HELLO_BYTES:])
+
+    hello = new_hello()
+    short = RpcPolicy(handshake_timeout_s=0.2)
+    with impostor(listen) as port, pytest.raises(ProtocolError, match="cannot be reached"):
+        RpcClient(HOST, port, SECRET, short)
+    with impostor(repeat) as port, pytest.raises(ProtocolError, match="does not know"):
+        RpcClient(HOST, port, SECRET, short)
+
+
+def test_the_proof_that_a_server_gave_to_another_client_is_worth_nothing(server: RpcServer) -> None:
+    with connect(server) as connection:
+        hello, own = read(connection, HELLO_BYTES), new_hello()
+        connection.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
+        proof = read(connection, PROOF_BYTES)
+
+    def repeat(connection: socket.socket) -> None:
+        connection.sendall(hello)
+        read(connection, HELLO_BYTES + PROOF_BYTES)
+        connection.sendall(proof)
+
+    with impostor(repeat) as port, pytest.raises(ProtocolError, match="does not know"):
+        RpcClient(HOST, port, SECRET)
+
+
+@pytest.mark.parametrize("said", [b"", b"s", bytes(HELLO_BYTES - 1)])
+def test_client_does_not_wait_for_a_server_that_says_nothing(said: bytes) -> None:
+    with impostor(lambda connection: connection.sendall(said)) as port, pytest.raises(ProtocolError, match="timed out"):
+        RpcClient(HOST, port, SECRET, RpcPolicy(handshake_timeout_s=0.1))
+
+
+# ---- Deadlines ----
+
+
+@pytest.mark.parametrize(
+    ("request_", "caller"),
+    [
+        (Begin(TASK, 1, 10, None), "operator 'uid', subtask 1, batch 3"),
+        (Tick("clock", "reader", False), "the clock source reader"),
+    ],
+)
+def test_a_call_that_is_not_answered_says_whose_it_was(
+    server: RpcServer, handler: Handler, request_: Request, caller: str
+) -> None:
+    handler.waits.clear()
+    client = RpcClient(HOST, server.port, SECRET, RpcPolicy(call_timeout_s=0.1))
+    where = f"{caller}: the coordinator at {HOST}:{server.port} has not answered within 0.1 s"
+    with pytest.raises(ProtocolError, match=where) as caught:
+        client.call(request_)
+    assert "driver_timeout_s" in caught.value.hint
+    handler.waits.set()
+    assert client.is_broken, "a late answer would be taken for that to the next call"
+    with pytest.raises(ProtocolError, match="cannot be reached"):
+        client.call(ack(9))
+    require_service(server)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a task is told of its driver."""
+
+    port: int
+    options: Options
+    uid: str = "uid"
+    instance: str = "instance"
+    parallelism: int = 2
+    host: str = HOST
+    secret: bytes = SECRET
+
+
+def test_the_option_says_how_long_a_task_waits(server: RpcServer, handler: Handler) -> None:
+    process = WorkerProcess()
+    patient, hasty = (Spec(server.port, Options(driver_timeout_s=seconds)) for seconds in (LONG_S, 0.1))
+    kept = process.client(patient, TASK)
+    handler.waits.clear()
+    with pytest.raises(ProtocolError, match="has not answered within 0.1 s"):
+        process.client(hasty, TASK).call(ack(9))
+    handler.waits.set()
+    assert process.client(patient, TASK) is kept
+    assert process.client(hasty, TASK).call(Tick("clock", "reader", False)) == Ticked(True), "over a new connection"
+
+
+def test_a_task_that_cannot_connect_says_whose_it_is(server: RpcServer) -> None:
+    server.close()
+    with pytest.raises(ProtocolError, match="^operator 'uid', subtask 1, batch 3: the coordinator at .* cannot be"):
+        WorkerProcess().client(Spec(server.port, Options()), TASK)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_the_option_must_be_a_time(value: float) -> None:
+    with pytest.raises(ConfigurationError, match="driver_timeout_s"):
+        Options(driver_timeout_s=value)
+
+
+def test_a_driver_that_stops_reading_is_noticed() -> None:
+    def know(connection: socket.socket) -> None:
+        hello = new_hello()
+        connection.sendall(hello)
+        own = read(connection, HELLO_BYTES + PROOF_BYTES)[:HELLO_BYTES]
+        connection.sendall(make_proof(SECRET, Side.SERVER, hello, own))
+        done.wait(LONG_S)
+
+    done = threading.Event()
+    with impostor(know) as port:
+        client = RpcClient(HOST, port, SECRET, RpcPolicy(call_timeout_s=0.1))
+        with pytest.raises(ProtocolError, match="has not answered within"):
+            client.call(ack(9), bytes(100_000_000))
+        done.set()
+
+
+def test_an_interrupted_call_breaks_the_connection(server: RpcServer) -> None:
+    class Interrupted:
+        def __bytes__(self) -> bytes:
+            raise KeyboardInterrupt
+
+        def __len__(self) -> int:
+            return 1 << 20
+
+    client = RpcClient(HOST, server.port, SECRET)
+    with pytest.raises(TypeError):
+        client.call(ack(9), Interrupted())  # type: ignore[arg-type]  # stands for what may happen between two calls
+    assert client.is_broken
+
+
+@pytest.mark.parametrize("sent", [b"\0", struct.pack("!IQ", 1000, 0) + b"x", struct.pack("!IQ", 0, 10) + b"x"])
+def test_a_request_that_is_begun_must_be_sent_in_time(handler: Handler, sent: bytes) -> None:
+    with serving(handler, SHORT) as server, authenticated(server) as connection:
+        connection.sendall(sent)
+        assert read_to_end(connection) == b""
+        require_service(server)
+
+
+def test_an_idle_client_is_kept(handler: Handler) -> None:
+    with serving(handler, SHORT) as server:
+        client = RpcClient(HOST, server.port, SECRET)
+        assert client.call(ack(9)) == Acked()
+        with authenticated(server) as other:  # Its end comes after the time that any request would have.
+            other.sendall(struct.pack("!IQ", 1, 0))
+            assert read_to_end(other) == b""
         assert client.call(ack(9)) == Acked()
 
 
-def test_client_refuses_a_server_that_does_not_know_the_secret() -> None:
-    class Impostor(RpcServer):
+def test_a_client_that_does_not_take_its_reply_is_given_up(handler: Handler) -> None:
+    def reply(request: Request, payload: bytes) -> Reply:
+        return Begun(1, b"g", bytes(100_000_000), 10, "p", "s", 5, 6)
+
+    before = serving_threads()
+    with serving(reply, SHORT) as server, authenticated(server) as connection:
+        data = msgspec.msgpack.encode(Begin(TASK, 1, 10, None))
+        connection.sendall(struct.pack("!IQ", len(data), 0) + data)
+        assert len(read(connection, 8)) == 8
+        for thread in serving_threads() - before:
+            thread.join(LONG_S if thread._target.__name__ == "_serve" else 0)  # type: ignore[attr-defined]
+        assert len(serving_threads() - before) == 1
+
+
+def test_both_ends_ask_whether_the_other_is_there(server: RpcServer) -> None:
+    policy = RpcPolicy(keepalive_idle_s=7, keepalive_interval_s=3, keepalive_probes=2)
+    with connect(server) as connection:
+        Channel(connection, policy, SystemClock())
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            assert [connection.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [7, 3, 2]
+
+
+# ---- Sizes ----
+
+
+def test_calls_that_are_too_large_are_not_sent(server: RpcServer, handler: Handler) -> None:
+    client = RpcClient(HOST, server.port, SECRET, RpcPolicy(max_payload_bytes=1000, max_request_bytes=600))
+    with pytest.raises(
+        ProtocolError, match=r"operator 'uid', subtask 1, batch 3: .* with 1001 more is too large"
+    ) as one:
+        client.call(ack(9), bytes(1001))
+    assert "inline_budget_bytes" in one.value.hint
+    with pytest.raises(ProtocolError, match="too large"):
+        client.call(msgspec.structs.replace(ack(9), name="n" * 600), b"")
+    assert handler.calls == []
+    assert client.call(ack(9), bytes(1000)) == Acked(), "the connection goes on"
+
+
+@pytest.mark.parametrize("sizes", [(1001, 0), (0, 2001), (0xFFFFFFFF, 0), (10, 0xFFFFFFFFFFFFFFFF)])
+def test_the_server_reads_no_call_that_is_too_large(handler: Handler, sizes: tuple[int, int]) -> None:
+    policy = RpcPolicy(max_request_bytes=1000, max_payload_bytes=2000)
+    with serving(handler, policy) as server, authenticated(server) as connection:
+        connection.sendall(struct.pack("!IQ", *sizes))
+        assert read_to_end(connection) == b""
+        require_service(server)
+
+
+def test_a_reply_that_is_too_large_is_an_error(handler: Handler) -> None:
+    with serving(handler, RpcPolicy(max_reply_bytes=20)) as server:
+        client = RpcClient(HOST, server.port, SECRET)
+        with pytest.raises(ProtocolError, match=r"reply would have \d+ bytes; 20 are the limit"):
+            client.call(Begin(TASK, 1, 10, None))
+        assert client.call(ack(9)) == Acked()
+        picky = RpcClient(HOST, server.port, SECRET, RpcPolicy(max_reply_bytes=10))
+        with pytest.raises(ProtocolError, match="operator 'uid', subtask 1, batch 3: .* is larger than 10"):
+            picky.call(ack(9))
+        assert picky.is_broken
+
+
+def test_what_is_in_flight_is_bounded_by_bytes() -> None:
+    """Of four calls three may be handled at a time, so four never meet."""
+    meeting = threading.Barrier(4)
+    met: list[bool] = []
+
+    def handle(request: Request, payload: bytes) -> Reply:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+            met.append(True)
+        return Acked()
+
+    with serving(handle, RpcPolicy(max_in_flight_bytes=3_900_000)) as server:
+        clients = [RpcClient(HOST, server.port, SECRET) for _ in range(4)]
+        threads = [threading.Thread(target=client.call, args=(ack(9), bytes(1_000_000))) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        assert met == []
+        assert clients[0].call(ack(9), bytes(5_000_000)) == Acked(), "one that is larger passes alone"
+
+
+def test_bytes_are_given_back_after_an_error() -> None:
+    budget = ByteBudget(10)
+    with pytest.raises(ZeroDivisionError), budget.holding(10):
+        raise ZeroDivisionError
+    with budget.holding(4), budget.holding(6):
         pass
 
-    impostor = Impostor("127.0.0.1", 0, b"i" * 32, Handler())
-    with pytest.raises(ProtocolError):
-        RpcClient("127.0.0.1", impostor.port, SECRET)
-    impostor.close()
+
+# ---- Anything ----
+
+FUZZED = replace(SHORT, max_request_bytes=2000, max_payload_bytes=2000, max_strangers=8, handshake_timeout_s=0.05)
+REQUESTS = [msgspec.msgpack.encode(one) for one in (ack(9), ack(0), Begin(TASK, 1, 10, None), Tick("c", "r", True))]
 
 
-def test_unreachable_driver_is_named() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    with pytest.raises(ProtocolError, match=f"127.0.0.1:{port} cannot be reached"):
-        RpcClient("127.0.0.1", port, SECRET)
+@st.composite
+def mutated(draw: st.DrawFn, healthy: bytes) -> bytes:
+    """Some bytes with a few of them changed, removed or doubled."""
+    data = bytearray(healthy)
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        match draw(st.sampled_from(["change", "cut", "insert", "end"])):
+            case "change" if data:
+                data[place] = draw(st.integers(0, 255))
+            case "cut":
+                del data[place : place + draw(st.integers(1, 8))]
+            case "insert":
+                data[place:place] = draw(st.binary(min_size=1, max_size=8))
+            case "end":
+                del data[place:]
+    return bytes(data)
 
 
-def test_bytes_that_are_no_request_are_an_error(server: RpcServer) -> None:
-    client = RpcClient("127.0.0.1", server.port, SECRET)
-    client._connection.send_bytes(b"\x80\x04cos\nsystem\n")
-    client._connection.send_bytes(b"")
-    assert b"ProtocolError" in client._connection.recv_bytes()
+@st.composite
+def calls(draw: st.DrawFn) -> bytes:
+    """A few calls, each with something wrong with it or not."""
+    sent = b""
+    for _ in range(draw(st.integers(1, 3))):
+        request = draw(st.sampled_from(REQUESTS).flatmap(mutated))
+        payload = draw(st.binary(max_size=50))
+        honest = struct.pack("!IQ", len(request), len(payload))
+        sent += draw(st.one_of(st.just(honest), mutated(honest))) + request + payload
+    return sent
+
+
+def talk(connection: socket.socket, data: bytes, *, ends: bool) -> None:
+    """Send all, and end or wait until the server does."""
+    with connection, suppress(ConnectionError):
+        connection.sendall(data)
+        if ends:
+            with suppress(OSError):  # The server may have ended it already.
+                connection.shutdown(socket.SHUT_WR)
+        read_to_end(connection)
+
+
+def test_any_bytes_leave_the_server_as_it_was(handler: Handler) -> None:
+    before = serving_threads()
+    with serving(handler, FUZZED) as server:
+        own = serving_threads()
+
+        @settings(max_examples=60, deadline=None)
+        @given(st.data(), st.booleans())
+        def fuzz(data: st.DataObject, ends: bool) -> None:
+            match data.draw(st.sampled_from(["bytes", "handshake", "calls"])):
+                case "bytes":
+                    talk(connect(server), data.draw(st.binary(max_size=300)), ends=ends)
+                case "handshake":
+                    connection, hello = connect(server), new_hello()
+                    right = hello + make_proof(SECRET, Side.CLIENT, read(connection, HELLO_BYTES), hello)
+                    sent = data.draw(mutated(right))
+                    talk(connection, sent, ends=ends or sent == right)
+                case "calls":
+                    talk(authenticated(server), data.draw(calls()), ends=True)
+            require_service(server)
+            for thread in serving_threads() - own:
+                thread.join(LONG_S)
+            assert serving_threads() <= own
+
+        fuzz()
+        assert {type(request) for request, _ in handler.calls} <= {Ack, Begin, Tick}
+    for thread in serving_threads() - before:
+        thread.join(LONG_S)
+    assert serving_threads() <= before

@@ -6,30 +6,44 @@ messages (``docs/design/0001-commit-protocol.md`` has the figures), and nothing 
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
 from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.protocol import Failure, Reply, Request
+from statelog.checkpoint.protocol import Failure, Reply, Request, TaskId, Tick
+from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
+from statelog.spark.rpc_channel import (
+    HELLO_BYTES,
+    PROOF_BYTES,
+    ByteBudget,
+    Channel,
+    RpcPolicy,
+    Side,
+    is_hello,
+    is_proof,
+    make_proof,
+    new_hello,
+)
+from statelog.spark.rpc_strangers import Strangers
 
-__all__ = ["RpcClient", "RpcServer"]
+__all__ = ["RpcClient", "RpcPolicy", "RpcServer", "caller_of"]
 
 _log = logging.getLogger(__name__)
 
-_NONCE_BYTES: Final = 32
-_HANDSHAKE_TIMEOUT_S: Final = 10.0
-_WAKE_TIMEOUT_S: Final = 5.0
-_MAX_MESSAGE_BYTES: Final = 1 << 30
-_VERSION: Final = b"statelog-rpc-1"
+_BACKLOG: Final = 512
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+_CALL: Final = struct.Struct("!IQ")
+"""Before a call: size of the request, and of the bytes that come with it."""
+_REPLY: Final = struct.Struct("!Q")
+"""Before a reply: its size."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final = msgspec.msgpack.Decoder(Request)
@@ -39,7 +53,7 @@ Handler = Callable[[Request, bytes], Reply]
 
 
 class RpcServer:
-    """Answers calls in one thread per connection.
+    """Answers calls in one thread per connection that has proved to know the secret.
 
     Parameters
     ----------
@@ -50,43 +64,68 @@ class RpcServer:
     handle : callable
         Answers a request that comes with bytes; called by several threads. Statelog's errors become the
         reply, others are logged and become a :class:`ProtocolError`.
+    policy : RpcPolicy, optional
+        Limits.
+    clock : Clock, optional
+        Time.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, handle: Handler) -> None:
-        self._secret = secret
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        handle: Handler,
+        policy: RpcPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._handle = handle
-        self._host = host
-        self._listener = Listener((host, port), backlog=512)
-        self.port: int = self._listener.address[1]
-        self._is_closed = False
-        self._acceptor = threading.Thread(target=self._accept, name="statelog-rpc", daemon=True)
-        self._acceptor.start()
+        self._policy = policy or RpcPolicy()
+        self._clock = clock or SystemClock()
+        self._in_flight = ByteBudget(self._policy.max_in_flight_bytes)
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+        self.port: int = listener.getsockname()[1]
+        self._strangers = Strangers(listener, secret, self._admit, self._policy, self._clock)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept()
-            except OSError:
-                return
-            if self._is_closed:
-                connection.close()
-                return
+    def _admit(self, connection: socket.socket) -> None:
+        try:
             threading.Thread(target=self._serve, args=(connection,), name="statelog-rpc", daemon=True).start()
+        except RuntimeError as error:  # There are too many threads.
+            _log.warning("a connection of a task was closed: %s", error)
+            connection.close()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                _send_at_once(connection)
-                if not _prove_to_client(connection, self._secret):
-                    return
-                while True:
-                    request = connection.recv_bytes(_MAX_MESSAGE_BYTES)
-                    payload = connection.recv_bytes(_MAX_MESSAGE_BYTES)
-                    connection.send_bytes(_encoder.encode(self._answer(request, payload)))
-            except (EOFError, OSError):
-                return
+                channel = Channel(connection, self._policy, self._clock)
+                while self._serve_call(channel):
+                    pass
+            except (EOFError, OSError) as error:
+                _log.debug("a connection of a task ended: %s", error)
 
-    def _answer(self, request: bytes, payload: bytes) -> Reply:
+    def _serve_call(self, channel: Channel) -> bool:
+        """Answer one call; False if it is larger than calls may be."""
+        policy = self._policy
+        request_bytes, payload_bytes = _CALL.unpack(channel.receive_next(_CALL.size, policy.transfer_timeout_s))
+        if request_bytes > policy.max_request_bytes or payload_bytes > policy.max_payload_bytes:
+            _log.warning("a task's call of %d and %d bytes was refused", request_bytes, payload_bytes)
+            return False
+        with self._in_flight.holding(request_bytes + payload_bytes):
+            deadline_s = self._clock.monotonic_s() + policy.transfer_timeout_s
+            request = channel.receive(request_bytes, deadline_s)
+            reply = self._answer(request, channel.receive(payload_bytes, deadline_s))
+        channel.send([_REPLY.pack(len(reply)), reply], self._clock.monotonic_s() + policy.transfer_timeout_s)
+        return True
+
+    def _answer(self, request: bytes, payload: bytes) -> bytes:
+        reply = _encoder.encode(self._reply(request, payload))
+        limit = self._policy.max_reply_bytes
+        if len(reply) <= limit:
+            return reply
+        message = f"The coordinator's reply would have {len(reply)} bytes; {limit} are the limit."
+        return _encoder.encode(Failure("ProtocolError", message, str(ErrorKind.RPC), "Please report it."))
+
+    def _reply(self, request: bytes, payload: bytes) -> Reply:
         try:
             return self._handle(_requests.decode(request), payload)
         except StatelogError as error:
@@ -98,11 +137,7 @@ class RpcServer:
 
     def close(self) -> None:
         """Stop listening; connections that are open stay so until their clients end."""
-        self._is_closed = True
-        # An accept that is waiting would take one more connection, so it gets this one.
-        with suppress(OSError), socket.create_connection((self._host, self.port), timeout=_WAKE_TIMEOUT_S):
-            self._acceptor.join(_WAKE_TIMEOUT_S)
-        self._listener.close()
+        self._strangers.close(_CLOSE_TIMEOUT_S)
 
 
 class RpcClient:
@@ -114,6 +149,12 @@ class RpcClient:
         Address of the server.
     secret : bytes
         The secret.
+    policy : RpcPolicy, optional
+        Limits.
+    caller : str
+        Who connects, for messages.
+    clock : Clock, optional
+        Time.
 
     Raises
     ------
@@ -121,18 +162,42 @@ class RpcClient:
         If the driver cannot be reached, or does not know the secret.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        policy: RpcPolicy | None = None,
+        *,
+        caller: str = "",
+        clock: Clock | None = None,
+    ) -> None:
         self._where = f"the coordinator at {host}:{port}"
+        self._policy = policy or RpcPolicy()
+        self._clock = clock or SystemClock()
         self.process_id = os.getpid()
         self.is_broken = False
+        self._channel = self._connect(host, port, secret, f"{caller}: " if caller else "")
+
+    def _connect(self, host: str, port: int, secret: bytes, who: str) -> Channel:
+        deadline_s = self._clock.monotonic_s() + self._policy.handshake_timeout_s
         try:
-            self._connection = Client((host, port))
-            _send_at_once(self._connection)
-            is_known = _prove_to_server(self._connection, secret)
+            connection = socket.create_connection((host, port), timeout=self._policy.handshake_timeout_s)
+        except OSError as error:
+            raise self._unreachable(who, error) from error
+        channel = Channel(connection, self._policy, self._clock)
+        try:
+            is_known = _prove(channel, secret, deadline_s)
         except (EOFError, OSError) as error:
-            raise self._broken(error) from error
+            channel.close()
+            raise self._unreachable(who, error) from error
         if not is_known:
-            raise ProtocolError(f"{self._where} does not know this query's secret.", hint="Restart the query.")
+            channel.close()
+            raise ProtocolError(
+                f"{who}{self._where} does not know this query's secret, or is of another version of statelog.",
+                hint="Do driver and executors run the same version? Then restart the query.",
+            )
+        return channel
 
     def call(self, request: Request, payload: bytes = b"") -> Reply:
         """Send a request with bytes, and wait for the reply.
@@ -142,56 +207,67 @@ class RpcClient:
         StatelogError
             The error that the call caused on the driver.
         ProtocolError
-            If the connection broke; the call may have had its effect.
+            If the connection broke, or there was no reply in time; the call may have had its effect.
         """
+        policy, who = self._policy, caller_of(request)
+        encoded = _encoder.encode(request)
+        if len(encoded) > policy.max_request_bytes or len(payload) > policy.max_payload_bytes:
+            raise ProtocolError(
+                f"{who}: a call of {len(encoded)} bytes with {len(payload)} more is too large for {self._where}, which"
+                f" takes up to {policy.max_request_bytes} and {policy.max_payload_bytes}.",
+                hint="A smaller Options(inline_budget_bytes=...) has changes written to the store instead.",
+            )
+        deadline_s = self._clock.monotonic_s() + policy.call_timeout_s
+        # Whatever ends this call early, the reply that may still come is not that to the next one.
+        self.is_broken = True
         try:
-            self._connection.send_bytes(_encoder.encode(request))
-            self._connection.send_bytes(payload)
-            reply: Reply = _replies.decode(self._connection.recv_bytes(_MAX_MESSAGE_BYTES))
-        except (EOFError, OSError) as error:
-            raise self._broken(error) from error
+            self._channel.send([_CALL.pack(len(encoded), len(payload)), encoded, payload], deadline_s)
+            (size,) = _REPLY.unpack(self._channel.receive(_REPLY.size, deadline_s))
+            if size > policy.max_reply_bytes:
+                raise OSError(f"a reply of {size} bytes is larger than {policy.max_reply_bytes}")
+            reply: Reply = _replies.decode(self._channel.receive(size, deadline_s))
+        except (EOFError, OSError, msgspec.MsgspecError) as error:
+            self._channel.close()
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise self._late(who) from error
+            raise self._unreachable(f"{who}: ", error) from error
+        self.is_broken = False
         if isinstance(reply, Failure):
             raise error_from_parts(reply.error, reply.message, reply.kind, reply.hint)
         return reply
 
-    def _broken(self, error: Exception) -> ProtocolError:
-        self.is_broken = True
+    def _late(self, who: str) -> ProtocolError:
         return ProtocolError(
-            f"{self._where} cannot be reached: {type(error).__name__}: {error}.",
+            f"{who}: {self._where} has not answered within {self._policy.call_timeout_s:g} s.",
+            hint="The driver's log and a thread dump of it tell what it waits for: its storage, say, or a long pause."
+            " Options(driver_timeout_s=...) waits longer.",
+        )
+
+    def _unreachable(self, who: str, error: Exception) -> ProtocolError:
+        return ProtocolError(
+            f"{who}{self._where} cannot be reached: {type(error).__name__}: {error}.",
             hint="If the driver runs, set spark.statelog.coordinator.host and .port to an address that"
             " the executors reach.",
         )
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        self._channel.close()
 
 
-def _send_at_once(connection: Connection) -> None:
-    """Switch Nagle's algorithm off: with delayed acknowledgements it adds 40 ms to a call."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
-        duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def caller_of(request: Request | TaskId) -> str:
+    """Who calls, for messages."""
+    if isinstance(request, Tick):
+        return f"the clock source {request.reader}"
+    task = request if isinstance(request, TaskId) else request.task
+    return f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}"
 
 
-def _prove_to_client(connection: Connection, secret: bytes) -> bool:
-    own = os.urandom(_NONCE_BYTES)
-    connection.send_bytes(own)
-    if not connection.poll(_HANDSHAKE_TIMEOUT_S):
+def _prove(channel: Channel, secret: bytes, deadline_s: float) -> bool:
+    """Prove to a server that the secret is known, and let it prove the same."""
+    server_hello, client_hello = channel.receive(HELLO_BYTES, deadline_s), new_hello()
+    if not is_hello(server_hello):
         return False
-    answer = connection.recv_bytes(2 * _NONCE_BYTES)
-    other, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(secret, b"client", own, other)):
-        return False
-    connection.send_bytes(_proof(secret, b"server", own, other))
-    return True
-
-
-def _prove_to_server(connection: Connection, secret: bytes) -> bool:
-    other = connection.recv_bytes(_NONCE_BYTES)
-    own = os.urandom(_NONCE_BYTES)
-    connection.send_bytes(own + _proof(secret, b"client", other, own))
-    return hmac.compare_digest(connection.recv_bytes(_NONCE_BYTES), _proof(secret, b"server", other, own))
-
-
-def _proof(secret: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    return hmac.digest(secret, _VERSION + side + server_nonce + client_nonce, "sha256")
+    channel.send([client_hello, make_proof(secret, Side.CLIENT, server_hello, client_hello)], deadline_s)
+    proof = channel.receive(PROOF_BYTES, deadline_s)
+    return is_proof(proof, secret, Side.SERVER, server_hello, client_hello)

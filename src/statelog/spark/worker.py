@@ -180,7 +180,7 @@ def _run_streaming(
         parallelism=spec.parallelism,
         operator=operator,
         options=spec.options,
-        call=process.client(spec).call,
+        call=process.client(spec, task).call,
         local=process.local_runs(local_directory(spec, task)),
         tables=process.tables,
         open_store=lambda location: process.open_store(location, spec.options),

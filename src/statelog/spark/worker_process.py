@@ -22,7 +22,7 @@ from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.metrics import Measurements
 from statelog.options import Options
-from statelog.spark.rpc import RpcClient
+from statelog.spark.rpc import RpcClient, RpcPolicy, caller_of
 from statelog.storage import Store
 
 __all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]
@@ -57,7 +57,7 @@ class WorkerProcess:
     """What a Python worker keeps from task to task. Everything in it can be lost at any time."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, int, bytes], RpcClient] = {}
+        self._clients: dict[tuple[str, int, bytes, float], RpcClient] = {}
         self._local: dict[Path, LocalRuns] = {}
         self._stores: dict[tuple[str, int, float, float], Store] = {}
         self.tables = MemoryTables()
@@ -65,12 +65,15 @@ class WorkerProcess:
         # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
         gc.freeze()
 
-    def client(self, spec: TaskSpec) -> RpcClient:
-        """The connection to the driver; a new one after a fork or a failure."""
-        address = (spec.host, spec.port, spec.secret)
-        client = self._clients.get(address)
+    def client(self, spec: TaskSpec, task: TaskId) -> RpcClient:
+        """The connection to the driver; a new one after a fork or a failure. Messages name the task that connects."""
+        timeout_s = spec.options.driver_timeout_s
+        key = (spec.host, spec.port, spec.secret, timeout_s)
+        client = self._clients.get(key)
         if client is None or client.process_id != os.getpid() or client.is_broken:
-            client = self._clients[address] = RpcClient(*address)
+            policy = RpcPolicy(call_timeout_s=timeout_s)
+            client = RpcClient(spec.host, spec.port, spec.secret, policy, caller=caller_of(task))
+            self._clients[key] = client
         return client
 
     def open_store(self, location: str, options: Options) -> Store:

@@ -1,0 +1,213 @@
+"""Accepting connections and the handshake, in one thread for all connections that have proved nothing yet."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from statelog.clock import Clock
+from statelog.spark.rpc_channel import (
+    HELLO_BYTES,
+    PROOF_BYTES,
+    RpcPolicy,
+    Side,
+    is_hello,
+    is_proof,
+    make_proof,
+    new_hello,
+)
+
+__all__ = ["Strangers"]
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """A connection that has not proved that it knows the secret: all that is kept of it."""
+
+    connection: socket.socket
+    expires_s: float
+    hello: bytes = field(default_factory=new_hello)
+    received: bytes = b""
+
+
+class Strangers:
+    """Accepts connections, and hands on those that prove that they know the secret.
+
+    What the others can take is bounded: :class:`RpcPolicy` has their number and their time, and of each one no more is
+    read than the one message of a fixed size that it has to send. They get no threads.
+
+    Parameters
+    ----------
+    listener : socket
+        Accepts connections; it is closed in the end.
+    secret : bytes
+        The secret.
+    admit : callable
+        Takes over a connection that has proved itself.
+    policy : RpcPolicy
+        Limits.
+    clock : Clock
+        Time.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        admit: Callable[[socket.socket], None],
+        policy: RpcPolicy,
+        clock: Clock,
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._admit = admit
+        self._policy = policy
+        self._clock = clock
+        # The oldest first; all get the same time, so they also expire in this order.
+        self._strangers: dict[_Stranger, None] = {}
+        self._resumes_s: float | None = None
+        self._is_failing = False
+        self._closing = threading.Event()
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda: None)
+        self._thread = threading.Thread(target=self._run, name="statelog-rpc", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Accept nobody any more, and close the connections that have proved nothing."""
+        self._closing.set()
+        with suppress(OSError):
+            self._waker.send(b"\0")
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                for key, _ in self._selector.select(self._wait_s()):
+                    key.data()
+                self._expire()
+            except Exception as error:  # Whatever it is, tasks must still be able to connect.
+                self._back_off(error)
+                self._closing.wait(self._policy.accept_backoff_s)
+        for stranger in list(self._strangers):
+            self._drop(stranger)
+        self._selector.close()
+        for held in (self._listener, self._waker, self._woken):
+            held.close()
+
+    def _wait_s(self) -> float | None:
+        oldest = next(iter(self._strangers), None)
+        until = [self._resumes_s, None if oldest is None else oldest.expires_s]
+        soonest_s = min((one for one in until if one is not None), default=None)
+        return None if soonest_s is None else max(soonest_s - self._clock.monotonic_s(), 0)
+
+    def _expire(self) -> None:
+        now_s = self._clock.monotonic_s()
+        for stranger in list(self._strangers):
+            if stranger.expires_s > now_s:
+                break
+            self._drop(stranger)
+        if self._resumes_s is not None and self._resumes_s <= now_s:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._resumes_s = None
+
+    # ---- Accepting ----
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # The client was gone first.
+        except OSError as error:
+            self._back_off(error)
+            return
+        if self._is_failing:
+            self._is_failing = False
+            _log.warning("connections of tasks are accepted again")
+        while len(self._strangers) >= self._policy.max_strangers:
+            self._drop_oldest()
+        stranger = _Stranger(connection, self._clock.monotonic_s() + self._policy.handshake_timeout_s)
+        self._strangers[stranger] = None
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(stranger))
+        self._send(stranger, stranger.hello)
+
+    def _back_off(self, error: Exception) -> None:
+        """Go on a little later; a connection that waits would otherwise make this a busy loop."""
+        if not self._is_failing:
+            self._is_failing = True
+            _log.warning(
+                "connections of tasks cannot be accepted for now, and it is tried again every %.1f s: %s: %s",
+                self._policy.accept_backoff_s,
+                type(error).__name__,
+                error,
+            )
+        self._drop_oldest()  # That may be the file descriptor that is lacking.
+        if self._resumes_s is None:
+            self._resumes_s = self._clock.monotonic_s() + self._policy.accept_backoff_s
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._listener)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._strangers), None)
+        if oldest is not None:
+            self._drop(oldest)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        with suppress(OSError):
+            stranger.connection.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger]
+        with suppress(KeyError, ValueError):  # It may be that it could not be registered.
+            self._selector.unregister(stranger.connection)
+
+    # ---- The handshake ----
+
+    def _read(self, stranger: _Stranger) -> None:
+        if stranger not in self._strangers:
+            return  # Dropped since the selector saw it.
+        try:
+            received = stranger.connection.recv(_ANSWER_BYTES - len(stranger.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        stranger.received += received
+        if not received:
+            self._drop(stranger)
+        elif len(stranger.received) == _ANSWER_BYTES:
+            self._decide(stranger)
+
+    def _decide(self, stranger: _Stranger) -> None:
+        hello, proof = stranger.received[:HELLO_BYTES], stranger.received[HELLO_BYTES:]
+        if not (is_hello(hello) and is_proof(proof, self._secret, Side.CLIENT, stranger.hello, hello)):
+            _log.debug("a connection was refused: it does not know the secret")
+            self._drop(stranger)
+        elif self._send(stranger, make_proof(self._secret, Side.SERVER, stranger.hello, hello)):
+            self._forget(stranger)
+            self._admit(stranger.connection)
+
+    def _send(self, stranger: _Stranger, data: bytes) -> bool:
+        """Send a few bytes, which any socket has room for; otherwise the connection is of no use."""
+        try:
+            is_sent = stranger.connection.send(data) == len(data)
+        except OSError:
+            is_sent = False
+        if not is_sent:
+            self._drop(stranger)
+        return is_sent
