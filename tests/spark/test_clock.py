@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 
 import statelog
 from statelog import Options, Watermark
+from statelog.clock import SystemClock
 from statelog.spark import clock_source
 from statelog.spark.arguments import require_endpoint
 from tests.spark.faults import wait_until
@@ -332,6 +333,21 @@ def test_heartbeat_fires_timers_in_processing_time(spark: SparkSession, tmp_path
     query = continuous(job, later(job, spark, 0.1), timestamps=False)
     try:
         wait_until(lambda: len(offsets(job)) > done + 1, "heartbeats after a restart", 60)
+    finally:
+        query.stop()
+
+
+def test_heartbeat_goes_on_when_the_driver_s_clock_is_put_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is for the driver then: Spark's time of the last batch is an hour ahead of its own."""
+    job = Job(tmp_path).add(events({"a": 1}))
+    query = continuous(job, later(job, spark, 0.4), timestamps=False)
+    try:
+        wait_until(lambda: len(results(job)) > 1, "the first heartbeat", 60)
+        monkeypatch.setattr(SystemClock, "now_s", lambda clock: time.time() - 3600)
+        done = len(results(job))
+        wait_until(lambda: len(results(job)) > done + 2, "heartbeats", 60)
     finally:
         query.stop()
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
-from statelog.checkpoint.ticks import Progress, TickRule, needs_batch
+from statelog.checkpoint.task import BatchInput
+from statelog.checkpoint.ticks import IdleTime, Progress, TickRule, needs_batch
 from statelog.clock import ManualClock
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.rpc import RpcServer
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.local_query import LocalQuery
 
 SECRET = b"s" * 32
 IDLE = Progress(
     last=BatchTime(time_ms=10_000, watermark_ms=500),
     spark_watermark_ms=500,
     now_ms=10_900,
+    idle_ms=0,
     has_no_data_batches=True,
     ends_when_idle=False,
 )
@@ -45,12 +54,86 @@ ALL = TickRule(spark_watermark=True, own_watermark=True, heartbeat_ms=1000)
         (TickRule(heartbeat_ms=900), replace(IDLE, ends_when_idle=True), False, False),
         (ALL, replace(AHEAD, ends_when_idle=True), False, True),
         (ALL, replace(IDLE, ends_when_idle=True), True, True),
+        # The clock was put back by an hour.
+        (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=899), False, False),
+        (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=900), False, True),
+        (TickRule(), replace(IDLE, idle_ms=1 << 40), False, False),
+        (TickRule(heartbeat_ms=900), replace(IDLE, idle_ms=900, ends_when_idle=True), False, False),
         # Clocks of machines differ: a last batch in the future is no reason for another one.
         (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=9_000), False, False),
     ],
 )
 def test_when_a_batch_is_needed(rule: TickRule, progress: Progress, own: bool, expected: bool) -> None:
     assert needs_batch(rule, progress, own_watermark_advances=own) == expected
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, -1500, 0, 1500, 3_600_000])
+def test_heartbeats_go_on_when_the_clock_is_set(jump_ms: int) -> None:
+    """Seven seconds with a heartbeat of one: the clock is set after 3.5 s, and batches take the time that it shows."""
+    rule, idle = TickRule(heartbeat_ms=1000), IdleTime()
+    beats: list[int] = []
+    last_ms = 50_000_000
+    for passed_ms in range(0, 7000, 50):
+        now_ms = 50_000_000 + passed_ms + (jump_ms if passed_ms >= 3500 else 0)
+        progress = replace(
+            IDLE, last=BatchTime(last_ms, 500), now_ms=now_ms, idle_ms=idle.of(len(beats), 7.0 + passed_ms / 1000)
+        )
+        if needs_batch(rule, progress):
+            beats.append(passed_ms)
+            last_ms = now_ms
+    gaps = [after - before for before, after in zip([0, *beats], beats, strict=False)]
+    assert 6 <= len(beats) <= 7, "a clock that is put forward makes one beat early"
+    assert max(gaps) <= 1050
+    assert sum(gap < 1000 for gap in gaps) <= (1 if jump_ms > 0 else 0)
+
+
+class Alarm(StatefulProcessor):
+    """Says two seconds later that a key was seen."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 2000)
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(key=key[0], due=expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("table", ["runs", "memory"])
+def test_timers_wait_for_a_clock_that_was_put_back(tmp_path: Path, table: str) -> None:
+    arguments = OperatorArguments(
+        input="key string", keys=["key"], output="key string, due long", timeMode="ProcessingTime"
+    )
+    keyed = KeyedQuery(Alarm(), arguments, Options(table=table))
+    query = LocalQuery(keyed.operator, tmp_path, Options(table=table))
+    hour_ms = 3_600_000
+    story = [
+        (hour_ms, "a", []),
+        (hour_ms + 1000, "b", []),
+        (hour_ms + 2000, "", [("a", hour_ms + 2000)]),
+        # The clock is put back by an hour. What has fired does not fire again, what is new goes by the new time.
+        (2500, "c", []),
+        (4499, "", []),
+        (4500, "", [("c", 4500)]),
+        (4501, "d", []),
+        # The old timer waits until the clock is there again.
+        (hour_ms + 2999, "", [("d", 6501)]),
+        (hour_ms + 3000, "", [("b", hour_ms + 3000)]),
+        (hour_ms + 9000, "", []),
+    ]
+    query.times = {batch: BatchTime(time_ms, 0) for batch, (time_ms, _, _) in enumerate(story)}
+    query.start(1, 0)
+    for batch, (time_ms, key, expected) in enumerate(story):
+        data = keyed.data([(key,)] if key else [])
+        output = query.run_subtask(batch, 0, BatchInput(data.rows, data.hashes, 0, time_ms if key else None))
+        fired = [(row["key"], row["due"]) for rows in output for row in rows.to_pylist()]
+        assert fired == expected, f"batch {batch}"
+    query.release()
 
 
 def test_only_operators_that_wait_for_something_need_a_clock() -> None:

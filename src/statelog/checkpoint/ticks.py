@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from statelog.checkpoint.batch import BatchTime
 
-__all__ = ["Progress", "TickRule", "needs_batch"]
+__all__ = ["IdleTime", "Progress", "TickRule", "needs_batch"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class TickRule:
     own_watermark : bool
         The same for a watermark of the operator's own.
     heartbeat_ms : int or None
-        A batch must follow when the last one's processing time is this long ago; None for never.
+        A batch must follow when the last one's processing time is this long ago, or when it has been over for so long;
+        None for never.
     """
 
     spark_watermark: bool = False
@@ -45,6 +46,8 @@ class Progress:
         Spark's watermark after it, which is the next batch's.
     now_ms : int
         The processing time.
+    idle_ms : int
+        How long it is known that the last batch is over, by a clock that nobody sets.
     has_no_data_batches : bool
         Whether the watermark may cause batches without data: spark.sql.streaming.noDataMicroBatches.enabled.
     ends_when_idle : bool
@@ -54,8 +57,23 @@ class Progress:
     last: BatchTime
     spark_watermark_ms: int
     now_ms: int
+    idle_ms: int
     has_no_data_batches: bool
     ends_when_idle: bool
+
+
+class IdleTime:
+    """Measures how long a query has had the same last batch."""
+
+    def __init__(self) -> None:
+        self._batch: int | None = None
+        self._since_s = 0.0
+
+    def of(self, batch: int, monotonic_s: float) -> int:
+        """Milliseconds since a batch was first seen to be the last one, by the clock that never goes back."""
+        if batch != self._batch:
+            self._batch, self._since_s = batch, monotonic_s
+        return int((monotonic_s - self._since_s) * 1000)
 
 
 def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: bool = False) -> bool:
@@ -80,4 +98,5 @@ def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: b
             return True
     if rule.heartbeat_ms is None or progress.ends_when_idle:
         return False
-    return progress.now_ms - progress.last.time_ms >= rule.heartbeat_ms
+    # After the machine's clock was put back the last batch's time is in the future, perhaps for hours.
+    return max(progress.now_ms - progress.last.time_ms, progress.idle_ms) >= rule.heartbeat_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.protocol import TaskId, Tick
-from statelog.checkpoint.ticks import Progress, needs_batch
+from statelog.checkpoint.ticks import IdleTime, Progress, needs_batch
 from statelog.clock import Clock
 from statelog.spark import internals
 
@@ -38,6 +38,8 @@ class _QueryClock:
         The last batch that has a time here.
     last : BatchTime or None
         Its time.
+    idle : IdleTime
+        How long that has been the last batch.
     """
 
     query: StreamingQuery
@@ -45,6 +47,7 @@ class _QueryClock:
     has_no_data_batches: bool
     last_batch: int = -1
     last: BatchTime | None = None
+    idle: IdleTime = field(default_factory=IdleTime)
 
 
 class QueryClocks:
@@ -91,6 +94,7 @@ class QueryClocks:
             last=clock.last,
             spark_watermark_ms=internals.current_watermark_ms(clock.query),
             now_ms=int(self._clock.now_s() * 1000),
+            idle_ms=clock.idle.of(batch, self._clock.monotonic_s()),
             has_no_data_batches=clock.has_no_data_batches,
             ends_when_idle=tick.ends_when_idle,
         )
