@@ -67,6 +67,15 @@ def test_what_an_attempt_may_still_ack_stays() -> None:
     assert made.may_go("op/changes/3/0/7-a-0.run")
 
 
+def test_only_attempts_of_the_run_are_live() -> None:
+    """And no other object is taken for one of theirs, whatever it is called."""
+    made = DeletionGate("3", lambda name: False, lambda name: False)
+    assert made.may_go("3/changes/1/0/7-a-0.run"), "the run has not begun"
+    made.begin(3, 7)
+    names = ["3/initial/7-0.arrow", "3/changes/3/0/x-7.run", "3/changes/3/9", "3/changes/3", "3/changes/33/0/7-a-0.run"]
+    assert [made.may_go(name) for name in names] == [True] * 5
+
+
 def test_files_of_the_log_stay_from_its_start_on() -> None:
     made = gate({"op/log/00000000000000000003.log"})
     names = [f"op/log/{number:020}.log" for number in range(2, 7)]

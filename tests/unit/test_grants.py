@@ -13,7 +13,7 @@ from statelog.changelog import chain
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.materializer import Grant
 from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.grants import names_only
+from statelog.checkpoint.grants import Grants, names_only
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome
 from statelog.options import Options
@@ -57,12 +57,51 @@ NEW = level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", f"{FOLDER}/4-a-1.run")
         ([*OLDER, replace(NEW, before=b"2")], False),
         ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/0/5-8/4-a-0.run")], False),
         ([*OLDER, level(4, 4, b"3", b"4", "op/runs/1/1/5-9/4-a-0.run")], False),
+        ([*OLDER, level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", "op/runs/1/0/5-8/4-a-1.run")], False),
+        ([OLD, level(3, 4, b"2", b"4", "op/runs/1/0/5-8/4-a-0.run")], False),
+        ([OLD, level(3, 4, b"2", b"4", OLD.runs[0].name)], False),
+        ([level(0, 4, b"0", b"4", OLD.runs[0].name, "op/runs/1/0/5-8/4-a-0.run")], False),
         ([level(0, 2, b"0", b"2", "op/runs/1/0/2-1/2-a-0.run"), OLDER[1], NEW], False),
         ([replace(OLD, runs=[replace(OLD.runs[0], checksum=b"?")]), OLDER[1], NEW], False),
     ],
 )
 def test_levels_are_the_bases_first_ones_and_one_more(levels: list[Level], expected: bool) -> None:
     assert names_only(levels, GRANT) is expected
+
+
+def test_a_grant_ends_once_and_only_its_own_outcome_ends_it() -> None:
+    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    first, second = (grants.open(subtask, "5-9", b"3", OLDER) for subtask in (0, 1))
+    assert first.folder == FOLDER
+    assert grants.of(0) == first
+    assert not grants.end_taken(0), "what is durable is not its outcome"
+    assert grants.of(0) == first
+    grants.take(0)
+    assert grants.of(0) is None, "no other outcome of the job counts"
+    assert grants.has(0)
+    assert grants.is_open(f"{FOLDER}/4-a-0.run"), "the checkpoint with it is not durable yet"
+    assert grants.end_taken(0)
+    assert not grants.has(0)
+    assert not grants.is_open(f"{FOLDER}/4-a-0.run")
+    assert not grants.end_taken(0)
+    assert not grants.end(0)
+    assert grants.of(1) == second
+    assert grants.ended() == [FOLDER]
+    assert grants.ended() == []
+
+
+def test_a_job_that_leaves_nothing_is_not_swept_up_after() -> None:
+    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    grants.open(0, "5-9", b"3", OLDER)
+    assert grants.end(0, has_leftovers=False)
+    assert grants.ended() == []
+
+
+def test_a_run_that_is_over_has_no_grants() -> None:
+    grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+    grants.open(0, "5-9", b"3", OLDER)
+    grants.end_all()
+    assert (grants.of(0), grants.has(0), grants.is_open(f"{FOLDER}/4-a-0.run")) == (None, False, False)
 
 
 # ---- Through the coordinator ----

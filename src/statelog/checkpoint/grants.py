@@ -112,6 +112,6 @@ def names_only(levels: Sequence[Level], grant: Grant) -> bool:
         return False
     if len(kept) < len(grant.known):
         longer = replace(grant.known[len(kept)], last=last.last, after=last.after)
-        if longer == last and last.runs:
+        if longer == last:
             return True
     return all(not run.name or run.name.rpartition("/")[0] == grant.folder for run in last.runs)
