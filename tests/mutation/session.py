@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -206,11 +205,9 @@ class Session:
     def describe(self, mutated: str, spec: MutationSpec) -> Mutant:
         """The mutant by its changed lines, which survive an edit elsewhere in the file."""
         old, new = self._source.splitlines(), mutated.splitlines()
-        removed, added = [], []
-        for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-            if tag != "equal":
-                removed += old[i1:i2]
-                added += new[j1:j2]
+        first = len(os.path.commonprefix([old, new]))
+        last = len(os.path.commonprefix([old[first:][::-1], new[first:][::-1]]))
+        removed, added = old[first : len(old) - last], new[first : len(new) - last]
         return Mutant(
             self._path,
             function_at(self._source, spec.start_pos[0]),
