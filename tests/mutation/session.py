@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import cosmic_ray.plugins
@@ -205,8 +206,8 @@ class Session:
     def describe(self, mutated: str, spec: MutationSpec) -> Mutant:
         """The mutant by its changed lines, which survive an edit elsewhere in the file."""
         old, new = self._source.splitlines(), mutated.splitlines()
-        first = len(os.path.commonprefix([old, new]))
-        last = len(os.path.commonprefix([old[first:][::-1], new[first:][::-1]]))
+        first = _equal(old, new)
+        last = _equal(old[first:][::-1], new[first:][::-1])
         removed, added = old[first : len(old) - last], new[first : len(new) - last]
         return Mutant(
             self._path,
@@ -220,3 +221,8 @@ class Session:
 def _limit_s(coverage: Coverage, tests: list[str]) -> float:
     """After so many seconds one of some tests hangs."""
     return _HANGING_S + 4 * max(coverage.seconds[test] for test in tests)
+
+
+def _equal(one: list[str], other: list[str]) -> int:
+    """How many lines are the same from the start."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
