@@ -1,0 +1,353 @@
+"""What the processes of a life do: its driver, a Python worker, and a tool that looks at what is stored."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from statelog import FencedError, Observer, Options, Step, Ttl, Watermark
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.protocol import Reply, Request, Tick
+from statelog.clock import ManualClock
+from statelog.savepoints.manifest import SavedOperator
+from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
+from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.storage import LocalStore
+from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.local_query import LocalQuery
+from tests.model.engine import TickingClock
+from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, colliding_hash, good_hash
+from tests.model.keyed_model import Row, Rules
+from tests.model.stored_files import StoredFiles
+
+_SECRET: Final = b"s" * 32
+_CLOCK_START_S: Final = 1e10
+_CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a life is about, and stays the same.
+
+    Parameters
+    ----------
+    directory : str
+        Holds locations and the hosts' local directories.
+    rules : Rules
+        How the operator is set up.
+    has_collisions : bool
+        Whether different keys share hashes.
+    initial : list of Row or None
+        The rows of the initial state.
+    """
+
+    directory: str
+    rules: Rules
+    has_collisions: bool
+    initial: list[Row] | None
+
+    def describe(self) -> KeyedQuery:
+        rules = self.rules
+        return KeyedQuery(
+            Commands(
+                Ttl(rules.ttl_ms, "event" if rules.ttl_by_event else "processing", rules.renews),
+                by_watermark=rules.event_time,
+            ),
+            OperatorArguments(
+                input=INPUT,
+                output=OUTPUT,
+                keys=["a", "b"],
+                timeMode="EventTime" if rules.event_time else "ProcessingTime",
+                watermark=None if rules.delay_ms is None else Watermark("at", rules.delay_ms),
+                keyHash=colliding_hash if self.has_collisions else good_hash,
+                initialState=None if self.initial is None else (INPUT, [as_input(row) for row in self.initial]),
+            ),
+            Options(),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the query: its number, who it is, where its state is, and its settings."""
+
+    number: int
+    query_id: str
+    location: str
+    parallelism: int
+    first_batch: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What goes wrong in a process until it is told otherwise.
+
+    Parameters
+    ----------
+    seed : int
+        Chooses what is random.
+    rate : float
+        Share of the calls of the store that fail, or take long.
+    dies_at : int
+        It kills itself at so many calls of the store and steps of the batch from now; 0 is never.
+    """
+
+    seed: int = 0
+    rate: float = 0.0
+    dies_at: int = 0
+
+
+class Harmed(Observer, FaultPlan):
+    """Does the harm: it sees every step, and every call of the store."""
+
+    def __init__(self, locate: Any) -> None:
+        self._locate = locate
+        self.begin(Harm())
+        self.faults = 0
+
+    def begin(self, harm: Harm) -> None:
+        self._random = random.Random(harm.seed)
+        self._rate = harm.rate
+        self._left = harm.dies_at
+
+    def step(self, step: Step, batch: int, subtask: int) -> None:
+        if self._is_last():
+            _die()
+
+    def fault(self, call: Call) -> Fault | None:
+        if self._is_last():
+            if call.operation not in _CHANGING or self._random.random() < 0.5:
+                _die()
+            return Fault("after", action=partial(self._tear_and_die, call))
+        if self._random.random() >= self._rate * (3 if call.operation == "sync" else 1):
+            return None
+        self.faults += 1
+        match self._random.randrange(5):
+            case 0:
+                return Fault(action=partial(time.sleep, self._random.uniform(0, 0.02)))
+            case 1 if call.operation == "append":
+                return Fault(torn_bytes=self._random.randrange(200))
+            case 2 | 3:
+                return Fault("after")
+        return Fault("before")
+
+    def _is_last(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+    def _tear_and_die(self, call: Call) -> None:
+        """Die after an operation, or in the middle of an append."""
+        if call.operation == "append" and self._random.random() < 0.5:
+            path = Path(self._locate(), call.name)
+            os.truncate(path, path.stat().st_size - self._random.randrange(1, 20))
+        _die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SoakQuery(LocalQuery):
+    """The query as one of its processes has it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.run = Run(0, "", "location", 1, 0, {})
+        self.harmed = Harmed(lambda: self.location)
+        super().__init__(
+            subject.describe().operator,
+            Path(subject.directory),
+            Options(observer=self.harmed),
+            open_store=lambda location: FaultStore(LocalStore(location), self.harmed),
+        )
+
+    @property
+    def location(self) -> str:
+        return str(self.directory / self.run.location)
+
+    def take_over(self, run: Run) -> None:
+        """Be a process of this run."""
+        self.run = run
+        self.runs, self.query_id, self.parallelism = run.number, run.query_id, run.parallelism
+        self.options = Options(observer=self.crash_point, **run.options)
+
+
+# ---- The driver ----
+
+
+class _DriverQuery(SoakQuery):
+    tokens = itertools.count()
+
+    def new_token(self) -> bytes:
+        return f"{self.runs}-{next(self.tokens)}".rjust(16).encode()
+
+    def call(self, request: Request, payload: bytes) -> Reply:
+        if not isinstance(request, Tick) and request.task.run_id != self.run_id:
+            raise FencedError("That run is over.")
+        return super().call(request, payload)
+
+
+class Driver:
+    """The driver's process: its coordinator, behind the RPC server."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._query = _DriverQuery(subject)
+        self._query.clock = self._clock = ManualClock(_CLOCK_START_S)
+        self._server = RpcServer("127.0.0.1", 0, _SECRET, self._query.call)
+
+    def start(self, run: Run, times: dict[int, BatchTime], harm: Harm) -> int:
+        """Start a run, and return the port that its tasks call."""
+        self._query.harmed.begin(harm)
+        self._query.take_over(run)
+        self._query.times = times
+        self._query.runs -= 1  # that starting counts
+        self._query.start(run.parallelism, run.first_batch)
+        return self._server.port
+
+    def begin(self, batch: int, time: BatchTime, now_s: float, harm: Harm) -> int:
+        """A batch is about to begin; return the number of faults so far."""
+        self._query.harmed.begin(harm)
+        self._query.times[batch] = time
+        self._clock.advance(_CLOCK_START_S + now_s - self._clock.now_s())
+        return self._query.harmed.faults
+
+    def save(self, batch: int, target: str) -> SavedOperator | None:
+        """Write a savepoint; None if the checkpoint is not retained any more."""
+        query = self._query
+        with query.coordinator.holding(batch) as history:
+            if history is None:
+                return None
+            uid = query.operator.uid
+            return save_operator(history, batch, uid, location=query.location, target=target, run_all=one_by_one)
+
+    def stop(self, harm: Harm) -> None:
+        """End the run in good order."""
+        self._query.harmed.begin(harm)
+        self._query.coordinator.close()
+        self._query.release()
+
+
+# ---- Workers ----
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt of a subtask: its run, the driver's port, its host, and the rows of the whole batch; its upkeep may be slow."""
+
+    run: Run
+    port: int
+    host: int
+    batch: int
+    subtask: int
+    attempt: int
+    time_ms: int
+    now_s: float
+    is_slow: bool
+    rows: list[Row]
+    harm: Harm
+
+
+class _WorkerQuery(SoakQuery):
+    port = 0
+    client: RpcClient | None = None
+
+    def call(self, request: Request, payload: bytes) -> Reply:
+        if self.client is None:
+            self.client = RpcClient("127.0.0.1", self.port, _SECRET)
+        return self.client.call(request, payload)
+
+
+class Worker:
+    """A Python worker: it runs one attempt after the other, all for the same driver."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._described = subject.describe()
+        self._query = _WorkerQuery(subject)
+
+    def run(self, task: Task) -> tuple[list[str], int]:
+        """Run an attempt to its end; return its output and the number of faults in it."""
+        query = self._query
+        query.harmed.begin(task.harm)
+        faults = query.harmed.faults
+        query.take_over(task.run)
+        query.port, query.attempts = task.port, task.attempt - 1
+        query.place = lambda subtask: task.host
+        query.clock = (TickingClock if task.is_slow else ManualClock)(_CLOCK_START_S + task.now_s)
+        data = self._described.data([as_input(row) for row in task.rows])
+        read = query.operator.split(data, task.run.parallelism, task.time_ms)[task.subtask]
+        output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
+        query.release()
+        return [text for (text,) in output], query.harmed.faults - faults
+
+
+# ---- Looking, and restoring ----
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a location holds.
+
+    Parameters
+    ----------
+    missing : dict
+        For each checkpoint that must be restorable the objects that it needs and that are gone.
+    unreferenced : list of str
+        Objects that no entry names.
+    checkpoints : int
+        How many can be restored.
+    newest, through : int
+        The newest batch, and the last one that the materialized state of all keys holds.
+    """
+
+    missing: dict[int, list[str]]
+    unreferenced: list[str]
+    checkpoints: int
+    newest: int
+    through: int
+
+
+class Tool:
+    """Works on what is stored, without the query's coordinator."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._query = SoakQuery(subject)
+
+    def look(self, run: Run) -> Stored:
+        """What the location of a run holds."""
+        self._query.take_over(run)
+        files = StoredFiles(self._query)
+        latest = files.history.latest_record
+        if latest is None:
+            return Stored({}, files.unreferenced, 0, -1, -1)
+        retained = [one.batch for one in files.history.records if one.batch >= files.history.retained_from]
+        return Stored(
+            files.missing(len(retained)),
+            files.unreferenced,
+            sum(map(files.history.has_batch, retained)),
+            latest.batch,
+            latest.cover.through if latest.cover else -1,
+        )
+
+    def restore(self, saved: SavedOperator, source: str, run: Run) -> None:
+        """Begin a run's location with a savepoint of the batch before its first."""
+        self._query.take_over(run)
+        shutil.rmtree(self._query.location, ignore_errors=True)
+        where = RestoreTarget(
+            self._query.location,
+            run.query_id,
+            f"restore-{run.number}",
+            run.first_batch - 1,
+            replace(self._query.options, observer=Observer()),
+            self._query.clock,
+            partial(os.urandom, 16),
+        )
+        restore_operator(saved, source, where, one_by_one)
