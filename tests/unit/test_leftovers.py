@@ -51,6 +51,9 @@ def test_a_claim_removes_the_initial_state_of_the_runs_that_it_fences_off(tmp_pa
         store.put(name, b"rows")
     engine.start(1, 0)
     assert [info.name for info in store.list("op/initial/")] == rows[1:]
+    engine.runs -= 1  # the run begins again: a task opens the location that another one could not
+    engine.start(1, 0)
+    assert [info.name for info in store.list("op/initial/")] == rows[1:]
 
 
 def test_leftovers_of_the_log_are_orphans(tmp_path: Path) -> None:
