@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import logging
 import secrets
+import signal
 import sys
+import time
 from contextlib import nullcontext
+from typing import Final
 
 from tests.soak.engine import Life
 from tests.soak.plants import PLANTS
-from tests.soak.report import Difference, Report
+from tests.soak.report import Report
+from tests.soak.spark_lane import SparkLife
+
+LANES: Final = {"engine": Life, "spark": SparkLife}
+SHARES: Final = {"engine": 0.75, "spark": 0.25}
+"""Of the time, when both run in turns."""
 
 
 def main() -> int:
@@ -23,6 +32,7 @@ def main() -> int:
     parser.add_argument("--lane", choices=["both", "engine", "spark"], default="both")
     parser.add_argument("--plant", choices=list(PLANTS), default=None, help="a defect that must be found")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # processes are ended then, too
     with PLANTS[arguments.plant]() if arguments.plant else nullcontext():
         return soak(arguments)
 
@@ -32,24 +42,17 @@ def soak(arguments: argparse.Namespace) -> int:
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     logging.getLogger("statelog").setLevel(logging.ERROR)  # it tells of each fault and of each other result
     gc.freeze()  # a collection in a fork would copy the pages that it shares
-    report = Report(seed)
-    report.tell("begins", lane=arguments.lane)
-    lives = [arguments.life] if arguments.life is not None else range(1 << 62)
-    for number in lives:
-        life = Life(f"{seed}/{number}", report.counts)
-        try:
-            life.run()
-        except Difference as difference:
-            for move in life.moves:
-                print("   ", move)
-            print(difference)
-            report.tell("failed", life=number, kept=str(life.directory))
-            print(f"repeat it with: ./dev soak --lane engine --seed {seed} --life {number}", flush=True)
+    lanes = list(LANES) if arguments.lane == "both" else [arguments.lane]
+    reports = {lane: Report(lane, seed) for lane in lanes}
+    started_s = time.monotonic()
+    for number in itertools.count() if arguments.life is None else [arguments.life]:
+        lane = min(lanes, key=lambda lane: reports[lane].busy_s / SHARES[lane])
+        if not reports[lane].live(LANES[lane](f"{seed}/{lane}/{number}", reports[lane].counts), number):
             return 1
-        report.tell_sometimes()
-        if report.elapsed_s >= 60 * arguments.minutes:
+        if time.monotonic() - started_s >= 60 * arguments.minutes:
             break
-    report.tell("passed")
+    for report in reports.values():
+        report.tell("passed")
     return 0
 
 

@@ -5,47 +5,78 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
-from typing import Any, TextIO
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+_EVERY_S: Final = 30.0
 
 
 class Difference(Exception):
     """Something is not as the model has it."""
 
 
+class AnyLife(Protocol):
+    """A life of either lane: what it has done last, and where its files are."""
+
+    moves: deque[str]
+    directory: Path
+
+    def run(self) -> None:
+        """Live to the end; raises a Difference."""
+        ...
+
+
 class Report:
-    """Prints the counters regularly.
+    """The counters of a lane.
 
     Parameters
     ----------
+    lane : str
+        Its name.
     seed : int
         That of the soak.
-    every_s : float
-        How often.
     sink : TextIO
-        Where to.
+        Where lines go.
+
+    Attributes
+    ----------
+    counts : Counter
+        What has happened how often.
+    busy_s : float
+        How long lives have taken.
     """
 
-    def __init__(self, seed: int, every_s: float = 30.0, sink: TextIO = sys.stdout) -> None:
+    def __init__(self, lane: str, seed: int, sink: TextIO = sys.stdout) -> None:
         self.counts: Counter[str] = Counter()
+        self.busy_s = 0.0
+        self._lane = lane
         self._seed = seed
-        self._every_s = every_s
         self._sink = sink
-        self._started_s = self._told_s = time.monotonic()
+        self._told_s = 0.0
+        self.tell("begins")
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self._started_s
-
-    def tell_sometimes(self) -> None:
-        """Print the counters if it is time."""
-        if time.monotonic() - self._told_s >= self._every_s:
+    def live(self, life: AnyLife, number: int) -> bool:
+        """Run a life; return whether all was right, and tell what was not."""
+        started_s = time.monotonic()
+        try:
+            life.run()
+        except Difference as difference:
+            text = "\n    ".join([f"life {number} of seed {self._seed}, its last moves:", *life.moves, str(difference)])
+            print(text, file=self._sink)
+            self.tell("failed", life=number, kept=str(life.directory))
+            again = f"./dev soak --lane {self._lane} --seed {self._seed} --life {number}"
+            print(f"repeat it with: {again}", file=self._sink, flush=True)
+            return False
+        finally:
+            self.busy_s += time.monotonic() - started_s
+        if self.busy_s - self._told_s >= _EVERY_S:
             self.tell("running")
+        return True
 
     def tell(self, state: str, **more: Any) -> None:
         """Print the counters."""
-        self._told_s = time.monotonic()
+        self._told_s = self.busy_s
         kills = sum(count for name, count in self.counts.items() if name.startswith("kills of "))
-        line = {"soak": state, "seed": self._seed, "seconds": round(self.elapsed_s), **more, "kills": kills}
-        print(json.dumps({**line, **dict(sorted(self.counts.items()))}), file=self._sink, flush=True)
+        head = {"soak": state, "lane": self._lane, "seed": self._seed, "seconds": round(self.busy_s), **more}
+        print(json.dumps({**head, "kills": kills, **dict(sorted(self.counts.items()))}), file=self._sink, flush=True)

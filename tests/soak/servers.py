@@ -241,7 +241,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt of a subtask: its run, the driver's port, its host, and the rows of the whole batch; its upkeep may be slow."""
+    """One attempt of a subtask, with the driver's port, its host, how upkeep goes, and the rows of the whole batch."""
 
     run: Run
     port: int

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from statelog import Observer, Options
 from tests.spark.faults import KillAt, KillAtMany, StallAt, wait_until
@@ -30,7 +31,14 @@ def main(arguments: dict[str, Any]) -> None:
     df = job.ledger(session, arguments["parallelism"], options, Ledger(arguments.get("poison", "")))
     if "kill_seed" in arguments:
         _kill_sometime(random.Random(arguments["kill_seed"]), job, arguments["jvm_pid_file"])
-    job.run(df)
+    job.run(df, partial(_save, job, arguments.get("actions", 1)))
+
+
+def _save(job: Job, actions: int, df: DataFrame, batch: int) -> None:
+    """Write the output of a batch, which the last of several actions has asked for."""
+    for _ in range(actions - 1):
+        df.count()
+    job.save(df, batch)
 
 
 def note_jvm(session: SparkSession, arguments: dict[str, Any]) -> None:
