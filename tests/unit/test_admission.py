@@ -110,13 +110,13 @@ def test_a_checkpoint_whose_materialized_state_is_forgotten_cannot_be_gone_on_fr
     base = Base(0, 1, [Level(0, 3, b"", b"", own.first, own.last, [])])
     kept = History([checkpoint(2), checkpoint(3), checkpoint(4, cover=[Piece(own.first, own.last, base)])])
     with pytest.raises(StateMissingError, match="needs checkpoint 2, but the oldest that is retained is checkpoint 4"):
-        require_admission(RUN, kept, 3, "here")
-    require_admission(RUN, kept, 5, "here")
+        require_admission(RUN, kept, 3, None, "here")
+    require_admission(RUN, kept, 5, None, "here")
 
 
 def test_a_state_that_is_not_declared_any_more_is_no_hindrance() -> None:
     gone = StateDescriptor("gone", StateKind.VALUE, pa.schema([("x", pa.int64())])).to_stored()
-    require_admission(RUN, history(0, states=[gone]), 1, "here")
+    require_admission(RUN, history(0, states=[gone]), 1, None, "here")
 
 
 def test_a_gap_is_damage() -> None:
