@@ -16,6 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError
 from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.checkpoint.task import read_initial
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.state.byte_slices import Budget, RowsTooLarge, size_of
@@ -352,6 +353,32 @@ def test_batches_of_large_rows_are_worked_on_in_parts(batches: int) -> None:
         assert max(batch.nbytes for batch in engine.output) <= max(SLICE_BYTES, largest) + SLACK_BYTES
         assert max(sizes_of(engine.runs[-1])) <= max(SLICE_BYTES, largest) + SLACK_BYTES
     assert size_of(engine.output) > 10 * SLICE_BYTES, "the case is one"
+
+
+def test_no_batch_of_an_initial_state_is_left_out() -> None:
+    """They stay apart: together they may be more than Arrow's offsets reach."""
+    rows = [(key, f"{key} " * (5 * key)) for key in range(150)]
+    columns = "key long, text string"
+    described = OperatorArguments(columns, columns, ["key"], initialState=(columns, rows))
+    operator = KeyedQuery(Notes(), described, Options()).operator
+    held = operator.initial
+    assert held is not None
+    stored = held.rows.append_column("hash", pa.array(held.hashes.view(np.int64)))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, stored.schema) as writer:
+        for start in range(0, 150, 40):
+            writer.write_batch(stored.slice(start, 40))
+
+    initial = read_initial(sink.getvalue().to_pybytes())
+
+    assert initial is not None
+    assert [len(batch) for batch in initial.rows.to_batches()] == [40, 40, 40, 30]
+    nothing = KeyedRows(pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, np.uint64))
+    context = BatchContext(0, 0, Moment(0, 0))
+    subtask = KeyedSubtask(operator.with_budget(SMALL).make(), RunsTable(), context, SystemClock())
+    assert sum(batch.num_rows for batch in subtask.process(nothing, initial)) == 0
+    [texts] = contents_of_all(Run(pa.py_buffer(subtask.changes.encode_local()), "loaded")).values()
+    assert sorted(texts.values()) == sorted(text for _, text in rows)
 
 
 def test_windows_of_keys_have_few_keys_if_their_state_is_large() -> None:

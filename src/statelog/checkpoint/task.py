@@ -52,7 +52,7 @@ from statelog.state.table import StateTable
 from statelog.state.times import Moment
 from statelog.storage import Store
 
-__all__ = ["BatchInput", "BatchTask"]
+__all__ = ["BatchInput", "BatchTask", "read_initial"]
 
 
 @dataclass(frozen=True)
@@ -231,12 +231,7 @@ class BatchTask:
     def _initial(self, begun: Begun) -> KeyedRows | None:
         if not begun.initial:
             return None
-        with pa.ipc.open_stream(self.open_store(begun.store).read(begun.initial)) as reader:
-            rows = reader.read_all()
-        if not rows.num_rows:
-            return None
-        *columns, hash_column = range(rows.num_columns)
-        return KeyedRows(rows.select(columns), rows.column(hash_column).to_numpy().view(np.uint64))
+        return read_initial(self.open_store(begun.store).read(begun.initial))
 
     def _garbage(self, begun: Begun) -> Garbage:
         # The batch may be repeated by a run with another watermark or without the deletions, so only what the
@@ -352,3 +347,13 @@ class BatchTask:
 
     def _step(self, step: Step) -> None:
         self.options.observer.step(step, self.task.batch, self.task.subtask)
+
+
+def read_initial(data: bytes) -> KeyedRows | None:
+    """The rows of an initial state, in the batches that they were stored in; None if there are none."""
+    with pa.ipc.open_stream(data) as reader:
+        rows = reader.read_all()
+    if not rows.num_rows:
+        return None
+    *columns, hash_column = range(rows.num_columns)
+    return KeyedRows(rows.select(columns), rows.column(hash_column).to_numpy().view(np.uint64))
