@@ -213,10 +213,31 @@ def test_nothing_is_left_behind_with_another_lateness(windows: Any, old_ms: int,
         assert len(harness.advanceWatermark(30)) >= 1
         harness.restart(processor=plan_of(windows, "process", lateness_ms=new_ms).operator)
         harness.push([("c", instant(40), 3)])
-        harness.advanceWatermark(100)
+        for watermark_ms in (36, 45, 58, 100):
+            harness.advanceWatermark(watermark_ms)
         state_name = "window.sessions" if isinstance(windows, SessionWindows) else "window.panes"
         for key in ("a", "b", "c"):
             assert [harness.map(state_name, key), harness.map("window.rows", key), harness.timers(key)] == [{}, {}, []]
+
+
+def test_a_row_does_not_return_a_closed_window_beside_an_open_one() -> None:
+    """Its pane is there for the window that ends at 30; the first half of the one that ended at 20 is not."""
+    with window_harness(SlidingWindows(20, 10), "agg", eventTime="time") as harness:
+        harness.push([("a", instant(5), 1), ("a", instant(15), 2)])
+        assert [row[3] for row in harness.advanceWatermark(22)] == [1, 2]
+        harness.restart(processor=plan_of(SlidingWindows(20, 10), lateness_ms=100).operator)
+        assert harness.push([("a", instant(16), 3)]) == []
+        assert [row[3] for row in harness.advanceWatermark(30)] == [2]
+        assert [row[3] for row in harness.push([("a", instant(17), 4)])] == [3]
+
+
+@pytest.mark.parametrize("lateness_ms", [0, 50])
+def test_windows_that_are_due_together_are_returned_once(lateness_ms: int) -> None:
+    for windows in (TumblingWindows(10), SlidingWindows(20, 10), SessionWindows(3)):
+        with window_harness(windows, "agg", eventTime="time", lateness_ms=lateness_ms) as harness:
+            harness.push([("a", instant(time), time) for time in (5, 15, 25)])
+            ends = [row[2] for row in harness.advanceWatermark(60)]
+            assert len(ends) == len(set(ends)) == (4 if isinstance(windows, SlidingWindows) else 3)
 
 
 def test_a_row_does_not_join_a_session_that_a_smaller_lateness_has_closed() -> None:
@@ -397,16 +418,15 @@ def test_windows_do_not_take_the_state_of_another_operator() -> None:
 
 
 def test_the_watermark_does_not_go_back_when_it_is_sparks_from_now_on() -> None:
-    """Else windows that were returned would be opened, and returned, again."""
-    watermark = statelog.Watermark("time")
-    with window_harness(TumblingWindows(10), "agg", watermark=watermark) as harness:
-        harness.push([("a", instant(5), 1), ("a", instant(35), 2)])
-        assert [row[3] for row in harness.push([])] == [1]
-        operator = plan_of(TumblingWindows(10)).operator
-        with again(harness, operator, watermark=None, eventTime="time") as other:
-            assert other.push([("a", instant(6), 3), ("a", instant(36), 4)]) == []
-            assert (other.checkpoints[-1].late_rows, other.advanceWatermark(20)) == (1, [])
-            assert [row[3] for row in other.advanceWatermark(40)] == [2]
+    arguments = {"input": INPUT, "output": "n long", "keys": ["user"], "timeMode": "EventTime"}
+    with Harness(Alarm(), watermark=statelog.Watermark("time"), **arguments) as harness:  # type: ignore[arg-type]
+        harness.push([("a", instant(35), 50)])
+        harness.push([])
+        with again(harness, Alarm(), watermark=None, eventTime="time") as other:
+            assert other.push([("a", instant(35), 20), ("b", instant(36), 30)]) == [Row(n=30)]
+            assert other.checkpoints[-1].late_rows == 1
+            assert (other.advanceWatermark(20), other.advanceWatermark(40)) == ([], [])
+            assert other.advanceWatermark(50) == [Row(n=50)]
 
 
 # ---- What is stored ----

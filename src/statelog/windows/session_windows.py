@@ -82,13 +82,11 @@ class SessionWindowOperator(WindowOperator):
             if is_over:
                 window = TimeWindow(session.start_ms, session.end_ms)
                 yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
+        # With it may go the timer for the removal of another session: that is done when this one's next timer fires.
+        for timer_ms in {end for _, end, _ in stored if end > before_ms} - {session.end_ms for session in sessions}:
+            self._handle.deleteTimer(timer_ms)
         for timer_ms in timers:
             self._handle.registerTimer(timer_ms)
-        ends_before = {end for _, end, _ in stored}
-        # A session that has been returned waits for a timer too, which may be that of another's end.
-        if all(end > before_ms for end in ends_before):
-            for timer_ms in ends_before - {session.end_ms for session in sessions} - timers:
-                self._handle.deleteTimer(timer_ms)
 
     def _without_closed(self, stored: list[tuple[int, int, Row]], closed_ms: int) -> list[tuple[int, int, Row]]:
         """Remove what a run that allowed a longer lateness has left, and return the other sessions."""
