@@ -589,6 +589,34 @@ def test_it_goes_back_to_what_can_be_started_or_changes_nothing(
         assert value == [batch]
 
 
+def test_it_notices_whatever_a_restart_would_miss(tmp_path: Path) -> None:
+    """Each object in turn is a byte shorter: it is refused, or the restart does not need it."""
+    operators = behind(tmp_path, 8, options=replace(MATERIALIZING, inline_budget_bytes=0))
+    kinds: set[str] = set()
+    location = Path(operators.location)
+    objects = [path for kind in ("runs", "changes") for path in (location / "a" / kind).rglob("*.run")]
+    for place, path in enumerate(objects):
+        healthy = path.read_bytes()
+        shorten(path)
+        name = path.relative_to(location)
+        try:
+            statelog.rewind(tmp_path, location=operators.location, dry_run=True)
+        except StateMissingError as error:
+            assert str(name) in error.message, place
+            kinds.add(name.parts[1])
+            path.write_bytes(healthy)
+            continue
+        copy = tmp_path / f"restart-{place}"
+        shutil.copytree(location, copy / "location")
+        engine = Operators(copy).engine("a")
+        engine.start(1, 9, keep_local=False)
+        [(_, [value, *_])] = engine.run_commands(9, 0, [((1, None), ("read",))])
+        assert value == [8]
+        engine.release()
+        path.write_bytes(healthy)
+    assert kinds == {"runs", "changes"}, "the state is in both"
+
+
 def test_the_first_batch_needs_no_checkpoint(tmp_path: Path) -> None:
     operators = Operators(tmp_path, MATERIALIZING)
     operators.run(1, "ab", 0, 0, action_on="a")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from statelog.changelog.base import StoredRun
+from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, QueryLogs
@@ -62,17 +64,13 @@ def _missing_objects(store: Store, root: str, history: History, batch: int) -> l
     """The objects that a restart after a batch would read and not find in full length, by name."""
     checkpoint = history.at(batch)
     assert checkpoint is not None
-    ends: dict[str, int] = {}
-    segments = list(checkpoint.segments)
+    needed: list[SegmentRef | StoredRun] = list(checkpoint.segments)
     for subtask in range(0 if checkpoint.is_whole else checkpoint.parallelism):
         wanted = history.missing_segments(b"", subtask, checkpoint.parallelism, batch, set())
-        segments += [clipped.segment for clipped in wanted.segments]
-        for run in (run for level in wanted.levels for run in level.runs):
-            ends[run.name] = max(ends.get(run.name, 0), run.offset + run.length)
-    for segment in segments:
-        ends[segment.name] = max(ends.get(segment.name, 0), segment.offset + segment.length)
+        needed += [clipped.segment for clipped in wanted.segments]
+        needed += [run for level in wanted.levels for run in level.runs]
     sizes = {info.name: info.size_bytes for info in store.list(f"{root}/")}
-    return sorted(name for name, end in ends.items() if sizes.get(name, -1) < end)
+    return sorted({one.name for one in needed if sizes.get(one.name, -1) < one.offset + one.length})
 
 
 def find_target(
