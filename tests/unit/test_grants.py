@@ -234,6 +234,26 @@ def test_a_job_for_another_state_is_void_and_begun_again(attempts: Attempts) -> 
     assert attempts.runs == []
 
 
+@pytest.mark.parametrize("wrong", ["old runs", "own and old runs", "without the base", "another base"])
+def test_a_job_that_names_what_it_was_not_granted_is_void(attempts: Attempts, wrong: str) -> None:
+    """Although the objects are there and the digests fit: nobody has checked that they hold that state."""
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    [known] = attempts.store(begun, 0)
+    assert attempts.ack(1, b"1", [known], attempts.grant(begun).job) is JobOutcome.TAKEN
+    begun = attempts.begin(2)
+    _, own = attempts.store(begun, 1)
+    old = known.runs[0].name
+    levels = {
+        "old runs": [level(0, 1, known.before, begun.head, old, old)],
+        "own and old runs": [known, level(1, 1, own.before, begun.head, own.runs[0].name, old)],
+        "without the base": [own],
+        "another base": [replace(known, first=-1), own],
+    }[wrong]
+    assert attempts.ack(2, b"2", levels, attempts.grant(begun).job) is JobOutcome.VOID
+    assert (attempts.latest.batch, attempts.latest.bases) == (2, [])
+
+
 def test_a_failure_counts_once(attempts: Attempts) -> None:
     attempts.batch(0)
     job = attempts.grant(attempts.begin(1)).job
