@@ -254,6 +254,42 @@ def test_a_job_that_names_what_it_was_not_granted_is_void(attempts: Attempts, wr
     assert (attempts.latest.batch, attempts.latest.bases) == (2, [])
 
 
+def test_the_newest_level_of_a_job_is_the_one_that_must_fit(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    attempts.ack(1, b"1", attempts.store(begun, 0), attempts.grant(begun).job)
+    begun = attempts.begin(2)
+    known, own = attempts.store(begun, 1)
+    levels = [known, replace(own, after=b"?" * 16)]
+    assert attempts.ack(2, b"2", levels, attempts.grant(begun).job) is JobOutcome.VOID
+
+
+def test_a_job_may_not_hold_changes_of_a_batch_that_can_be_repeated(attempts: Attempts) -> None:
+    attempts.batch(0)
+    attempts.batch(1)
+    begun = attempts.begin(1)
+    after = chain.extend(begun.head, 1, [chain.checksum(b"1")])
+    [made] = attempts.store(begun, 1)
+    assert attempts.ack(1, b"1", [replace(made, after=after)], attempts.grant(begun).job) is JobOutcome.VOID
+    attempts.batch(2)
+    assert attempts.latest.bases == []
+
+
+def test_a_job_that_comes_late_does_not_end_the_one_of_now(attempts: Attempts) -> None:
+    attempts.batch(0)
+    begun = attempts.begin(1)
+    old, levels = attempts.grant(begun).job, attempts.store(begun, 0)
+    attempts.ack(1, b"1", levels, old)
+    now = attempts.grant(attempts.begin(2)).job
+    assert attempts.ack(2, b"2", levels, old) is JobOutcome.VOID
+    again = attempts.begin(2)
+    assert attempts.grant(again).job == now
+    assert attempts.ack(2, b"2", job=old, materialization_failure="no room") is JobOutcome.VOID
+    begun = attempts.begin(3)
+    assert attempts.grant(begun).job == now
+    assert attempts.ack(3, b"3", attempts.store(again, 1), now) is JobOutcome.TAKEN
+
+
 def test_a_failure_counts_once(attempts: Attempts) -> None:
     attempts.batch(0)
     job = attempts.grant(attempts.begin(1)).job
