@@ -17,8 +17,7 @@ def files_with_tests(repository: Path) -> dict[str, list[str]]:
     packages, files = table["packages"], table["files"]
     modules = {f"{package}/{path.name}" for package in packages for path in (repository / package).glob("[!_]*.py")}
     return {
-        file: [*dict.fromkeys([*files.get(file, ()), *packages.get(file.rpartition("/")[0], ())])]
-        for file in sorted({*modules, *files})
+        file: files[file] if file in files else packages[file.rpartition("/")[0]] for file in sorted({*modules, *files})
     }
 
 
