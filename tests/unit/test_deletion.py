@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import logging
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from statelog.checkpoint.deletion_gate import DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.storage import LocalStore
 from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.store import ObjectInfo
 from statelog.testing.log_contract import make_checkpoint
 
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
@@ -202,3 +205,58 @@ def test_a_thread_deletes_what_comes_while_it_works(tmp_path: Path) -> None:
     deleter.close()
     assert store.list() == []
     assert deleter.deleted == 50
+
+
+def test_a_thread_deletes_whenever_there_is_something_and_ends_with_the_deleter(tmp_path: Path) -> None:
+    class Told(Undeletable):
+        done = threading.Event()
+
+        def delete(self, names: list[str]) -> None:
+            super().delete(names)
+            self.done.set()
+
+    store = Told(tmp_path, set())
+    names = fill(store, 30)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    before = set(threading.enumerate())
+    actions: list[tuple[Callable[[], None], list[str]]] = [
+        (lambda: deleter.delete(names[20:]), names[:20]),
+        (lambda: deleter.delete(names[10:20]), names[:10]),
+        (lambda: deleter.delete_below("op/changes/1/0/00"), []),
+    ]
+    for action, left in actions:
+        store.done.clear()
+        action()
+        assert store.done.wait(20), "nobody has to close it first"
+        assert [info.name for info in store.list()] == left
+    [thread] = set(threading.enumerate()) - before
+    deleter.close()
+    assert not thread.is_alive()
+
+
+def test_without_anything_to_delete_there_is_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    deleter = Deleter(Undeletable(tmp_path, set()), "operator 'x'", lambda name: True, in_background=True)
+    deleter.delete([])
+    assert set(threading.enumerate()) == before
+    deleter.close()
+
+
+def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
+    class Unlisted(Undeletable):
+        is_failing = True
+
+        def list(self, prefix: str = "") -> list[ObjectInfo]:
+            if self.is_failing:
+                raise StorageError("list failed: no answer.")
+            return super().list(prefix)
+
+    store = Unlisted(tmp_path, set())
+    names = fill(store, 12)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
+    deleter.delete_below("op/changes/1/0/00")
+    deleter.delete([names[11]])
+    store.is_failing = False
+    assert [info.name for info in store.list()] == names[:11]
+    deleter.delete([])
+    assert [info.name for info in store.list()] == [names[10]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,17 @@ def base(through: int, name: str) -> Base:
     return Base(0, 1, [Level(0, through, b"", b"%d" % through, own.first, own.last, [run])])
 
 
-def orphans(root: Path, history: History, ages_s: dict[str, float], epoch: int = EPOCH) -> list[str]:
+def orphans(
+    root: Path, history: History, ages_s: dict[str, float], *, epoch: int = EPOCH, fenced_runs: Sequence[str] = ()
+) -> list[str]:
     store = LocalStore(root)
     for name, age_s in ages_s.items():
         store.put(name, b"x")
         os.utime(root / name, (NOW_S - age_s, NOW_S - age_s))
     clock = ManualClock(NOW_S)
-    return find_orphans(store, "op", history, epoch=epoch, run_id="run-2", min_age_s=MIN_AGE_S, clock=clock)
+    return find_orphans(
+        store, "op", history, epoch=epoch, run_id="run-2", fenced_runs=fenced_runs, min_age_s=MIN_AGE_S, clock=clock
+    )
 
 
 @pytest.mark.parametrize("folder", ["changes", "runs"])
@@ -86,6 +91,16 @@ def test_what_the_oldest_checkpoint_starts_from_is_no_orphan(tmp_path: Path) -> 
 def test_the_initial_state_of_the_run_stays(tmp_path: Path) -> None:
     ages_s = {f"op/initial/{run}/0.arrow": 1000.0 for run in ("run-1", "run-2", "run-20")}
     assert orphans(tmp_path, History(), ages_s) == ["op/initial/run-1/0.arrow", "op/initial/run-20/0.arrow"]
+
+
+def test_the_initial_state_of_a_fenced_run_goes_at_once(tmp_path: Path) -> None:
+    """One that is in no claim may be about to claim; its name may begin with that of another."""
+    ages_s = {f"op/initial/{run}/0.arrow": 0.0 for run in ("run-1", "run-10", "run-2", "run-3")}
+    assert orphans(tmp_path, History(), ages_s, fenced_runs=["run-1"]) == ["op/initial/run-1/0.arrow"]
+    assert orphans(tmp_path, History(), {}, fenced_runs=["run-1", "run-3"]) == [
+        "op/initial/run-1/0.arrow",
+        "op/initial/run-3/0.arrow",
+    ]
 
 
 def test_other_operators_and_other_folders_are_not_looked_at(tmp_path: Path) -> None:
