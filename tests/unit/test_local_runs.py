@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, Step
-from statelog.changelog import chain, file_stamp
+from statelog.changelog import chain, file_stamp, local_runs
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.restore import restore_runs
@@ -93,6 +93,48 @@ def test_only_what_is_missing_is_fetched(engine: Engine, monkeypatch: pytest.Mon
     names = count_reads(engine, monkeypatch)
     expect_all(engine, 4)
     assert len(names) == 1
+
+
+def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: Path) -> None:
+    """A restore writes files of batches that are certain, and a merge replaces them."""
+    a, b, c, other = (bytes([number]) * 16 for number in range(1, 5))
+    genesis, local = bytes(16), LocalRuns(tmp_path)
+    path = [Edge(0, 0, genesis, a), Edge(1, 1, a, b), Edge(2, 2, b, c)]
+    merged, dead = Edge(0, 1, genesis, b), Edge(1, 1, a, other)
+    for edge in (*path, merged, dead):
+        local.write(edge, encode_run([], compression=None, block_rows=1), "3-token")
+    writing, left = tmp_path / "3-attempt.tmp", tmp_path / "2-attempt.tmp"
+    for file in (writing, left):
+        file.write_bytes(b"half")
+    local.sweep(path, certain=2)
+    assert set(local.edges()) == {*path, merged}, "what shortens the path has just been merged"
+    assert writing.exists()
+    assert not left.exists()
+    shorter = local.path(genesis, c)
+    assert shorter == [merged, path[2]]
+    local.sweep(shorter, certain=3)
+    assert set(local.edges()) == set(shorter)
+    assert not writing.exists()
+
+
+def test_an_attempt_that_restores_is_not_swept_by_one_that_is_ahead(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two attempts of a batch on a host: one has its state and sweeps while the other one writes what it fetched."""
+    stamp = local_runs.stamp
+    swept: list[Path] = []
+
+    def stamp_then_sweep(path: Path) -> None:
+        stamp(path)
+        if not swept:
+            swept.append(path)
+            LocalRuns(path.parent).sweep([], certain=3)
+
+    shutil.rmtree(local_folder(engine))
+    engine.new_workers()
+    monkeypatch.setattr(local_runs, "stamp", stamp_then_sweep)
+    expect_all(engine, 4)
+    assert swept[0].suffix == ".tmp"
 
 
 def test_damaged_local_run_is_discarded_and_fetched(engine: Engine) -> None:

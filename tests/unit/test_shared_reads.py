@@ -13,6 +13,7 @@ import pytest
 from statelog import CorruptionError
 from statelog.changelog.segment import Extent
 from statelog.changelog.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
+from statelog.checkpoint.entry import FRAME_HEADER_BYTES
 from statelog.storage import LocalStore
 from tests.model.engine import Command, Engine
 
@@ -22,7 +23,7 @@ EXPECTED = {key: [BATCHES - 1] for key in range(KEYS)}
 
 
 class ObjectLikeStore(LocalStore):
-    """A directory without appends, as a bucket is; notes what is read of it."""
+    """A directory without appends, as a bucket is; notes what tasks read of it."""
 
     reads: ClassVar[Counter[str]] = Counter()
 
@@ -31,7 +32,8 @@ class ObjectLikeStore(LocalStore):
         return False
 
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        self.reads[name] += 1
+        if length != FRAME_HEADER_BYTES:  # the driver's look at its own entry
+            self.reads[name] += 1
         return super().read(name, offset=offset, length=length)
 
 

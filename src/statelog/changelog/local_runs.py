@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,9 +153,9 @@ class LocalRuns:
         data : bytes
             The run.
         token : str
-            Unique among the directory's writers.
+            Unique among the directory's writers; begins with the batch that writes.
         """
-        temporary = self._temporary(edge, token)
+        temporary = self._temporary(token)
         write_file(temporary, data)
         stamp(temporary)
         temporary.rename(self.directory / edge.file_name)
@@ -182,7 +182,7 @@ class LocalRuns:
         runs : iterable of Run
             The inputs, oldest first.
         token : str
-            Unique among the directory's writers.
+            Unique among the directory's writers; begins with the batch that writes.
         is_bottom : bool
             Whether the result starts at the empty state, so that removals need not be kept.
         within : HashRange, optional
@@ -190,7 +190,7 @@ class LocalRuns:
         garbage : Garbage, optional
             What may be left out.
         """
-        temporary = self._temporary(edge, token)
+        temporary = self._temporary(token)
         merged: list[Run] = []
         groups = _in_groups(runs)
         group = next(groups, [])
@@ -226,7 +226,7 @@ class LocalRuns:
         rows : int
             Number of their rows.
         """
-        temporary = self._temporary(edge, token)
+        temporary = self._temporary(token)
         with pa.OSFile(str(temporary), "wb") as sink:
             writer = self._writer(sink)
             for run in runs:
@@ -260,9 +260,9 @@ class LocalRuns:
                 slice_bytes=self.budget.slice_bytes,
             )
 
-    def _temporary(self, edge: Edge, token: str) -> Path:
+    def _temporary(self, token: str) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return self.directory / f"{edge.last}-{token}.tmp"
+        return self.directory / f"{token}.tmp"
 
     def _keep(self, written: Path, edge: Edge) -> None:
         """Give a file its name, and open it; it was written just now and need not be checked."""
@@ -288,7 +288,7 @@ class LocalRuns:
         genesis : bytes
             Chain digest of the empty state.
         token : str
-            Unique among the directory's writers.
+            Unique among the directory's writers; begins with the batch that writes.
         garbage : Garbage, optional
             As in :meth:`write_merged`.
         """
@@ -312,7 +312,8 @@ class LocalRuns:
         """Remove files of batches up to `certain` that are not on the path, and forget their maps.
 
         Such files come from attempts that failed and from other histories. None is still being written: a
-        batch that is certain has no live attempt.
+        batch that is certain has no live attempt, and a temporary file is of the batch whose attempt writes it.
+        A file that shortens the path stays: another attempt of the batch has just merged what it replaces.
 
         Parameters
         ----------
@@ -324,8 +325,9 @@ class LocalRuns:
             Whether the RocksDB table, if there is one, is still of use.
         """
         kept = {edge.file_name for edge in path} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
+        digests = {digest for edge in path for digest in (edge.before, edge.after)}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain:
+            if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain or _is_within(name, digests):
                 continue
             if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -365,6 +367,12 @@ def _slice_rows(rows: int) -> int:
 def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
     with pa.memory_map(str(path)) as mapped:
         return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
+
+
+def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
+    """Whether a file is an edge between some digests."""
+    edge = Edge.parse(file_name)
+    return edge is not None and edge.before in digests and edge.after in digests
 
 
 def _last_batch(file_name: str) -> int:

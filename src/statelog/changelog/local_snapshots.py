@@ -40,10 +40,10 @@ class LocalSnapshots:
         temporary.rename(self._path(checksum))
 
     def sweep(self, kept: Collection[bytes], batch: int) -> None:
-        """Remove all files but those of some checksums, and those that are still being written for a batch."""
+        """Remove all files but those of some checksums, and those that are still being written for a batch or later."""
         names = {self._path(checksum).name for checksum in kept}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name not in names and not (name.startswith(f"{batch}-") and name.endswith(".tmp")):
+            if name not in names and not (name.endswith(".tmp") and int(name.partition("-")[0]) >= batch):
                 (self.directory / name).unlink(missing_ok=True)
 
     def _path(self, checksum: bytes) -> Path:

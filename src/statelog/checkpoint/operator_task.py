@@ -10,6 +10,7 @@ import pyarrow as pa
 from statelog.changelog import chain
 from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_snapshots import LocalSnapshots
+from statelog.changelog.local_use import in_use, is_turn_to_remove, remove_unused
 from statelog.changelog.restore import read_segment
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, TaskId
@@ -84,6 +85,12 @@ class OperatorTask:
             Of every kind; nothing of the attempt counts then.
         """
         begun, start = self._begin(read)
+        with in_use(self.local.directory, self.task.batch):
+            yield from self._run(read, begun, start)
+        if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
+            remove_unused(self.local.directory, self.task.batch)
+
+    def _run(self, read: OperatorInput, begun: Begun, start: Start) -> Iterator[pa.RecordBatch]:
         stored = self._stored(begun, start)
         self._step(Step.RESTORED)
         context = OperatorContext(

@@ -39,6 +39,10 @@ class MemoryTables:
         self._tables[local.directory] = (head, table)
         return table
 
+    def forget(self, directory: Path) -> None:
+        """Release the table of a subtask's directory."""
+        self._tables.pop(directory, None)
+
 
 def open_rocksdb(
     local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes, garbage: Garbage

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from statelog.changelog.local_directory import remove_other_parallelisms
 from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.local_use import in_use, is_turn_to_remove, remove_unused
 from statelog.changelog.materializer import Materialized, Materializer
 from statelog.changelog.restore import restore_runs
 from statelog.changelog.segment import MissingSegments
@@ -135,8 +136,14 @@ class BatchTask:
         StatelogError
             Of every kind; nothing of the attempt counts then.
         """
-        task = self.task
         begun = self._begin(read)
+        with in_use(self.local.directory, self.task.batch):
+            yield from self._run(read, begun)
+        if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
+            remove_unused(self.local.directory, self.task.batch)
+
+    def _run(self, read: BatchInput, begun: Begun) -> Iterator[pa.RecordBatch]:
+        task = self.task
         restoring = Restoring(
             self.clock,
             self.options.restore_deadline_s,
@@ -179,10 +186,10 @@ class BatchTask:
                     held = output
                 started_s = self.clock.monotonic_s()
                 if self.options.changelog:
-                    changeset = writer.finish(self.local, begun.head, task.batch, self.token)
+                    changeset = writer.finish(self.local, begun.head, task.batch, self._local_token)
                     materialized = upkeep.materializer.result(begun.order.grant if begun.order else None)
                 else:
-                    edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self.token)
+                    edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self._local_token)
                     materialized = upkeep.store_now(edge)
             except (Exception, GeneratorExit):
                 # Only before the ack: once it is sent an entry may name them, whatever the answer.
@@ -254,10 +261,15 @@ class BatchTask:
             garbage=self._garbage(begun),
             fetch=partial(self._fetch, restoring),
             open_store=lambda: self.open_store(begun.store),
-            token=self.token,
+            token=self._local_token,
             note_read=restoring.read,
             shared=SharedReads(self._shared_folder, self.task.run_id, self.task.batch, self.token),
         )
+
+    @property
+    def _local_token(self) -> str:
+        """Unique among the writers of local files, with the batch in front."""
+        return f"{self.task.batch}-{self.token}"
 
     @property
     def _shared_folder(self) -> Path:
@@ -341,7 +353,7 @@ class BatchTask:
             genesis=begun.genesis,
             fan_in=self.options.merge_fan_in,
             garbage=garbage,
-            token=self.token,
+            token=self._local_token,
             step=self._step,
         )
 

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 
 from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
+from statelog.changelog.local_use import LocalCache
 from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.tables import MemoryTables
@@ -58,9 +59,9 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, int, bytes, float], RpcClient] = {}
-        self._local: dict[Path, LocalRuns] = {}
         self._stores: dict[tuple[str, int, float, float], Store] = {}
         self.tables = MemoryTables()
+        self._local = LocalCache(released=self.tables.forget)
         self.measurements = Measurements()
         # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
         gc.freeze()
@@ -83,9 +84,9 @@ class WorkerProcess:
             self._stores[key] = open_retrying_store(location, options, SystemClock(), self.measurements)
         return self._stores[key]
 
-    def local_runs(self, directory: Path) -> LocalRuns:
-        """The local runs in a directory, with those that are mapped already."""
-        return self._local.setdefault(directory, LocalRuns(directory))
+    def local_runs(self, directory: Path, batch: int) -> LocalRuns:
+        """The local runs in the directory of a subtask that runs a batch, with those that are mapped already."""
+        return self._local.at(directory, batch)
 
 
 @cache

@@ -93,7 +93,7 @@ class LocalKeyedOperator:
             operator=self.make(),
             options=attempt.options,
             call=attempt.call,
-            local=attempt.worker.local_runs(attempt.local),
+            local=attempt.worker.local_runs(attempt.local, attempt.task.batch),
             tables=attempt.worker.tables,
             open_store=attempt.open_store,
             clock=attempt.clock,

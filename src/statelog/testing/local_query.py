@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from statelog.changelog.local_runs import LocalRuns
+from statelog.changelog.local_use import LocalCache
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
@@ -63,11 +64,11 @@ class Worker:
 
     def __init__(self) -> None:
         self.tables = MemoryTables()
-        self._local: dict[Path, LocalRuns] = {}
+        self._local = LocalCache(released=self.tables.forget)
 
-    def local_runs(self, directory: Path) -> LocalRuns:
-        """The local runs in a directory, with those that are mapped already."""
-        return self._local.setdefault(directory, LocalRuns(directory))
+    def local_runs(self, directory: Path, batch: int) -> LocalRuns:
+        """The local runs in the directory of a subtask that runs a batch, with those that are mapped already."""
+        return self._local.at(directory, batch)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""Local files of subtasks that run elsewhere by now."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import weakref
+from pathlib import Path
+
+from statelog.changelog.chain import checksum
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.local_snapshots import LocalSnapshots
+from statelog.changelog.local_use import SPARE_BATCHES, LocalCache, in_use, remove_unused
+from statelog.state.run_writer import encode_run
+from tests.model.engine import Engine
+from tests.model.operator_engine import OperatorEngine
+
+EDGE = Edge(0, 0, bytes(16), bytes(range(16)))
+
+
+def use(directory: Path, batch: int) -> None:
+    with in_use(directory, batch):
+        directory.mkdir(exist_ok=True)
+        (directory / "file").write_bytes(b"state")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_has_not_run_here_for_some_batches_is_removed(tmp_path: Path) -> None:
+    for subtask in range(3):
+        use(tmp_path / str(subtask), 7)
+    (tmp_path / "shared").mkdir()
+    use(tmp_path / "1", 8)
+    use(tmp_path / "0", 11)
+    remove_unused(tmp_path / "0", 11, spare_batches=3)
+    assert names(tmp_path) == ["0", "0.used", "1", "1.used", "shared"]
+    use(tmp_path / "2", 11)
+    assert names(tmp_path / "2") == ["file"], "it may come back"
+    remove_unused(tmp_path / "0", 12, spare_batches=3)
+    assert names(tmp_path) == ["0", "0.used", "2", "2.used", "shared"]
+
+
+def test_what_runs_is_never_removed(tmp_path: Path) -> None:
+    """A task that hangs for many batches, or one that has just come back."""
+    use(tmp_path / "0", 100)
+    with in_use(tmp_path / "1", 5):
+        (tmp_path / "1").mkdir()
+        remove_unused(tmp_path / "0", 100, spare_batches=3)
+        assert (tmp_path / "1").exists()
+    remove_unused(tmp_path / "0", 100, spare_batches=3)
+    assert names(tmp_path) == ["0", "0.used"]
+
+
+def test_a_task_that_waits_for_a_removal_begins_anew(tmp_path: Path) -> None:
+    """What it holds must be the file that others look at."""
+    use(tmp_path / "1", 0)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with in_use(tmp_path / "1", 50):
+            has_begun.set()
+            may_end.wait(10)
+
+    with (tmp_path / "1.used").open() as removing:
+        fcntl.flock(removing, fcntl.LOCK_EX)
+        task = threading.Thread(target=run)
+        task.start()
+        assert not has_begun.wait(0.2)
+        (tmp_path / "1.used").unlink()
+    assert has_begun.wait(10)
+    try:
+        assert (tmp_path / "1.used").read_text().split() == ["50"]
+    finally:
+        may_end.set()
+        task.join()
+
+
+def test_after_going_back_batches_are_counted_anew(tmp_path: Path) -> None:
+    use(tmp_path / "1", 1000)
+    for batch, is_there in ((5, True), (8, True), (9, False)):
+        use(tmp_path / "0", batch)
+        remove_unused(tmp_path / "0", batch, spare_batches=3)
+        assert (tmp_path / "1").exists() == is_there
+
+
+def test_subtasks_that_come_and_go_at_once(tmp_path: Path) -> None:
+    """What a task writes while it holds its directory is there until it lets go."""
+    lost: list[int] = []
+
+    def run(subtask: int) -> None:
+        directory = tmp_path / str(subtask)
+        for round_ in range(200):
+            batch = 10 * round_ + subtask
+            with in_use(directory, batch):
+                directory.mkdir(exist_ok=True)
+                (directory / "file").write_bytes(b"state")
+                remove_unused(directory, batch, spare_batches=0)
+                if not (directory / "file").exists():
+                    lost.append(batch)
+
+    threads = [threading.Thread(target=run, args=(subtask,)) for subtask in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lost == []
+
+
+def test_tasks_sweep_what_has_moved_away(tmp_path: Path) -> None:
+    """Subtask 1 runs on another host from batch 1 on; its files here go, and nothing else."""
+    engine = Engine(tmp_path, lambda key: 0 if key[0] == 0 else 2**64 - 1)
+    engine.start(2, 0)
+    here = engine.local_of(0) / "2"
+    for batch in range(3 + 2 * SPARE_BATCHES):
+        for subtask in range(2):
+            engine.run_commands(batch, subtask, [((subtask, None), ("set", batch))])
+        engine.place = lambda subtask: subtask
+        assert batch > SPARE_BATCHES or (here / "1").exists()
+    assert not (here / "1").exists()
+    assert (here / "0").exists()
+    engine.place = lambda subtask: 0
+    [[_, [value, *_]]] = engine.run_commands(batch + 1, 1, [((1, None), ("read",))])
+    assert value == [batch]
+
+
+def test_tasks_without_keys_sweep_as_well(tmp_path: Path) -> None:
+    engine = OperatorEngine(tmp_path)
+    engine.start(2, 0)
+    for batch in range(3 + 2 * SPARE_BATCHES):
+        for subtask in range(2):
+            engine.host = int(subtask == 1 and batch > 1)
+            engine.run_subtask(batch, subtask, [["add", "items", "x"]])
+    folders = [sorted(path.name for path in tmp_path.glob(f"host-{host}/**/?") if path.is_dir()) for host in (0, 1)]
+    assert folders == [["0", "2"], ["1", "2"]]
+
+
+def test_maps_of_subtasks_that_a_process_does_not_run_any_more_are_released(tmp_path: Path) -> None:
+    """A removed file takes space as long as it is mapped."""
+    released: list[Path] = []
+    cache = LocalCache(spare_batches=3, released=released.append)
+    first, second = (tmp_path / "operator" / "2" / str(subtask) for subtask in range(2))
+    elsewhere = tmp_path / "other operator" / "2" / "0"
+    local = cache.at(first, 5)
+    local.write(EDGE, encode_run([], compression=None, block_rows=1), "5-token")
+    mapped = weakref.ref(local.open(EDGE))
+    del local
+    cache.at(elsewhere, 0)
+    for batch in range(5, 9):
+        cache.at(second, batch)
+    assert mapped() is not None
+    assert cache.at(first, 8).open(EDGE) is mapped()
+    cache.at(second, 12)
+    assert mapped() is None
+    assert released == [first]
+    assert isinstance(cache.at(first, 12), LocalRuns)
+
+
+def test_snapshots_that_later_attempts_write_are_left_alone(tmp_path: Path) -> None:
+    local = LocalSnapshots(tmp_path)
+    local.write(checksum(b"state"), b"state", 3, "token")
+    for name in ("2-dead.tmp", "3-live.tmp", "4-live.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    local.sweep([checksum(b"state")], 3)
+    assert names(tmp_path) == sorted(["3-live.tmp", "4-live.tmp", f"{checksum(b'state').hex()}.snapshot"])
