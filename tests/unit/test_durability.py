@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,34 @@ def test_what_is_read_of_others_can_be_made_durable(tmp_path: Path, disk: Disk) 
     with (tmp_path / "store/log/1").open("ab") as other:
         other.write(b" and more")
     assert disk.read("log/1") == b"head"
-    store.sync("log/1")
+    store.sync("log/1", start=4, end=13)
     assert disk.read("log/1") == b"head and more"
+
+
+def test_what_others_failed_to_sync_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has given it up, so that a sync alone would find nothing to do."""
+    store, pwritev = LocalStore(tmp_path), os.pwritev
+    more = bytes(range(256)) * 5000
+    store.put("log", b"head" + more)
+    steps: list[tuple[int, bytes] | str] = []
+
+    def noted(fd: int, views: Sequence[memoryview], at: int) -> int:
+        steps.append((at, b"".join(views)))
+        return pwritev(fd, views, at)
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    monkeypatch.setattr("statelog.storage.local.sync_data", lambda fd: steps.append("sync"))
+    store.sync("log", start=7, end=4 + len(more))
+    *writes, last = steps
+    assert last == "sync"
+    assert b"".join(data for at, data in writes) == more[3:]
+    assert [at for at, _ in writes] == [
+        7 + sum(len(data) for _, data in writes[:number]) for number in range(len(writes))
+    ]
+    assert store.read("log") == b"head" + more
+    with pytest.raises(StorageError, match="it ends at offset 1280004, before 1280005"):
+        store.sync("log", start=7, end=5 + len(more))
+    assert store.size_bytes("log") == 4 + len(more)
 
 
 def test_who_loses_a_race_knows_that_the_winner_stays(tmp_path: Path, disk: Disk) -> None:
