@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import statelog
-from statelog import ConfigurationError, ErrorKind, StateMissingError
+from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.__main__ import main
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.entry import Claim, QueryOperators
@@ -24,6 +24,7 @@ from statelog.options import Options
 from statelog.storage import LocalStore
 from statelog.testing.local_query import LocalOperator
 from tests.model.engine import Engine
+from tests.model.operator_engine import OperatorEngine
 
 
 def text_of(folder: str, batch: int) -> str:
@@ -454,12 +455,52 @@ def test_state_of_another_copy_is_an_error(tmp_path: Path) -> None:
 
 
 def test_state_that_is_ahead_of_spark_is_left_alone(tmp_path: Path) -> None:
-    """Spark's checkpoint may be an older copy than anything that is retained."""
-    operators = Operators(tmp_path, MATERIALIZING)
-    operators.run(1, "ab", 0, 20)
+    """Spark's checkpoint may be an older copy than anything that the log still holds."""
+    operators = Operators(tmp_path, replace(MATERIALIZING, file_merging="within"))
+    operators.run(1, "a", 0, 20)
+    assert not (Path(operators.location) / "a" / "log" / f"{5:020}.log").exists()
     spark_checkpoint(tmp_path, range(4), range(3))
     done = statelog.rewind(tmp_path, location=operators.location)
     assert (done.next_batch, done.taken_back) == (3, [])
+
+
+def test_a_batch_that_spark_has_not_committed_needs_nothing(tmp_path: Path) -> None:
+    location = state(tmp_path, 1)
+    spark_checkpoint(tmp_path, range(1), range(0))
+    done = statelog.rewind(tmp_path, location=location)
+    assert (done.next_batch, done.taken_back, done.operators) == (0, [], ["a"])
+
+
+def test_the_first_batch_is_taken_back_if_there_is_no_state(tmp_path: Path) -> None:
+    spark_checkpoint(tmp_path, range(2), range(1))
+    done = statelog.rewind(tmp_path, location=str(tmp_path / "location"))
+    assert (done.next_batch, done.taken_back, done.removed) == (0, [0], ["offsets/1", "commits/0"])
+
+
+def test_a_log_that_lost_a_file_is_damage(tmp_path: Path) -> None:
+    operators = Operators(tmp_path, Options(file_merging="within"))
+    operators.run(1, "a", 0, 4)
+    (Path(operators.location) / "a" / "log" / f"{1:020}.log").unlink()
+    (Path(operators.location) / "a" / "log" / f"{2:020}.log").unlink()
+    spark_checkpoint(tmp_path, range(7), range(6))
+    with pytest.raises(CorruptionError, match="but not 2"):
+        statelog.rewind(tmp_path, location=operators.location)
+
+
+def test_operator_state_needs_its_newest_snapshots_only(tmp_path: Path) -> None:
+    engine = OperatorEngine(tmp_path, inline_budget_bytes=0, retained_checkpoints=2)
+    engine.start(2, 0)
+    for batch in range(6):
+        for subtask in range(2):
+            engine.run_subtask(batch, subtask, [("add", "units", f"{batch}")])
+    engine.coordinator.close()
+    spark_checkpoint(tmp_path, range(8), range(7))
+    assert statelog.rewind(tmp_path, location=engine.location, dry_run=True).next_batch == 6
+
+    [snapshot] = (Path(engine.location) / "op" / "changes").glob("*/1/5-*.snapshot")
+    snapshot.unlink()
+    with pytest.raises(StateMissingError, match="1 of its objects are gone"):
+        statelog.rewind(tmp_path, location=engine.location)
 
 
 def test_named_operators_must_be_there(tmp_path: Path) -> None:
@@ -557,6 +598,15 @@ def test_every_object_of_the_target_must_be_whole(tmp_path: Path, harm: Callable
         with pytest.raises(StateMissingError, match="1 of its objects are gone or too short: a/changes/") as caught:
             statelog.rewind(tmp_path, location=operators.location, dry_run=dry_run)
         assert caught.value.kind is ErrorKind.OBJECT_MISSING
+    require_nothing_changed(tmp_path)
+
+
+def test_the_first_checkpoint_must_be_whole_too(tmp_path: Path) -> None:
+    operators = behind(tmp_path, 0, inline_budget_bytes=0)
+    [changeset] = (Path(operators.location) / "a" / "changes").glob("*/0/0-*.run")
+    changeset.unlink()
+    with pytest.raises(StateMissingError, match="back to checkpoint 0, but 1 of its objects"):
+        statelog.rewind(tmp_path, location=operators.location)
     require_nothing_changed(tmp_path)
 
 

@@ -154,8 +154,7 @@ def _named(logs: QueryLogs, uids: Sequence[str]) -> BatchOperators:
 def _of_query(logs: QueryLogs, committed: int, time_ms: Callable[[int], int | None]) -> BatchOperators:
     """The operators of the query's newest run, as its checkpoints say, or as they let guess."""
     checkpoints = [checkpoint for log in logs.found for checkpoint in log.history.checkpoints]
-    noted = {one.batch for one in checkpoints if one.operators is not None and one.batch <= committed + 1}
-    for batch in sorted(noted, reverse=True):
+    for batch in sorted({one.batch for one in checkpoints if one.batch <= committed + 1}, reverse=True):
         found = logs.at(batch, time_ms(batch))
         if found.is_noted:
             return found
