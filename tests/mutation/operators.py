@@ -164,7 +164,7 @@ class Order(_Replacement):
     EXAMPLES = (("def f():\n    a()\n    b()\n", "def f():\n    b()\n    a()\n"),)
 
     def replacements(self, node: Any) -> Iterator[tuple[Any, str]]:
-        if node.type != "suite":
+        if node.type != "suite" or ((function := _function(node)) is not None and function.name.value == "__init__"):
             return
         statements = node.children[1:]
         for first, second in pairwise(statements):
