@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -189,6 +190,23 @@ def test_late_rows_are_counted_and_update_windows_while_they_are_allowed(spark: 
     found = [(row.window_start.second, row.n) for row in _run(totals, tmp_path)]
     assert found == [(0, 1), (0, 11), (20, 5)]
     assert CountLate.late_rows == 1
+
+
+def test_a_start_with_other_settings_converts_or_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    def totals(windows: Any, lateness_ms: int) -> DataFrame:
+        marked = _stream(spark, tmp_path).withWatermark("time", "0 seconds")
+        keyed = statelog.key_by(marked, "user").window(windows, allowedLatenessMs=lateness_ms)
+        return keyed.reduce(lambda one, other: (one[0] + other[0],), "n long")
+
+    _write(tmp_path, [[("a", 5.0, 1), ("a", 15.0, 2)], [("a", 22.0, 3)]])
+    assert [row.n for row in _run(totals(TumblingWindows(10_000), 0), tmp_path)] == [1, 2]
+    _write(tmp_path, [[("a", 6.0, 10), ("a", 23.0, 4)], [("a", 31.0, 5)], [("a", 32.0, 5)], [("a", 24.0, 6)]])
+    with pytest.raises(StreamingQueryException) as caught:
+        _run(totals(TumblingWindows(20_000), 0), tmp_path)
+    assert "size_ms=10000" in str(caught.value)
+    assert "[other-settings]" in str(caught.value)
+    found = [(row.window_start.second, row.n) for row in _run(totals(TumblingWindows(10_000), 60_000), tmp_path)]
+    assert found == [(20, 7), (20, 13)]
 
 
 def test_windows_of_windows(spark: SparkSession, tmp_path: Path) -> None:
