@@ -321,7 +321,7 @@ class Seen:
 TTL_INPUT = {"input": "user string, n long", "output": "last long, all array<long>", "keys": ["user"]}
 
 
-@pytest.mark.parametrize("table", ["runs", "memory"])
+@pytest.mark.parametrize("table", ["runs", "memory", "rocksdb"])
 @pytest.mark.parametrize("keep_local", [True, False])
 def test_what_has_expired_does_not_come_back_without_a_ttl(table: str, keep_local: bool) -> None:
     options = statelog.Options(table=table)  # type: ignore[arg-type]  # one of its values
