@@ -189,8 +189,7 @@ def _direct(coordinator: OperatorCoordinator) -> Call:
             return coordinator.begin(request)
         if isinstance(request, Fetch):
             return coordinator.fetch(request)
-        coordinator.ack(request, payload)
-        return Acked()
+        return coordinator.ack(request, payload)
 
     return call
 

@@ -77,6 +77,7 @@ class StoredQuery:
         self.root = root
         self.checkpoint = root / "checkpoint"
         self.runs = 0
+        self._times: dict[int, BatchTime] = {}
 
     def run(
         self,
@@ -114,13 +115,15 @@ class StoredQuery:
         for uid, own in operators.items():
             location = own or self.checkpoint / "statelog"
             engine = _Operator(self.root / f"scratch-{self.runs}-{name_part(uid)}", location, uid, note, states)
-            engine.times = {batch: BatchTime(time_ms + batch, 0) for batch in range(100)}
+            later = {batch: BatchTime(time_ms + batch, 0) for batch in range(batches.start, 100)}
+            engine.times = {**self._times, **later}
             engine.start(1, batches.start)
             for batch in batches[:-1] if uid in lacking else batches:
                 engine.run_commands(batch, 0, [(KEY, ("set", batch)), (KEY, ("append", str(batch)))])
             engine.coordinator.close()
             engine.release()
         for batch in batches:
+            self._times[batch] = BatchTime(time_ms + batch, 0)
             text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": time_ms + batch}) + '\n{"value":0}'
             _write(self.checkpoint / "offsets" / str(batch), text)
             _write(self.checkpoint / "commits" / str(batch), "v1\n{}")

@@ -30,7 +30,7 @@ from statelog import (
     Step,
 )
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.protocol import Ack
+from statelog.checkpoint.protocol import Ack, Acked
 from statelog.errors import StatelogError
 from statelog.spark import internals
 from statelog.spark.arguments import require_endpoint
@@ -289,11 +289,11 @@ def _cached_tables(session: SparkSession) -> int:
 def _record_acks(story: Story) -> None:
     take = OperatorCoordinator.ack
 
-    def ack(self: OperatorCoordinator, ack: Ack, payload: bytes) -> None:
+    def ack(self: OperatorCoordinator, ack: Ack, payload: bytes) -> Acked:
         task = ack.task
         refused = ""
         try:
-            take(self, ack, payload)
+            return take(self, ack, payload)
         except StatelogError as error:
             refused = str(error.kind)
             raise
