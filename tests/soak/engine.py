@@ -83,7 +83,7 @@ class Life:
         self._reads_all = False
 
     def _initial_rows(self, rng: Random) -> list[Row]:
-        return random_batch(rng, 0, actions=1, reads_all=False, fills=True).actions[0]
+        return random_batch(rng, 0, actions=1, fills=True).actions[0]
 
     def run(self) -> None:
         """Live to the end.
@@ -164,7 +164,8 @@ class Life:
         actions = self._mood.actions or rng.choice([1, 1, 2, 3])
         self._now_ms += rng.choice([0, 1, 5, 10, 20])
         fills = self._batch == 0 or rng.random() < 0.03
-        plan = random_batch(rng, self._now_ms, actions=actions, reads_all=self._reads_all, fills=fills)
+        is_calm = self._mood.is_calm
+        plan = random_batch(rng, self._now_ms, actions=actions, reads_all=self._reads_all, fills=fills, is_calm=is_calm)
         self._cluster.now_s += plan.seconds
         self._times[self._batch] = BatchTime(plan.now_ms, 0)
         self._least = self._options["retained_checkpoints"]

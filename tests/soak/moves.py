@@ -93,7 +93,9 @@ class Mood:
 def random_mood(rng: Random) -> Mood:
     """How the next run goes; a fifth of them are calm, and some others are long, though their subtasks move."""
     if rng.random() < 0.2:
-        return Mood(is_calm=True, actions=rng.randint(1, 3), width=rng.choice([1, 3]), is_slow=rng.random() < 0.3)
+        return Mood(
+            is_calm=True, actions=rng.choice([1, 2, 2, 3]), width=rng.choice([1, 3]), is_slow=rng.random() < 0.3
+        )
     is_long = rng.random() < 0.3
     return Mood(
         actions=rng.choice([0, 0, 1, 2]),
@@ -134,8 +136,8 @@ class BatchPlan:
     actions : list of list of Row
         The rows of each action that asks for its output, the last of which counts. Those of others may be in another
         order, as a source without an order gives them.
-    subtasks : list of (list of int or None)
-        The subtasks that an action runs, by place, if not all: an action like ``take`` needs no more.
+    partial : dict
+        The share of the subtasks that an action runs, by its place, if not all: one like ``take`` needs no more.
     """
 
     now_ms: int
@@ -144,7 +146,9 @@ class BatchPlan:
     partial: dict[int, float] = field(default_factory=dict)
 
 
-def random_batch(rng: Random, now_ms: int, *, actions: int, reads_all: bool, fills: bool) -> BatchPlan:
+def random_batch(
+    rng: Random, now_ms: int, *, actions: int, reads_all: bool = False, fills: bool = False, is_calm: bool = False
+) -> BatchPlan:
     """The next batch; `fills` writes to all keys, so that the state is large beside what follows."""
     rows: list[Row] = [(key, None, READ_ALL) for key in KEYS] if reads_all else []
     if fills:
@@ -158,8 +162,8 @@ def random_batch(rng: Random, now_ms: int, *, actions: int, reads_all: bool, fil
         if rng.random() < 0.1:
             rng.shuffle(others)
         orders.insert(0, others)
-    cut = {place: rng.random() for place in range(actions - 1) if rng.random() < 0.15}
-    return BatchPlan(now_ms, rng.choice([0.0, 0.5, 1.0, 3.0]), orders, cut)
+    partial = {place: rng.random() for place in range(actions - 1) if rng.random() < 0.15 and not is_calm}
+    return BatchPlan(now_ms, rng.choice([0.0, 0.5, 1.0, 3.0]), orders, partial)
 
 
 def _time_of_row(rng: Random, now_ms: int) -> int | None:

@@ -1,0 +1,50 @@
+"""A slice of the soak, and that it finds what it is there for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.spark.support import REPOSITORY
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def soak(*arguments: str) -> tuple[int, str]:
+    """Run the engine lane; return its exit code and what it said."""
+    command = [sys.executable, "-m", "tests.soak", "--lane", "engine", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def told(text: str, state: str) -> dict[str, Any]:
+    """The counters of the line with a state."""
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"soak"')]
+    return next(line for line in lines if line["soak"] == state)
+
+
+def test_a_slice_of_the_soak() -> None:
+    code, text = soak("--minutes", "1.5", "--seed", "20")
+    assert code == 0, text[-20_000:]
+    counts = told(text, "passed")
+    for name in ("batches", "kills of drivers", "kills of workers", "host moves", "rescales", "restores"):
+        assert counts[name] > 0, name
+
+
+@pytest.mark.parametrize(
+    ("plant", "sign"),
+    [("stale-jobs", "objects are missing"), ("lost-jobs", "objects that no entry names")],
+)
+def test_a_planted_defect_is_found(plant: str, sign: str) -> None:
+    """One life, which is right without the defect: another one must be chosen if what is drawn changes."""
+    life = ("--seed", "5", "--life", "8")
+    code, text = soak(*life)
+    assert code == 0, text[-20_000:]
+    code, text = soak(*life, "--plant", plant)
+    assert code == 1
+    assert sign in text
+    assert "repeat it with: ./dev soak --lane engine --seed 5 --life 8" in text
