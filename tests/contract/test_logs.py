@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.entry import encode_frame
+from statelog.checkpoint.entry import Entry, encode_frame
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.checkpoint.open_log import open_log
@@ -16,7 +16,15 @@ from statelog.errors import ConfigurationError, CorruptionError, FencedError, St
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, Action, LogContract, make_checkpoint, make_claim, steps
+from statelog.testing.log_contract import (
+    PREFIX,
+    Action,
+    LogContract,
+    checkpoints,
+    make_checkpoint,
+    make_claim,
+    steps,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +122,34 @@ class TestLogThatAppends(LogContract):
         with pytest.raises(FencedError):
             log.append(*make_checkpoint("a", 1, 1))
         assert other.read() == [make_claim("b")(1)]
+
+    def test_closing_removes_no_other_runs_file(self, tmp_path: Path) -> None:
+        """Of two files the newer one is gone, or the only one was replaced while it was claimed."""
+        first, second = (self.make_log(LocalStore(tmp_path / "gone")) for _ in range(2))
+        first.claim(make_claim("a"))
+        written = first.append(*make_checkpoint("a", 1, 0))
+        second.claim(make_claim("b"))
+        LocalStore(tmp_path / "gone").delete([second.file_name])
+        second.close()
+        assert self.make_log(LocalStore(tmp_path / "gone")).read() == [make_claim("a")(1), written]
+        for step in steps():
+            root = tmp_path / str(step)
+
+            def replace_it(root: Path = root) -> Entry:
+                LocalStore(root).delete([f"{PREFIX}/{1:020}.log"])
+                other = self.make_log(LocalStore(root))
+                other.claim(make_claim("b"))
+                return other.append(*make_checkpoint("b", 1, 0))
+
+            replaced = Action(replace_it)
+            log = self.make_log(FaultStore(LocalStore(root), FaultPlan.at(call=step, action=replaced)))
+            claimed = Action(partial(log.claim, make_claim("a")))
+            claimed()
+            if claimed.results and log.number == 1:
+                break  # that came after the claim's last look
+            log.close()
+            found = checkpoints(self.make_log(LocalStore(root)).read())
+            assert all(entry in found for entry in replaced.results)
 
     def test_a_tail_that_vanishes_while_it_is_read_does_not_count(self, tmp_path: Path) -> None:
         for step in steps():
