@@ -84,7 +84,7 @@ class Orders:
         """
         subtask = task.subtask
         is_part_of_batch = not self._options.changelog
-        base_batch = task.batch if is_durable and not is_part_of_batch else task.batch - 1
+        base_batch = task.batch if is_durable else task.batch - 1
         is_forced = False
         if self._inventory.has_wasteful:
             base = self._base(origin, subtask, base_batch)
@@ -156,11 +156,6 @@ class Orders:
         """Whether the levels of an ack are what the subtask's grant lets it name, and lead to its state."""
         subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
         if grant is None or ack.job != grant.job or not ack.levels or not names_only(ack.levels, grant):
-            return False
-        kept = [
-            run.name for level in ack.levels for run in level.runs if run.name and not self._grants.is_open(run.name)
-        ]
-        if not all(map(self._inventory.needs, kept)):
             return False
         if not ack.has_changeset:
             return ack.levels[-1].last == ack.task.batch
