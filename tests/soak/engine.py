@@ -33,7 +33,7 @@ _LOOKS_EVERY: Final = 6
 """Batches between two looks at what is stored."""
 _CALM_BATCHES: Final = 12
 _LAG: Final = 8
-"""In a calm run whose subtasks materialize as often as they can, bases are at most so many batches old."""
+"""In a calm run whose subtasks materialize as often as they can, the newest base is at most so many batches old."""
 _LEFT_PER_SUBTASK: Final = 6
 """Objects without an entry that names them, of jobs in progress, in a calm run."""
 _START_CALLS: Final = 60
@@ -322,8 +322,8 @@ class Life:
         limit = _LEFT_PER_SUBTASK * self._run.parallelism
         left = [name for name in stored.unreferenced if "/initial/" not in name]
         self._require(len(left) <= limit, f"{len(left)} objects that no entry names: {left}")
-        lag = stored.newest - stored.through
-        self._require(lag <= _LAG + self._run.parallelism, f"the newest base is {lag} batches old")
+        lag = stored.newest - stored.newest_base
+        self._require(lag <= _LAG, f"the newest base is {lag} batches old")
         self._counts["calm runs"] += 1
 
     def _require(self, is_right: bool, text: str) -> None:

@@ -304,15 +304,15 @@ class Stored:
         Objects that no entry names.
     checkpoints : int
         How many can be restored.
-    newest, through : int
-        The newest batch, and the last one that the materialized state of all keys holds.
+    newest, newest_base : int
+        The newest batch, and the last one that the newest materialized state of a subtask holds.
     """
 
     missing: dict[int, list[str]]
     unreferenced: list[str]
     checkpoints: int
     newest: int
-    through: int
+    newest_base: int
 
 
 class Tool:
@@ -334,7 +334,7 @@ class Tool:
             files.unreferenced,
             sum(map(files.history.has_batch, retained)),
             latest.batch,
-            latest.cover.through if latest.cover else -1,
+            max((piece.base.through for piece in latest.cover.pieces), default=-1) if latest.cover else -1,
         )
 
     def restore(self, saved: SavedOperator, source: str, run: Run) -> None:
