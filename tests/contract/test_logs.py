@@ -123,6 +123,17 @@ class TestLogThatAppends(LogContract):
             log.append(*make_checkpoint("a", 1, 1))
         assert other.read() == [make_claim("b")(1)]
 
+    def test_a_writer_whose_file_was_changed_is_fenced_for_good(self, tmp_path: Path) -> None:
+        store = LocalStore(tmp_path)
+        name = f"{PREFIX}/{1:020}.log"
+        cut = Action(lambda: store.append(name, [], at=store.size_bytes(name) - 1))
+        log = self.make_log(FaultStore(store, FaultPlan.at("size_bytes", call=4, action=cut)))
+        log.claim(make_claim("a"))
+        for _ in range(2):
+            with pytest.raises(FencedError, match="its file was deleted or replaced"):
+                log.append(*make_checkpoint("a", 1, 0))
+        assert cut.is_called
+
     def test_closing_removes_no_other_runs_file(self, tmp_path: Path) -> None:
         """Of two files the newer one is gone, or the only one was replaced while it was claimed."""
         first, second = (self.make_log(LocalStore(tmp_path / "gone")) for _ in range(2))
@@ -179,6 +190,41 @@ class TestLogThatAppends(LogContract):
         assert (tmp_path / PREFIX / "00000000000000000002.log").read_bytes() == claim
         assert newer.claim(make_claim("b")) == [make_claim("a")(1), written, make_claim("b")(2)]
 
+    def test_a_new_claim_leaves_the_doubts_of_the_one_before(self, tmp_path: Path) -> None:
+        log = self.make_log(FaultStore(LocalStore(tmp_path), FaultPlan.at("append")))
+        log.claim(make_claim("a"))
+        with pytest.raises(StorageError):
+            log.append(*make_checkpoint("a", 1, 0))
+        log.claim(make_claim("a"))
+        assert log.append(*make_checkpoint("a", 2, 0)).number == 2
+
+    def test_a_fence_that_was_cut_off_is_damage(self, tmp_path: Path) -> None:
+        """Also where its file is not the last one of its run, and each entry has a file."""
+        for run, epoch in (("a", 1), ("b", 2)):
+            log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=False)
+            log.claim(make_claim(run))
+            log.append(*make_checkpoint(run, epoch, epoch))
+        fenced = tmp_path / PREFIX / f"{3:020}.log"
+        claim_bytes = sum(map(len, encode_frame(make_claim("b")(2), [])))
+        whole = fenced.read_bytes()
+        for length in range(claim_bytes + 1, len(whole)):
+            fenced.write_bytes(whole[:length])
+            with pytest.raises(CorruptionError, match=r"3\.log: its \d+ bytes are no whole number of log entries"):
+                self.make_log(LocalStore(tmp_path)).read()
+
+    @pytest.mark.parametrize("appends", [True, False])
+    def test_only_the_last_file_of_the_newest_run_is_still_open(self, tmp_path: Path, appends: bool) -> None:
+        """What an older fence covers, and what a run finished before it made another file, need not be synced again."""
+        for run, epoch in (("a", 1), ("b", 2)):
+            log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=appends)
+            log.claim(make_claim(run))
+            for batch in range(3):
+                log.append(*make_checkpoint(run, epoch, batch))
+        synced = Action(lambda: None)
+        store = FaultStore(LocalStore(tmp_path), FaultPlan.at("sync", call=1, action=synced))
+        assert len(self.make_log(FaultStore(store, FaultPlan.at("sync", call=2))).claim(make_claim("c"))) == 8
+        assert synced.is_called
+
 
 class TestLogOfObjects(LogContract):
     @pytest.fixture
@@ -198,6 +244,26 @@ class TestLogOfObjects(LogContract):
             path.write_bytes(damaged)
             with pytest.raises(CorruptionError, match=f"{2:020}.log"):
                 self.make_log(WithoutAppend(LocalStore(tmp_path), FaultPlan())).read()
+
+    def test_only_an_entry_that_was_in_doubt_is_taken_for_the_own(self, tmp_path: Path) -> None:
+        """Any other file that turns up, as of a copy that somebody put there, is another run's."""
+        entry = encode_frame(*make_checkpoint("b", 1, 0))
+        other_epoch = encode_frame(*make_checkpoint("b", 2, 0))
+        claim = encode_frame(make_claim("b")(1), [])
+        for root, frame, plan in (
+            (tmp_path / "entry", entry, FaultPlan()),
+            (tmp_path / "claim", claim, FaultPlan()),
+            (tmp_path / "claim in doubt", claim, FaultPlan.at("put_if_absent", call=2)),
+            (tmp_path / "other epoch in doubt", other_epoch, FaultPlan.at("put_if_absent", call=2)),
+        ):
+            log = self.make_log(FaultStore(LocalStore(root), plan))
+            log.claim(make_claim("a"))
+            if root.name.endswith("doubt"):
+                with pytest.raises(StorageError):
+                    log.append(*make_checkpoint("a", 1, 0))
+            assert LocalStore(root).put_if_absent(log.name_of(2), b"".join(frame))
+            with pytest.raises(FencedError, match="entry 2 is another run's"):
+                log.append(*make_checkpoint("a", 1, 0))
 
     def test_entries_of_an_older_epoch_after_a_claim_are_void(self, tmp_path: Path) -> None:
         older, newer = (self.make_log(LocalStore(tmp_path)) for _ in range(2))

@@ -367,9 +367,6 @@ class NumberedLog(Log):
                 f"{name}: its {size} bytes are no whole number of log entries.",
                 hint="Restore the file from a copy; a shorter log would lose checkpoints.",
             )
-        if self._store.can_append and self._store.size_bytes(name) < end:
-            # Its writer lives: it dropped a failed append and was about to write another in its place.
-            raise StorageError(f"{name} was changed while it was read.", hint="Try again.")
         return entries, (start, end)
 
     def _epoch_of(self, number: int) -> int | None:
