@@ -19,4 +19,5 @@ Python driver, its JVM and its Python workers are killed.
 | engine | a life in the engine lane: Spark's part, and the comparison |
 | spark_lane | a life in the spark lane |
 | report | counters |
+| plants | defects that the soak must find: guards taken away, one at a time |
 """

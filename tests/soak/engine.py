@@ -105,7 +105,6 @@ class Life:
             raise Difference(f"batch {self._batch}: {type(error).__name__}: {error}") from error
         finally:
             self._cluster.close()
-        shutil.rmtree(self.directory)
 
     # ---- Runs ----
 

@@ -102,7 +102,7 @@ def random_mood(rng: Random) -> Mood:
         hosts=rng.choice([1, 2, 3, 3]),
         stay=rng.choice([0.0, 0.5, 0.9]),
         width=rng.choice([1, 1, 2, 4]),
-        fault_rate=rng.choice([0.0, 0.0, 0.01, 0.05]),
+        fault_rate=rng.choice([0.0, 0.0, 0.02, 0.1]),
         death_rate=0.0 if is_long else rng.choice([0.0, 0.03, 0.1]),
         unrest=0.02 if is_long else rng.choice([0.05, 0.2]),
         is_slow=rng.random() < 0.5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections import Counter, deque
@@ -58,10 +59,11 @@ class Report:
 
     def live(self, life: AnyLife, number: int) -> bool:
         """Run a life; return whether all was right, and tell what was not."""
-        started_s = time.monotonic()
+        started_s, keeps = time.monotonic(), False
         try:
             life.run()
         except Difference as difference:
+            keeps = True
             text = "\n    ".join([f"life {number} of seed {self._seed}, its last moves:", *life.moves, str(difference)])
             print(text, file=self._sink)
             self.tell("failed", life=number, kept=str(life.directory))
@@ -70,6 +72,8 @@ class Report:
             return False
         finally:
             self.busy_s += time.monotonic() - started_s
+            if not keeps:
+                shutil.rmtree(life.directory, ignore_errors=True)
         if self.busy_s - self._told_s >= _EVERY_S:
             self.tell("running")
         return True

@@ -41,7 +41,7 @@ class SparkLife:
         self.moves: deque[str] = deque(maxlen=60)
         self.directory = new_directory()
         self._job = Job(self.directory)
-        self._files = 0
+        self._files = self._compared = 0
         self._parallelism = 0
 
     def run(self) -> None:
@@ -68,7 +68,6 @@ class SparkLife:
         if found != self._files:
             raise Difference(f"{found} of {self._files} batches have a result")
         self._counts["lives"] += 1
-        shutil.rmtree(self.directory)
 
     def _add_input(self, count: int) -> None:
         self._job.add(make_orders(count, seed=self._random.randrange(1 << 32), rows=40))
@@ -94,14 +93,14 @@ class SparkLife:
     def _kill_some(self, driver: Driver) -> bool:
         """Kill Python workers now and then, and in the end the driver or the JVM; return whether it came to that."""
         rng = self._random
-        workers, end_s = rng.randint(0, 4), time.monotonic() + _LEG_TIMEOUT_S
+        workers, end_s = rng.randint(0, 6), time.monotonic() + _LEG_TIMEOUT_S
         done = len(list(self._job.output.glob("*.json")))
         while len(list(self._job.output.glob("*.json"))) == done:
             if driver.process.poll() is not None or time.monotonic() > end_s:
                 return False
             time.sleep(0.05)
         for _ in range(workers):
-            time.sleep(rng.uniform(0.1, 1.5))
+            time.sleep(rng.uniform(0.1, 1.0))
             self._kill_worker(driver)
         time.sleep(rng.uniform(0.0, 3.0))
         if driver.process.poll() is not None:
@@ -137,10 +136,8 @@ class SparkLife:
         for batch, answer in self._job.results().items():
             if expected[batch] != answer:
                 raise Difference(f"batch {batch}\n    found    {answer}\n    expected {expected[batch]}")
-        self._counts["batches"] = self._counts["batches"] + len(self._job.results()) - self._compared
+        self._counts["batches"] += len(self._job.results()) - self._compared
         self._compared = len(self._job.results())
-
-    _compared = 0
 
     def _go_on_from_savepoint(self) -> None:
         """Save the query that is stopped, and have another one go on from that in its place."""
