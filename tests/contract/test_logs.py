@@ -198,6 +198,29 @@ class TestLogThatAppends(LogContract):
         log.claim(make_claim("a"))
         assert log.append(*make_checkpoint("a", 2, 0)).number == 2
 
+    def test_a_claim_that_failed_ends_the_one_before(self, tmp_path: Path) -> None:
+        for step in steps():
+            store = LocalStore(tmp_path / str(step))
+            log = self.make_log(FaultStore(store, FaultPlan.at(call=step)))
+            failed = [False, False]
+            for number in range(2):
+                try:
+                    log.claim(make_claim("a"))
+                except StorageError:
+                    failed[number] = True
+            if failed[1]:
+                with pytest.raises(FencedError, match="its claim failed"):
+                    log.append(*make_checkpoint("a", 2, 0))
+            elif not failed[0]:
+                break
+
+    def test_the_newest_file_is_never_removable(self, tmp_path: Path) -> None:
+        log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=False, min_age_s=0)
+        log.claim(make_claim("a"))
+        for batch in range(3):
+            log.append(*make_checkpoint("a", 1, batch))
+        assert log.removable(99) == [log.name_of(number) for number in (1, 2, 3)]
+
     def test_a_fence_that_was_cut_off_is_damage(self, tmp_path: Path) -> None:
         """Also where its file is not the last one of its run, and each entry has a file."""
         for run, epoch in (("a", 1), ("b", 2)):

@@ -143,7 +143,7 @@ class NumberedLog(Log):
         return self._read().entries
 
     def claim(self, make: Callable[[int], Claim]) -> list[Entry]:
-        self._lost, self._is_in_doubt, self._is_used = "its claim failed", False, False
+        self._lost, self._is_in_doubt = "its claim failed", False
         while True:
             looked_s = self._now_s()
             newest = max(self._files(), default=0)
