@@ -50,6 +50,8 @@ class Life:
         Everything is drawn from it.
     counts : Counter
         Counts what happens.
+    mood : Mood, optional
+        That of all runs; otherwise each has its own.
 
     Attributes
     ----------
@@ -57,8 +59,9 @@ class Life:
         What has happened last, for the message of a failure.
     """
 
-    def __init__(self, seed: str, counts: Counter[str]) -> None:
+    def __init__(self, seed: str, counts: Counter[str], mood: Mood | None = None) -> None:
         self._seed = seed
+        self._only_mood = mood
         self._counts = counts
         self.moves: deque[str] = deque(maxlen=60)
         rng = Random(seed)
@@ -112,7 +115,7 @@ class Life:
         """Start a run for the next batch, again and again until it comes to that."""
         for attempt in range(1, 100):
             self._change_settings(rng)
-            self._mood = random_mood(rng) if attempt < 4 else Mood()
+            self._mood = self._only_mood or (random_mood(rng) if attempt < 4 else Mood())
             if self._mood.is_calm:
                 self._options = calm_options(self._options)
             self._runs += 1

@@ -90,6 +90,10 @@ class Mood:
     is_slow: bool = False
 
 
+MOODS: Final = {"calm": Mood(is_calm=True, actions=2), "moving": Mood(hosts=3, stay=0.0, unrest=0.02)}
+"""Those that a soak can have for all of its runs: nothing is left to chance in when a process is killed."""
+
+
 def random_mood(rng: Random) -> Mood:
     """How the next run goes; a fifth of them are calm, and some others are long, though their subtasks move."""
     if rng.random() < 0.2:

@@ -37,6 +37,8 @@ class Report:
         Its name.
     seed : int
         That of the soak.
+    mood : str
+        That of all runs; empty if each has its own.
     sink : TextIO
         Where lines go.
 
@@ -48,11 +50,12 @@ class Report:
         How long lives have taken.
     """
 
-    def __init__(self, lane: str, seed: int, sink: TextIO = sys.stdout) -> None:
+    def __init__(self, lane: str, seed: int, mood: str = "", sink: TextIO = sys.stdout) -> None:
         self.counts: Counter[str] = Counter()
         self.busy_s = 0.0
         self._lane = lane
         self._seed = seed
+        self._mood = mood
         self._sink = sink
         self._told_s = 0.0
         self.tell("begins")
@@ -67,7 +70,9 @@ class Report:
             text = "\n    ".join([f"life {number} of seed {self._seed}, its last moves:", *life.moves, str(difference)])
             print(text, file=self._sink)
             self.tell("failed", life=number, kept=str(life.directory))
-            again = f"./dev soak --lane {self._lane} --seed {self._seed} --life {number}"
+            again = f"./dev soak --lane {self._lane} --seed {self._seed} --life {number}" + (
+                f" --mood {self._mood}" if self._mood else ""
+            )
             print(f"repeat it with: {again}", file=self._sink, flush=True)
             return False
         finally:

@@ -36,15 +36,15 @@ def test_a_slice_of_the_soak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "sign"),
-    [("stale-jobs", "objects are missing"), ("lost-jobs", "objects that no entry names")],
+    ("plant", "mood", "sign"),
+    [("stale-jobs", "moving", "objects are missing"), ("lost-jobs", "calm", "objects that no entry names")],
 )
-def test_a_planted_defect_is_found(plant: str, sign: str) -> None:
-    """One life, which is right without the defect: another one must be chosen if what is drawn changes."""
-    life = ("--seed", "5", "--life", "8")
-    code, text = soak(*life)
-    assert code == 0, text[-20_000:]
-    code, text = soak(*life, "--plant", plant)
-    assert code == 1
+def test_a_planted_defect_is_found(plant: str, mood: str, sign: str) -> None:
+    """A few lives are enough; without the defect the one that finds it passes."""
+    code, text = soak("--minutes", "4", "--seed", "7", "--mood", mood, "--plant", plant)
+    assert code == 1, text[-20_000:]
     assert sign in text
-    assert "repeat it with: ./dev soak --lane engine --seed 5 --life 8" in text
+    life = told(text, "failed")["life"]
+    assert f"repeat it with: ./dev soak --lane engine --seed 7 --life {life} --mood {mood}" in text
+    code, text = soak("--seed", "7", "--mood", mood, "--life", str(life))
+    assert code == 0, text[-20_000:]
