@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import threading
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from statelog.changelog.chain import checksum
 from statelog.changelog.local_runs import Edge, LocalRuns
@@ -75,6 +78,26 @@ def test_a_task_that_waits_for_a_removal_begins_anew(tmp_path: Path) -> None:
     finally:
         may_end.set()
         task.join()
+
+
+def test_what_another_task_removed_is_not_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its subtask may have come back meanwhile."""
+    use(tmp_path / "1", 0)
+    lock = fcntl.flock
+    running = ExitStack()
+
+    def lock_late(file: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            remove_unused(tmp_path / "0", 100)
+            running.enter_context(in_use(tmp_path / "1", 100))
+            (tmp_path / "1").mkdir()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with running:
+        remove_unused(tmp_path / "0", 100)
+        assert names(tmp_path) == ["1", "1.used"]
 
 
 def test_after_going_back_batches_are_counted_anew(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
         return
     try:
         fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(used).st_nlink:
+            return  # removed by another one meanwhile; the subtask may run again, with a file of its own
         text = os.pread(used, _BATCH_BYTES, 0)
         last = int(text) if text.strip().isdigit() else batch + 1
         if last > batch:
