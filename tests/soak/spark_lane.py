@@ -114,8 +114,8 @@ class SparkLife:
         return True
 
     def _kill_worker(self, driver: Driver) -> None:
-        """Kill a process below the JVM: a Python worker, or the process that forks them."""
-        found = sorted(_descendants(int(driver.jvm_pid_file.read_text())))
+        """Kill a Python worker, or the process that forks them."""
+        found = sorted(_python_below(int(driver.jvm_pid_file.read_text())))
         if found:
             with suppress(ProcessLookupError):
                 os.kill(self._random.choice(found), signal.SIGKILL)
@@ -166,8 +166,8 @@ class SparkLife:
             raise Difference(f"{command} failed:\n{done.stdout}{done.stderr}")
 
 
-def _descendants(pid: int) -> list[int]:
-    """All processes below one."""
+def _python_below(pid: int) -> list[int]:
+    """All Python processes of Spark below one; it starts others too, such as chmod."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -176,4 +176,10 @@ def _descendants(pid: int) -> list[int]:
     found = list(children.get(pid, []))
     for one in found:
         found.extend(children.get(one, []))
-    return found
+    return [one for one in found if b"pyspark" in _command(one)]
+
+
+def _command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
