@@ -15,7 +15,7 @@ from statelog.changelog.materializer import Grant
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.grants import Grants, names_only
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome
+from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome, TaskId
 from statelog.options import Options
 from statelog.state.key_groups import hash_range
 from statelog.storage import LocalStore
@@ -121,21 +121,24 @@ def _options(options: Options, **changed: object) -> Options:
 
 
 class Attempts:
-    """Attempts of the only subtask, whose changesets are given as bytes."""
+    """Attempts of a subtask, whose changesets are given as bytes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, subtask: int = 0) -> None:
         self.engine = engine
-        self.attempt = 100
+        self.subtask = subtask
+        self.attempt = 100 + 1000 * subtask
 
     def begin(self, batch: int) -> Begun:
         self.attempt += 1
-        return self.engine.coordinator.begin(Begin(self.engine.task_id(batch, 0, self.attempt), 0, 0, None))
+        return self.engine.coordinator.begin(Begin(self.task(batch), self.subtask, 0, None))
+
+    def task(self, batch: int) -> TaskId:
+        return self.engine.task_id(batch, self.subtask, self.attempt)
 
     def ack(
         self, batch: int, data: bytes, levels: list[Level] | None = None, job: str = "", **more: object
     ) -> JobOutcome:
-        task = self.engine.task_id(batch, 0, self.attempt)
-        message = Ack(task, chain.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
+        message = Ack(self.task(batch), chain.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
         return self.engine.coordinator.ack(replace(message, **more), data).job
 
     def batch(self, batch: int) -> Begun:

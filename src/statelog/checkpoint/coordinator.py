@@ -220,7 +220,6 @@ class OperatorCoordinator:
             batch.begun[task.attempt] = task.subtask
             before = self._history.at(batch.number - 1)
             origin = self._starts.origins[task.subtask]
-            is_durable = batch.durable is not None
             return Begun(
                 epoch=self._epoch,
                 genesis=origin,
@@ -238,7 +237,7 @@ class OperatorCoordinator:
                 expires_by=self._taken_over.expires_by,
                 initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
-                order=self._orders.order(task, origin, is_durable=is_durable) if self._run.has_keys else None,
+                order=self._orders.order(task, origin) if self._run.has_keys else None,
             )
 
     def _enter(self, task: TaskId) -> Batch:

@@ -70,7 +70,7 @@ class Orders:
         """Size of the changesets since."""
         return self._schedule.log_bytes
 
-    def order(self, task: TaskId, origin: bytes, *, is_durable: bool) -> Order | None:
+    def order(self, task: TaskId, origin: bytes) -> Order | None:
         """What a subtask is to do; None for nothing.
 
         Parameters
@@ -79,21 +79,18 @@ class Orders:
             The task that begins.
         origin : bytes
             Chain digest of the subtask's empty state.
-        is_durable : bool
-            Whether the batch has a checkpoint already, so that this attempt repeats it.
         """
         subtask = task.subtask
         is_part_of_batch = not self._options.changelog
-        base_batch = task.batch if is_durable else task.batch - 1
         is_forced = False
         if self._inventory.has_wasteful:
-            base = self._base(origin, subtask, base_batch)
+            base = self._base(origin, task)
             is_forced = len(self._inventory.lasting(base)) < len(base)
         is_due = self._schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
         if is_due is None and not is_part_of_batch:
             return None
         if (is_due or is_part_of_batch) and not self._grants.has(subtask):
-            base = self._base(origin, subtask, base_batch)
+            base = self._base(origin, task)
             digest = base[-1].after if base else origin
             self._grants.open(subtask, f"{task.batch}-{task.attempt}", digest, base)
         grant = self._grants.of(subtask)
@@ -101,9 +98,13 @@ class Orders:
             grant = replace(grant, known=self._inventory.lasting(grant.known))
         return Order(SLICE_S, self._options.inline_bytes(self._run.parallelism), grant, bool(is_due))
 
-    def _base(self, origin: bytes, subtask: int, batch: int) -> list[Level]:
-        """The materialized state of a subtask as of a batch."""
-        return self._inventory.history.levels(origin, subtask, self._run.parallelism, batch)
+    def _base(self, origin: bytes, task: TaskId) -> list[Level]:
+        """The materialized state of a subtask before its batch.
+
+        It is the same after the batch for whoever gets a new grant in a repetition: a job that the batch's checkpoint
+        names was granted in this batch too, and each subtask gets one grant in a batch.
+        """
+        return self._inventory.history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
 
     def take(self, batch: Batch, taken: TakenAck, origin: bytes) -> JobOutcome:
         """Let an ack count, and decide what becomes of the materialization that came with it.
@@ -131,12 +132,11 @@ class Orders:
         if not taken.ack.has_changeset:
             if taken.levels and not fits:
                 raise self._foreign_names(taken.ack)
-            is_counted = batch.take(taken, self._name)
-            return JobOutcome.TAKEN if is_counted or not taken.levels else JobOutcome.VOID
+            return JobOutcome.TAKEN if batch.take(taken, self._name) else JobOutcome.VOID
         levels, payload, taken.levels, taken.levels_payload = taken.levels, taken.levels_payload, [], b""
         held = batch.acks.get(subtask)
         is_counted = batch.take(taken, self._name)
-        if is_counted and held is not None:
+        if held is not None:
             # The state of an earlier batch is the same, whichever attempt has materialized it.
             taken.levels, taken.levels_payload = held.levels, held.levels_payload
         self._note_failure(taken.ack)
