@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter, deque
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -55,6 +56,7 @@ class Cluster:
         self._workers: dict[tuple[int, int], Remote] = {}
         self._tool: Remote | None = None
         self._port = 0
+        self._is_saving = False
         self._attempts = 0
         self._hosts: dict[int, int] = {}
         self._faults = 0
@@ -92,6 +94,7 @@ class Cluster:
     def lose(self) -> None:
         """All processes die."""
         self.run = None
+        self._is_saving = False
         if self._driver is not None:
             self._driver.end()
             self._driver = None
@@ -122,8 +125,16 @@ class Cluster:
 
     def _of_driver(self, method: str, *arguments: Any) -> Any:
         assert self._driver is not None
+        if self._is_saving:  # the batch failed meanwhile
+            with suppress(QueryFailed):
+                self.end_save()
+        self._driver.ask(method, *arguments)
+        return self._answer_of_driver()
+
+    def _answer_of_driver(self) -> Any:
+        assert self._driver is not None
         try:
-            return self._driver.call(method, *arguments)
+            return self._driver.answer()
         except Died:
             self._note_death_of_driver()
             raise DriverDied from None
@@ -247,19 +258,12 @@ class Cluster:
         """Have the driver write a savepoint while other things go on."""
         assert self._driver is not None
         self._driver.ask("save", batch, target)
+        self._is_saving = True
 
     def end_save(self) -> Any:
         """The savepoint that the driver was to write; raises what :meth:`start` does."""
-        assert self._driver is not None
-        try:
-            return self._driver.answer()
-        except Died:
-            self._note_death_of_driver()
-            raise DriverDied from None
-        except Failed as failure:
-            if failure.is_injected:
-                raise QueryFailed from None
-            raise
+        self._is_saving = False
+        return self._answer_of_driver()
 
     def look(self, run: Run) -> Stored:
         """What the location of a run holds."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
+from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
+from statelog.checkpoint.protocol import Progress, TaskId
+from statelog.checkpoint.restoring import Restoring, RestoringSubtasks
 from statelog.clock import ManualClock
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
@@ -87,6 +92,81 @@ def test_a_deadline_fails_with_what_is_missing(engine: Engine, told: Told) -> No
     )
     assert "next one in op/changes/1/0/3-" in message
     restart(engine, told, 3.0)
+
+
+# ---- The task's side and the driver's, by themselves ----
+
+
+SEGMENTS = [SegmentRef(0, 0, b"", 0, length, 1, 1, f"op/changes/{length}") for length in (10, 20, 30)]
+
+
+class Restart:
+    """One subtask's restart, which lacks three objects."""
+
+    def __init__(self, deadline_s: float | None = None) -> None:
+        self.clock = ManualClock()
+        self.told: list[tuple[int, int]] = []
+        self.restoring = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "op")
+
+    def lacks(self, *segments: SegmentRef) -> None:
+        self.restoring.begin(MissingSegments(b"", 0, [ClippedSegment(one, 0, (1 << 64) - 1) for one in segments]))
+
+    def read_after(self, *seconds: float) -> None:
+        for passed_s in seconds:
+            self.clock.advance(passed_s)
+            self.restoring.read()
+
+
+def test_a_task_tells_once_a_second_what_it_has_read_of_what_it_lacks() -> None:
+    restart = Restart()
+    restart.lacks(*SEGMENTS)
+    restart.read_after(0.5, 0.5, 0.99)
+    assert restart.told == [(30, 60)]
+    restart.clock.advance(0.25)
+    restart.restoring.end()
+    assert restart.told == [(30, 60), (60, 60)]
+    assert (restart.restoring.took_s, restart.restoring.known_bytes) == (2.24, 60)
+
+
+def test_a_task_that_is_done_within_a_second_tells_nothing_and_counts_what_it_read() -> None:
+    restart = Restart()
+    assert (restart.restoring.took_s, restart.restoring.known_bytes) == (0, 0)
+    restart.lacks(*SEGMENTS)
+    restart.read_after(0.1, 0.1, 0.1)
+    restart.restoring.end()
+    assert (restart.told, restart.restoring.known_bytes) == ([], 60)
+
+
+def test_what_two_entries_name_is_read_once_and_a_second_fetch_begins_anew() -> None:
+    """A run that was damaged on its way is fetched again."""
+    restart = Restart()
+    restart.lacks(SEGMENTS[0], SEGMENTS[0])
+    restart.read_after(0, 0)
+    restart.lacks(*SEGMENTS[1:])
+    restart.read_after(1, 1)
+    assert restart.told == [(20, 10 + 50), (50, 10 + 50)]
+
+
+def test_the_deadline_is_over_when_it_has_passed_and_something_is_missing() -> None:
+    restart = Restart(1.0)
+    restart.lacks(*SEGMENTS)
+    restart.read_after(1.0)
+    with pytest.raises(StorageError, match="1 pieces are missing"):
+        restart.read_after(0.1)
+    late = Restart(1.0)
+    late.lacks(*SEGMENTS[:1])
+    late.read_after(5.0)
+    late.restoring.read()
+
+
+def test_the_driver_adds_up_the_subtasks_of_a_batch(told: Told) -> None:
+    run: Any = SimpleNamespace(query_id="query", uid="op")
+    subtasks = RestoringSubtasks(run, told, "op")
+    for batch, subtask, read_bytes in [(0, 0, 1), (0, 1, 2), (0, 0, 3), (1, 1, 4)]:
+        subtasks.note(Progress(TaskId("query", "run", "op", "", batch, subtask, 9), read_bytes, 10))
+    assert [(one.batch, one.subtasks, one.read_bytes, one.known_bytes) for one in told.progress] == [
+        (0, 1, 1, 10), (0, 2, 3, 20), (0, 2, 5, 20), (1, 1, 4, 10),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("deadline_s", [0, -1.0])

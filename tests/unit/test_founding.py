@@ -1,0 +1,89 @@
+"""A location that does not begin with nothing: state that is there before its first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from statelog.changelog.base import StoredRun
+from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
+from statelog.checkpoint.history import History
+from statelog.state.times import NO_TIME_MS
+from statelog.storage import LocalStore
+from tests.model.engine import Engine, Key
+
+LOW, HIGH = (1, None), (2, None)
+HASHES = {LOW: 5, HIGH: (1 << 64) - 5}
+
+
+def hash_of(key: Key) -> int:
+    return HASHES[key]
+
+
+def values(engine: Engine, batch: int) -> dict[int, list[int] | None]:
+    parts = engine.parts([(LOW, ("read",)), (HIGH, ("read",))])
+    answers = [one for subtask, part in enumerate(parts) for one in engine.run_commands(batch, subtask, part)]
+    return {key[0]: read[0] for key, read in answers}
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An operator of two subtasks that is given state of the lower one, in an object of the location."""
+    source = Engine(tmp_path / "source", hash_of, file_merging="off", inline_budget_bytes=0)
+    source.start(2, 0)
+    source.run_commands(0, 0, [(LOW, ("set", 7))])
+    source.run_commands(0, 1, [])
+    [entry] = [one for one in source.open_log(LocalStore(source.location)).read() if isinstance(one, Checkpoint)]
+    [changes] = entry.by_subtask()[0]
+    stored = LocalStore(source.location)
+    made = Engine(tmp_path, hash_of)
+    LocalStore(made.location).put("op/runs/1/0/given.run", stored.read(changes.name))
+    run = StoredRun("op/runs/1/0/given.run", 0, changes.length, changes.checksum, changes.rows, 5, 5)
+    given = {0: [run]}
+    open_empty = OperatorCoordinator.open
+
+    def open_given(
+        self: OperatorCoordinator, first_batch: int, _: Mapping[int, Sequence[StoredRun]] | None = None
+    ) -> None:
+        open_empty(self, first_batch, given if first_batch == 0 else None)
+
+    monkeypatch.setattr(OperatorCoordinator, "open", open_given)
+    return made
+
+
+def founding(engine: Engine) -> Checkpoint:
+    found = History(engine.open_log(LocalStore(engine.location)).read()).at(FOUNDING_BATCH)
+    assert found is not None
+    return found
+
+
+def test_what_is_given_is_the_state_before_the_first_batch(engine: Engine) -> None:
+    engine.start(2, 0)
+    assert values(engine, 0) == {1: [7], 2: None}
+    engine.run_commands(1, 0, [(LOW, ("set", 8))])
+    engine.run_commands(1, 1, [(HIGH, ("set", 9))])
+    engine.start(3, 2, keep_local=False)
+    assert values(engine, 2) == {1: [8], 2: [9]}
+
+
+def test_a_first_batch_that_is_repeated_begins_with_it_again(engine: Engine) -> None:
+    engine.start(2, 0)
+    engine.run_commands(0, 0, [(LOW, ("set", 8))])
+    engine.run_commands(0, 1, [])
+    engine.start(2, 0, keep_local=False)
+    assert values(engine, 0) == {1: [7], 2: None}
+
+
+def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine: Engine) -> None:
+    engine.start(2, 0)
+    found = founding(engine)
+    assert (found.epoch, found.revision, found.query_id, found.run_id, found.uid) == (1, 0, "query", "run-1", "op")
+    assert (found.batch_time_ms, found.watermark_ms, found.retained_from) == (0, NO_TIME_MS, FOUNDING_BATCH)
+    assert (found.parallelism, found.log_start) == (2, found.number)
+    assert {state.name for state in found.states} == {"value", "list", "map"}
+    assert found.key_schema
+    assert found.settings
+    assert [(one.base.subtask, one.base.through) for one in found.cover or ()] == [(0, -1), (1, -1)]
