@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from statelog.changelog.base import StoredRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
+from statelog.checkpoint.founding import founding_checkpoint
 from statelog.checkpoint.history import History
 from statelog.state.times import NO_TIME_MS
 from statelog.storage import LocalStore
@@ -87,3 +89,13 @@ def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine
     assert found.key_schema
     assert found.settings
     assert [(one.base.subtask, one.base.through) for one in found.cover or ()] == [(0, -1), (1, -1)]
+
+
+@pytest.mark.parametrize(("batch", "first"), [(FOUNDING_BATCH, FOUNDING_BATCH), (7, 0)])
+def test_the_state_stands_for_all_batches_before(engine: Engine, batch: int, first: int) -> None:
+    """Those of the query that it was saved of, too."""
+    engine.start(2, 0)
+    made = founding_checkpoint(replace(founding(engine), batch=batch), {})
+    assert [(level.first, level.last) for piece in made.cover or () for level in piece.base.levels] == [
+        (first, batch)
+    ] * 2

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
+from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
 from statelog.checkpoint.protocol import Progress, TaskId
 from statelog.checkpoint.restoring import Restoring, RestoringSubtasks
@@ -104,7 +106,7 @@ class Restart:
     """One subtask's restart, which lacks three objects."""
 
     def __init__(self, deadline_s: float | None = None) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(1000.0)
         self.told: list[tuple[int, int]] = []
         self.restoring = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "op")
 
@@ -120,12 +122,12 @@ class Restart:
 def test_a_task_tells_once_a_second_what_it_has_read_of_what_it_lacks() -> None:
     restart = Restart()
     restart.lacks(*SEGMENTS)
-    restart.read_after(0.5, 0.5, 0.99)
+    restart.read_after(0.5, 0.5, 0.875)
     assert restart.told == [(30, 60)]
     restart.clock.advance(0.25)
     restart.restoring.end()
     assert restart.told == [(30, 60), (60, 60)]
-    assert (restart.restoring.took_s, restart.restoring.known_bytes) == (2.24, 60)
+    assert (restart.restoring.took_s, restart.restoring.known_bytes) == (2.125, 60)
 
 
 def test_a_task_that_is_done_within_a_second_tells_nothing_and_counts_what_it_read() -> None:
@@ -137,14 +139,24 @@ def test_a_task_that_is_done_within_a_second_tells_nothing_and_counts_what_it_re
     assert (restart.told, restart.restoring.known_bytes) == ([], 60)
 
 
+def test_materialized_state_counts_and_all_is_read_when_the_state_is_there() -> None:
+    """Another subtask of the host may have read the rest."""
+    restart = Restart()
+    run = StoredRun("op/runs/1/0/a.run", 0, 40, b"", 1, 0, 9)
+    restart.restoring.begin(MissingSegments(b"", 0, [], [Level(0, 0, b"", b"", 0, 9, [run, replace(run, offset=40)])]))
+    restart.read_after(1)
+    restart.restoring.end()
+    assert restart.told == [(40, 80), (80, 80)]
+
+
 def test_what_two_entries_name_is_read_once_and_a_second_fetch_begins_anew() -> None:
     """A run that was damaged on its way is fetched again."""
     restart = Restart()
     restart.lacks(SEGMENTS[0], SEGMENTS[0])
     restart.read_after(0, 0)
     restart.lacks(*SEGMENTS[1:])
-    restart.read_after(1, 1)
-    assert restart.told == [(20, 10 + 50), (50, 10 + 50)]
+    restart.read_after(1, 1, 1)
+    assert restart.told == [(20, 10 + 50), (50, 10 + 50), (50, 10 + 50)]
 
 
 def test_the_deadline_is_over_when_it_has_passed_and_something_is_missing() -> None:
