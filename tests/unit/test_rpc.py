@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -141,12 +142,93 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
     assert client.call(ack(9)) == Acked(), "the connection goes on"
 
 
+def test_without_limits_and_a_clock_of_its_own_either_end_has_the_usual_ones(handler: Handler) -> None:
+    server = RpcServer(HOST, 0, SECRET, handler)
+    require_service(server)
+    server.close()
+
+
+class HurriedClock(SystemClock):
+    """An hour passes whenever somebody looks."""
+
+    hours = 0
+
+    def monotonic_s(self) -> float:
+        self.hours += 1
+        return super().monotonic_s() + 3600.0 * self.hours
+
+
+def test_both_ends_go_by_their_clocks(handler: Handler) -> None:
+    server = RpcServer(HOST, 0, SECRET, handler, clock=HurriedClock())
+    with pytest.raises(ProtocolError, match="cannot be reached"):
+        RpcClient(HOST, server.port, SECRET)
+    server.close()
+    with serving(handler, RpcPolicy()) as server, pytest.raises(ProtocolError, match="cannot be reached"):
+        RpcClient(HOST, server.port, SECRET, clock=HurriedClock())
+
+
+def test_a_task_waits_for_a_connection_as_long_as_for_the_rest_of_the_handshake(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float | None] = []
+    create = socket.create_connection
+
+    def connect(address: tuple[str, int], timeout: float | None = None) -> socket.socket:
+        timeouts.append(timeout)
+        return create(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    RpcClient(HOST, server.port, SECRET, RpcPolicy(handshake_timeout_s=7.0)).close()
+    assert timeouts == [7.0]
+
+
+def test_the_drivers_process_ends_while_tasks_are_connected(server: RpcServer) -> None:
+    before = serving_threads()
+    client = RpcClient(HOST, server.port, SECRET)
+    client.call(ack(9))
+    [thread] = serving_threads() - before
+    assert thread.daemon
+    client.close()
+
+
+def test_a_task_that_ends_is_no_error_of_the_driver(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    with serving(handler, RpcPolicy()) as server:
+        before = serving_threads()
+        client = RpcClient(HOST, server.port, SECRET)
+        client.call(ack(9))
+        threads = serving_threads() - before
+        client.close()
+        for thread in threads:
+            thread.join(LONG_S)
+    assert errors == []
+
+
+def test_a_task_for_which_there_is_no_thread_is_sent_away(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "statelog-rpc":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched, connect(server) as connection:
+        patched.setattr(threading.Thread, "start", fail)
+        hello, own = read(connection, HELLO_BYTES), new_hello()
+        connection.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
+        assert len(read_to_end(connection)) == PROOF_BYTES
+    require_service(server)
+
+
 def test_unreachable_driver_is_named() -> None:
     with socket.socket() as unused:
         unused.bind((HOST, 0))
         port = unused.getsockname()[1]
     with pytest.raises(ProtocolError, match=f"somebody: the coordinator at {HOST}:{port} cannot be reached"):
         RpcClient(HOST, port, SECRET, caller="somebody")
+    with pytest.raises(ProtocolError, match=f"^the coordinator at {HOST}:{port} cannot be reached"):
+        RpcClient(HOST, port, SECRET)
 
 
 def test_bytes_that_are_no_request_are_an_error(server: RpcServer) -> None:
@@ -381,6 +463,25 @@ def test_client_takes_a_server_that_knows_the_secret() -> None:
         RpcClient(HOST, port, SECRET).close()
 
 
+@pytest.mark.parametrize("words", [bytes(HELLO_BYTES), b""], ids=["of another version", "silent"])
+def test_a_connection_that_came_to_nothing_is_closed(words: bytes) -> None:
+    """At once, not when the error is forgotten."""
+    ended: list[bytes] = []
+
+    def play(connection: socket.socket) -> None:
+        connection.sendall(words)
+        connection.settimeout(LONG_S)
+        ended.append(connection.recv(1))
+
+    with impostor(play) as port:
+        with pytest.raises(ProtocolError) as caught:
+            RpcClient(HOST, port, SECRET, RpcPolicy(handshake_timeout_s=0.1))
+        end_s = time.monotonic() + LONG_S / 10
+        while not ended and time.monotonic() < end_s:
+            time.sleep(0.005)
+        assert ended == [b""], caught
+
+
 def test_the_proof_that_a_client_gave_elsewhere_is_worth_nothing() -> None:
     """Somebody who passes a client's words on to another client learns no proof of a server."""
     heard: list[bytes] = []
@@ -584,6 +685,13 @@ def test_the_server_reads_no_call_that_is_too_large(handler: Handler, sizes: tup
         require_service(server)
 
 
+def test_calls_and_replies_of_the_largest_size_pass(handler: Handler) -> None:
+    request, reply = len(msgspec.msgpack.encode(ack(9))), len(msgspec.msgpack.encode(Acked()))
+    policy = RpcPolicy(max_request_bytes=request, max_payload_bytes=2000, max_reply_bytes=reply)
+    with serving(handler, policy) as server:
+        assert RpcClient(HOST, server.port, SECRET, policy).call(ack(9), bytes(2000)) == Acked()
+
+
 def test_a_reply_that_is_too_large_is_an_error(handler: Handler) -> None:
     with serving(handler, RpcPolicy(max_reply_bytes=20)) as server:
         client = RpcClient(HOST, server.port, SECRET)
@@ -609,7 +717,8 @@ def test_what_is_in_flight_is_bounded_by_bytes() -> None:
 
     with serving(handle, RpcPolicy(max_in_flight_bytes=3_900_000)) as server:
         clients = [RpcClient(HOST, server.port, SECRET) for _ in range(4)]
-        threads = [threading.Thread(target=client.call, args=(ack(9), bytes(1_000_000))) for client in clients]
+        half = msgspec.structs.replace(ack(9), name="n" * 500_000), bytes(500_000)
+        threads = [threading.Thread(target=client.call, args=half) for client in clients]
         for thread in threads:
             thread.start()
         for thread in threads:
