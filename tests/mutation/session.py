@@ -23,7 +23,7 @@ from tests.mutation.lists import Mutant, function_at, is_in_function
 from tests.mutation.operators import Provider
 
 _PROVIDER = "statelog"
-_HANGING_S = 8.0  # the machine may be busy with other work
+_HANGING_S = 5.0
 
 
 class Server:
