@@ -660,6 +660,49 @@ def test_both_ends_ask_whether_the_other_is_there(server: RpcServer) -> None:
             assert [connection.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [7, 3, 2]
 
 
+# ---- Bytes ----
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, socket.socket]]:
+    """A channel, and the socket at its other end."""
+    with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as near:
+        far, _ = listener.accept()
+        with far:
+            yield Channel(near, RpcPolicy(), SystemClock()), far
+
+
+def soon_s(seconds: float = LONG_S) -> float:
+    return SystemClock().monotonic_s() + seconds
+
+
+def test_no_more_is_received_than_was_asked_for(ends: tuple[Channel, socket.socket]) -> None:
+    """What comes behind belongs to the next message."""
+    channel, other = ends
+
+    def send() -> None:
+        for data in (b"ab", b"cdefgh"):
+            other.sendall(data)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert (channel.receive_next(4, LONG_S), channel.receive(1, soon_s())) == (b"abcd", b"e")
+    thread.join()
+    other.sendall(b"i")
+    assert channel.receive(4, soon_s()) == b"fghi"
+
+
+def test_a_message_has_a_deadline_of_its_own(ends: tuple[Channel, socket.socket]) -> None:
+    channel, other = ends
+    other.sendall(b"a")
+    channel.receive(1, soon_s())
+    with pytest.raises(TimeoutError):
+        channel.send([bytes(50_000_000)], soon_s(0.1))
+    with pytest.raises(TimeoutError):
+        channel.receive(1, soon_s(-1.0))
+
+
 # ---- Sizes ----
 
 
