@@ -44,6 +44,17 @@ def test_batches_that_exist_already_can_be_repeated(first_batch: int) -> None:
     require_admission(RUN, history(0, 1, 2), first_batch, None, "here")
 
 
+def test_a_checkpoint_is_of_the_batch_that_spark_ran() -> None:
+    """Another copy of the query, of the same id, may have run another batch of the number."""
+    stored = history(0, 1, batch_time_ms=5_000)
+    require_admission(RUN, stored, 2, 5_000, "here")
+    require_admission(RUN, stored, 2, None, "here")
+    with pytest.raises(ConfigurationError, match="another copy of the query wrote it") as caught:
+        require_admission(RUN, stored, 2, 6_000, "here")
+    assert caught.value.kind is ErrorKind.OTHER_OWNER
+    assert "1970-01-01 00:00:05.000 UTC" in str(caught.value)
+
+
 @pytest.mark.parametrize("owner", [{"query_id": "other"}, {"uid": "other"}])
 @pytest.mark.parametrize("first_batch", [0, 3])
 def test_the_state_of_another_query_or_operator_is_left_alone(owner: dict[str, str], first_batch: int) -> None:

@@ -207,6 +207,93 @@ def test_a_thread_deletes_what_comes_while_it_works(tmp_path: Path) -> None:
     assert deleter.deleted == 50
 
 
+class Hanging(Undeletable):
+    """Hangs in the first call that deletes or lists, until it is let go."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, set())
+        self.hangs = threading.Event()
+        self.released = threading.Event()
+
+    def delete(self, names: list[str]) -> None:
+        self._hang()
+        super().delete(names)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self._hang()
+        return super().list(prefix)
+
+    def _hang(self) -> None:
+        if not self.hangs.is_set():
+            self.hangs.set()
+            assert self.released.wait(20)
+
+
+def test_a_store_that_hangs_keeps_no_run_from_ending(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Hanging(tmp_path)
+    first, second = fill(store, 2)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, close_timeout_s=0.05)
+    deleter.delete([first])
+    assert store.hangs.wait(20)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "statelog-delete"]
+    deleter.delete([second])
+    with caplog.at_level(logging.WARNING):
+        deleter.close()
+    assert store.asked == 0, "whoever closes it asks for nothing"
+    assert "the store hangs" in caplog.text
+    assert thread.daemon, "nor does it keep the process from ending"
+    store.released.set()
+    thread.join(20)
+    assert LocalStore(tmp_path).list(second), "it goes with the next start"
+
+
+def test_what_comes_while_the_thread_is_busy_goes_before_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Hanging(tmp_path)
+    first, second = fill(store, 2)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    deleter.delete([first])
+    assert store.hangs.wait(20)
+    deleter.delete([second])
+    threading.Timer(0.05, store.released.set).start()
+    with caplog.at_level(logging.WARNING):
+        deleter.close()
+    assert LocalStore(tmp_path).list() == []
+    assert caplog.text == ""
+
+
+def test_a_search_that_is_asked_for_during_another_is_made_as_well(tmp_path: Path) -> None:
+    store = Hanging(tmp_path)
+    names = fill(store, 12)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    deleter.delete_below("op/changes/1/0/00")
+    assert store.hangs.wait(20), "nothing else has to be deleted first"
+    deleter.delete_below("op/changes/1/0/010")
+    store.released.set()
+    deleter.close()
+    assert [info.name for info in LocalStore(tmp_path).list()] == [names[11]]
+
+
+def test_a_thread_rests_while_what_is_left_may_not_go(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    [name] = fill(store, 1)
+    asked: list[str] = []
+    is_again = threading.Event()
+
+    def may_go(name: str) -> bool:
+        asked.append(name)
+        if len(asked) > 2:
+            is_again.set()
+        return False
+
+    deleter = Deleter(store, "operator 'x'", may_go, in_background=True)
+    deleter.delete([name])
+    assert not is_again.wait(0.1)
+    deleter.close()
+    assert store.list(name)
+
+
 def test_a_thread_deletes_whenever_there_is_something_and_ends_with_the_deleter(tmp_path: Path) -> None:
     class Told(Undeletable):
         done = threading.Event()
@@ -234,12 +321,14 @@ def test_a_thread_deletes_whenever_there_is_something_and_ends_with_the_deleter(
     assert not thread.is_alive()
 
 
-def test_without_anything_to_delete_there_is_no_thread(tmp_path: Path) -> None:
+def test_without_anything_to_delete_there_is_no_thread_and_no_call(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    deleter = Deleter(Undeletable(tmp_path, set()), "operator 'x'", lambda name: True, in_background=True)
+    store = Undeletable(tmp_path, set())
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
     deleter.delete([])
     assert set(threading.enumerate()) == before
     deleter.close()
+    assert store.asked == 0
 
 
 def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
@@ -255,8 +344,9 @@ def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
     names = fill(store, 12)
     deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=False)
     deleter.delete_below("op/changes/1/0/00")
+    deleter.delete_below("op/changes/1/0/010")
     deleter.delete([names[11]])
     store.is_failing = False
     assert [info.name for info in store.list()] == names[:11]
     deleter.delete([])
-    assert [info.name for info in store.list()] == [names[10]]
+    assert store.list() == []

@@ -14,7 +14,6 @@ __all__ = ["Deleter"]
 
 _log = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S: Final = 10.0
 _SPARE_FAILURES: Final = 16
 """Of one round, beside those that it takes to find one bad object; after so many the store is out of order."""
 
@@ -35,9 +34,19 @@ class Deleter:
         The gate: whether an object may be deleted. Once it says so of a name, it always does.
     in_background : bool
         Whether a thread does it; otherwise the caller waits.
+    close_timeout_s : float
+        How long :meth:`close` waits for the thread.
     """
 
-    def __init__(self, store: Store, name: str, may_go: Callable[[str], bool], *, in_background: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        may_go: Callable[[str], bool],
+        *,
+        in_background: bool,
+        close_timeout_s: float = 10.0,
+    ) -> None:
         self._store = store
         self._name = name
         self._may_go = may_go
@@ -48,6 +57,7 @@ class Deleter:
         self._is_closed = False
         self._has_more = False
         self._in_background = in_background
+        self._close_timeout_s = close_timeout_s
         self._thread: threading.Thread | None = None
         self.deleted = 0
 
@@ -71,7 +81,7 @@ class Deleter:
             self._is_closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join(_CLOSE_TIMEOUT_S)
+            self._thread.join(self._close_timeout_s)
             if self._thread.is_alive():
                 _log.warning("%s: the store hangs; what is left to be deleted goes with the next start", self._name)
                 return

@@ -1,0 +1,218 @@
+"""What the store holds for an operator: what a run takes over, what is to be emptied, and what goes at its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.inventory import Inventory
+from statelog.checkpoint.numbered_log import NumberedLog
+from statelog.clock import ManualClock
+from statelog.options import Options
+from statelog.state.key_groups import hash_range
+from statelog.storage import LocalStore
+from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.log_contract import make_claim
+
+NOW_S = 10_000
+WHOLE = hash_range(0, 1)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here crashes the machine, and syncing would take most of the time."""
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+        monkeypatch.setattr(target, lambda fd: None)
+
+
+def make_inventory(root: Path, *, deletes_in_background: bool = False, orphan_min_age_s: float = 60.0) -> Inventory:
+    options = Options(orphan_min_age_s=orphan_min_age_s)
+    return Inventory(LocalStore(root), "op", "operator 'op'", options, deletes_in_background=deletes_in_background)
+
+
+def opened(root: Path, *, epoch: int = 1) -> Inventory:
+    made = make_inventory(root)
+    made.open([], epoch, "run", ManualClock(NOW_S))
+    return made
+
+
+def claimed_log(root: Path) -> NumberedLog:
+    log = NumberedLog(LocalStore(root), "op/log", ManualClock(NOW_S), appends=False, min_age_s=0)
+    log.claim(make_claim("run"))
+    return log
+
+
+def run(name: str, offset: int = 0, length: int = 100) -> StoredRun:
+    return StoredRun(name, offset, length, b"sum", 1, WHOLE.first, WHOLE.last)
+
+
+def level(batch: int, *runs: StoredRun) -> Level:
+    return Level(batch, batch, b"%d" % (batch - 1), b"%d" % batch, WHOLE.first, WHOLE.last, list(runs))
+
+
+def keyed(batch: int, *levels: Level, log_start: int = 0, retained_from: int | None = -1) -> Checkpoint:
+    """A checkpoint without changes of its own, from which on some materialized state counts."""
+    entry = Checkpoint(1, batch, 0, "query", "run", "op", 1, [], b"keys", [], 0, 0, b"")
+    bases = [Base(0, 1, list(levels))] if levels else []
+    return replace(entry, bases=bases, log_start=log_start, retained_from=retained_from)
+
+
+def test_a_run_that_was_refused_deletes_nothing_when_it_ends(tmp_path: Path) -> None:
+    """The location is another's, whose first epoch may be running."""
+    store = LocalStore(tmp_path)
+    names = [f"op/{folder}/{epoch}/0/0-a.run" for folder in ("changes", "runs") for epoch in (0, 1, 2)]
+    for name in names:
+        store.put(name, b"x")
+    make_inventory(tmp_path).close()
+    assert [info.name for info in store.list()] == names
+
+
+def test_what_a_run_writes_stays_from_its_start_on(tmp_path: Path) -> None:
+    made = opened(tmp_path, epoch=3)
+    assert not made.gate.may_go("op/changes/3/0/0-a.run")
+    assert made.gate.may_go("op/changes/2/0/0-a.run")
+
+
+def test_a_half_written_file_stays_while_its_writer_may_be_alive(tmp_path: Path) -> None:
+    folder = tmp_path / "op/changes/1/0"
+    folder.mkdir(parents=True)
+    for name, age_s in ((".1.young.tmp", 59), (".1.old.tmp", 61)):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (NOW_S - age_s, NOW_S - age_s))
+    opened(tmp_path, epoch=2)
+    assert [path.name for path in folder.iterdir()] == [".1.young.tmp"]
+
+
+def test_what_only_a_replaced_entry_names_is_needed_no_more(tmp_path: Path) -> None:
+    """A later attempt had another result, before anybody could go back to the earlier one's checkpoint."""
+    made = opened(tmp_path)
+    made.add(keyed(0), None, 0)
+    made.add(keyed(1, level(0, run("op/runs/1/0/1-1/0.run"))), None, 0)
+    revised = replace(keyed(1, level(0, run("op/runs/1/0/1-2/0.run"))), revision=1)
+    made.add(revised, None, 0)
+    made.release(revised, 1, claimed_log(tmp_path))
+    assert not made.needs("op/runs/1/0/1-1/0.run")
+    assert made.needs("op/runs/1/0/1-2/0.run")
+    assert (made.stored_bytes, made.needed_bytes) == (100, 100)
+
+
+# ---- Files to empty ----
+
+
+def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
+    """A materialized state, one of whose files holds more that is not needed any more than what all others hold."""
+    made = opened(root)
+    part, rest = run("op/runs/1/0/b", 0, 10), run("op/runs/1/0/b", 10, 990)
+    oldest, newest = level(0, run("op/runs/1/0/a")), level(2, run("op/runs/1/0/d"))
+    made.add(keyed(0), None, 0)
+    made.add(keyed(1, oldest, level(1, part, rest)), None, 0)
+    assert not made.has_wasteful
+    middle = level(1, run("op/runs/1/0/c"), part)
+    latest = keyed(2, oldest, middle, newest)
+    made.add(latest, None, 0)
+    made.release(latest, 2, claimed_log(root))
+    return made, [oldest, middle, newest]
+
+
+def test_levels_are_stored_again_from_the_first_one_with_a_wasteful_file_on(tmp_path: Path) -> None:
+    """Also if it shares the level with others: a level is stored as a whole, and later ones go on from it."""
+    made, [oldest, middle, newest] = with_waste(tmp_path)
+    assert made.has_wasteful
+    assert made.is_wasteful("op/runs/1/0/b")
+    assert not any(made.is_wasteful(f"op/runs/1/0/{name}") for name in "acd")
+    assert made.lasting([oldest, middle, newest]) == [oldest]
+    assert made.lasting([middle, newest]) == []
+    assert made.lasting([oldest, newest]) == [oldest, newest]
+
+
+def test_a_log_file_is_emptied_of_the_snapshots_that_keep_it(tmp_path: Path) -> None:
+    """Every entry of operator state holds all of it: once an old snapshot is moved the log begins later."""
+    made, log = opened(tmp_path), claimed_log(tmp_path)
+    kept, large, small = bytes(10), bytes(1000), bytes(10)
+    first = [SegmentRef(0, 0, b"kept", 0, 10, 1, 1), SegmentRef(1, 1, b"large", 10, 1000, 1, 1)]
+    whole = Checkpoint(1, 0, 0, "query", "run", "op", 2, first, b"", [], 0, 0, b"", log_start=2, retained_from=-1)
+    before = log.append(whole, [kept, large])
+    made.add(before, None, 0)
+    second = [before.segments[0], SegmentRef(1, 1, b"small", 0, 10, 1, 1)]
+    after = log.append(replace(whole, batch=1, segments=second, log_start=before.number), [small])
+    made.add(after, None, 0)
+    made.release(after, 1, log)
+    assert made.is_wasteful(log.name_of(before.number))
+    assert not made.is_wasteful(log.file_name)
+
+
+def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_path: Path) -> None:
+    made, log = opened(tmp_path), claimed_log(tmp_path)
+    made.add(log.append(keyed(0), []), None, 0)
+    inside = [level(0, run("", 0, 10)), level(1, run("", 10, 990))]
+    first = log.append(keyed(1, *inside), [bytes(1000)])
+    made.add(first, None, 0)
+    [held, _] = first.bases[0].levels
+    second = log.append(keyed(2, held, level(1, run("op/runs/1/0/b", 0, 1)), log_start=first.number), [])
+    made.add(second, None, 0)
+    made.release(second, 2, log)
+    assert made.stored_bytes > 2 * made.needed_bytes
+    assert not made.has_wasteful
+
+
+# ---- What is retained, and what goes ----
+
+
+def test_what_is_retained_is_what_the_newest_entry_says(tmp_path: Path) -> None:
+    """Also if objects are gone: somebody may put them back."""
+    made = opened(tmp_path)
+    assert made.retained_from() == -1
+    for batch in range(4):
+        lost = SegmentRef(0, 0, b"sum", 0, 1, 1, 1, f"op/changes/1/0/{batch}")
+        made.add(replace(keyed(batch, retained_from=min(batch, 2)), segments=[lost]), None, 0)
+    assert made.retained_from() == 2
+
+
+def test_what_a_log_of_version_1_retains_is_what_is_there(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    LocalStore(tmp_path).put("op/changes/1/0/new", b"x")
+    for batch, name in enumerate(("gone", "new", "new")):
+        segment = SegmentRef(0, 0, b"sum", 0, 1, 1, 1, f"op/changes/1/0/{name}")
+        whole = Checkpoint(1, batch, 0, "query", "run", "op", 1, [segment], b"", [], 0, 0, b"")
+        made.add(whole, None, 0)
+    assert made.retained_from() == 1
+
+
+def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
+    """And so the ones of claims can go in their turn."""
+
+    class Noted(FaultStore):
+        def delete(self, names: list[str]) -> None:
+            deleted.extend(names)
+            super().delete(names)
+
+    deleted: list[str] = []
+    store = Noted(LocalStore(tmp_path), FaultPlan())
+    made = Inventory(store, "op", "operator 'op'", Options(), deletes_in_background=False)
+    made.open([], 1, "run", ManualClock(NOW_S))
+    log = claimed_log(tmp_path)
+    for batch in range(4):
+        placed = log.append(keyed(batch, level(batch, run(f"op/runs/1/0/{batch}")), log_start=log.number + 1), [])
+        made.add(placed, None, 0)
+        made.release(placed, batch, log)
+    assert [name for name in deleted if "/log/" in name] == [log.name_of(number) for number in range(1, 5)]
+
+
+def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    before = set(threading.enumerate())
+    made = make_inventory(tmp_path, deletes_in_background=True)
+    made.open([], 1, "run", ManualClock(NOW_S))
+    made.begin(0)
+    for name in ("op/changes/1/0/0-a.run", "op/runs/1/0/0-1/0.run"):
+        store.put(name, b"x")
+    made.close()
+    assert store.list() == []
+    assert set(threading.enumerate()) == before
