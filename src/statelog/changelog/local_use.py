@@ -41,7 +41,7 @@ def _hold(directory: Path) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            used = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            used = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue  # another process removed the folder just now
         fcntl.flock(used, fcntl.LOCK_SH)
@@ -74,7 +74,7 @@ def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHE
 
 def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
     try:
-        used = os.open(used_file, os.O_RDWR | os.O_CLOEXEC)
+        used = os.open(used_file, os.O_RDWR)
     except FileNotFoundError:
         return
     try:

@@ -72,12 +72,13 @@ class Uploads:
         """
         if self._pool is not None:
             self._pool.shutdown()
-        self._require_success(wait=True)
+        self._require_success()
 
     def abandon(self) -> None:
         """The attempt has failed: remove what it has written, as far as that is possible."""
-        if self._pool is None or self._store is None:
+        if self._pool is None:
             return
+        assert self._store is not None
         self._pool.shutdown(cancel_futures=True)
         try:
             self._store.delete(self._names)
@@ -93,7 +94,7 @@ class Uploads:
                 self._bytes -= len(data)
                 self._changed.notify()
 
-    def _require_success(self, *, wait: bool = False) -> None:
+    def _require_success(self) -> None:
         for upload in self._running:
-            if wait or upload.done():
+            if upload.done():
                 upload.result()
