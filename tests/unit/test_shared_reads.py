@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 import time
@@ -153,6 +154,44 @@ def test_a_directory_is_read_as_it_is(tmp_path: Path) -> None:
     readable = SharedReads(tmp_path / "shared", "run", 3, "one").of(store, missing)
     assert readable.read("object", offset=2, length=3) == b"cde"
     assert not (tmp_path / "shared").exists()
+
+
+def test_whatever_is_read_is_what_the_object_holds(tmp_path: Path) -> None:
+    """What lies in an extent comes from the host's file, and all else from the store."""
+    store, extent = prepared(tmp_path)
+    store.put("other", b"ghijkl")
+    segment = SegmentRef(0, 1, bytes(16), 2, 3, 1, 1, "object")
+    missing = MissingSegments(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
+    shared = SharedReads(tmp_path / "shared", "run", 3, "one")
+    readable = shared.of(store, missing)
+    shared.read(store, extent)
+    for name, content in (("object", b"abcdef"), ("other", b"ghijkl")):
+        for offset in range(6):
+            for length in range(1, 6 - offset):
+                store.reads.clear()
+                wanted = content[offset : offset + length]
+                assert readable.read(name, offset=offset, length=length) == wanted
+                buffer = bytearray(length)
+                assert readable.read_into(memoryview(buffer), name, offset=offset) == length
+                assert buffer == wanted
+                is_shared = name == "object" and offset >= 2 and offset + length <= 5
+                assert store.reads.total() == (0 if is_shared else 2)
+    buffer = bytearray(b"untouched")
+    assert readable.read_into(memoryview(buffer), "other", offset=4) == 2
+    assert buffer == b"kltouched"
+
+
+def test_two_tasks_may_remove_what_is_over_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, extent = prepared(tmp_path)
+    remove_shared(tmp_path / "shared", certain=3)
+    for batch in (3, 4):
+        SharedReads(tmp_path / "shared", "run", batch, "one").read(store, extent)
+    found = os.listdir(tmp_path / "shared")
+    remove_shared(tmp_path / "shared", certain=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: found)
+        remove_shared(tmp_path / "shared", certain=3)
+    assert {path.name[0] for path in (tmp_path / "shared").iterdir()} == {"4"}
 
 
 def test_shared_files_are_for_the_user_only(tmp_path: Path) -> None:
