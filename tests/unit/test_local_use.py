@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
+import stat
 import threading
 import weakref
 from contextlib import ExitStack
@@ -13,7 +16,7 @@ import pytest
 from statelog.changelog.chain import checksum
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.local_snapshots import LocalSnapshots
-from statelog.changelog.local_use import SPARE_BATCHES, LocalCache, in_use, remove_unused
+from statelog.changelog.local_use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.state.run_writer import encode_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
@@ -45,6 +48,77 @@ def test_what_has_not_run_here_for_some_batches_is_removed(tmp_path: Path) -> No
     assert names(tmp_path) == ["0", "0.used", "2", "2.used", "shared"]
 
 
+def test_each_subtask_has_its_turn_to_remove() -> None:
+    """About one per batch looks, so that the subtasks that are left find what has moved away."""
+    for parallelism in (1, 3, 25):
+        period = max(SPARE_BATCHES, parallelism)
+        for subtask in range(parallelism):
+            turns = [batch for batch in range(2 * period) if is_turn_to_remove(batch, subtask, parallelism)]
+            assert len(turns) == 2
+        for batch in range(period):
+            assert sum(is_turn_to_remove(batch, subtask, parallelism) for subtask in range(parallelism)) <= 1
+
+
+def test_what_marks_a_use_is_for_the_user_only(tmp_path: Path) -> None:
+    use(tmp_path / "operator" / "2" / "0", 0)
+    modes = [stat.S_IMODE((tmp_path / "operator" / "2" / name).stat().st_mode) for name in (".", "0.used")]
+    assert modes == [0o700, 0o600]
+
+
+def test_a_folder_that_is_removed_at_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of another parallelism removes all of this one's."""
+    open_file = os.open
+    removed: list[Path] = []
+
+    def open_late(path: Path, *more: int) -> int:
+        if not removed:
+            path.parent.rmdir()
+            removed.append(path.parent)
+        return open_file(path, *more)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with in_use(tmp_path / "2" / "0", 7):
+        assert names(tmp_path / "2") == ["0.used"]
+
+
+def test_what_another_task_has_just_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(tmp_path / "1", 0)
+    open_file = os.open
+
+    def open_late(path: Path, *more: int) -> int:
+        path.unlink()
+        return open_file(path, *more)
+
+    monkeypatch.setattr(os, "open", open_late)
+    remove_unused(tmp_path / "0", 100)
+    assert names(tmp_path) == ["1"]
+
+
+def test_a_subtask_that_died_before_it_named_its_batch_counts_from_now_on(tmp_path: Path) -> None:
+    use(tmp_path / "1", 0)
+    (tmp_path / "1.used").write_bytes(b"")
+    for batch, is_there in ((100, True), (103, True), (104, False)):
+        remove_unused(tmp_path / "0", batch, spare_batches=3)
+        assert (tmp_path / "1").exists() == is_there
+
+
+def test_what_could_not_be_removed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for a directory without its mark; a mark without a directory goes."""
+    use(tmp_path / "1", 0)
+
+    def fail(path: Path) -> None:
+        raise OSError("the disk fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        remove_unused(tmp_path / "0", 100)
+    assert names(tmp_path) == ["1", "1.used"]
+    (tmp_path / "1" / "file").unlink()
+    (tmp_path / "1").rmdir()
+    remove_unused(tmp_path / "0", 101)
+    assert names(tmp_path) == []
+
+
 def test_what_runs_is_never_removed(tmp_path: Path) -> None:
     """A task that hangs for many batches, or one that has just come back."""
     use(tmp_path / "0", 100)
@@ -66,6 +140,7 @@ def test_a_task_that_waits_for_a_removal_begins_anew(tmp_path: Path) -> None:
             has_begun.set()
             may_end.wait(10)
 
+    files = os.listdir("/proc/self/fd")
     with (tmp_path / "1.used").open() as removing:
         fcntl.flock(removing, fcntl.LOCK_EX)
         task = threading.Thread(target=run)
@@ -78,6 +153,7 @@ def test_a_task_that_waits_for_a_removal_begins_anew(tmp_path: Path) -> None:
     finally:
         may_end.set()
         task.join()
+    assert len(os.listdir("/proc/self/fd")) == len(files), "the removed file is not kept open"
 
 
 def test_what_another_task_removed_is_not_removed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +263,27 @@ def test_snapshots_that_later_attempts_write_are_left_alone(tmp_path: Path) -> N
         (tmp_path / name).write_bytes(b"half")
     local.sweep([checksum(b"state")], 3)
     assert names(tmp_path) == sorted(["3-live.tmp", "4-live.tmp", f"{checksum(b'state').hex()}.snapshot"])
+
+
+def test_a_snapshot_is_here_as_it_was_written_or_not_at_all(tmp_path: Path) -> None:
+    local = LocalSnapshots(tmp_path / "2" / "0")
+    local.sweep([], 3)
+    assert local.read(checksum(b"state")) is None
+    for batch in (3, 4):
+        local.write(checksum(b"state"), b"state", batch, "token")
+    assert local.read(checksum(b"state")) == b"state"
+    assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
+    [path] = local.directory.iterdir()
+    path.write_bytes(b"other")
+    assert local.read(checksum(b"state")) is None
+
+
+def test_two_attempts_may_sweep_snapshots_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalSnapshots(tmp_path)
+    for data in (b"a", b"b"):
+        local.write(checksum(data), data, 3, "token")
+    found = os.listdir(tmp_path)
+    local.sweep([checksum(b"b")], 4)
+    monkeypatch.setattr(os, "listdir", lambda _: found)
+    local.sweep([checksum(b"b")], 4)
+    assert local.read(checksum(b"b")) == b"b"

@@ -471,7 +471,7 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
         )
 
     grant = Grant("1-7", edge.before, [], "runs/1/0/1-7")
-    of_run("one").work(Order(1.0, 0, grant), [edge], [])
+    of_run("one").work(Order(1.0, 0, grant, is_due=True), [edge], [])
     done = of_run("one").result(grant)
     assert done is not None
     assert [run.name for run in done.levels[0].runs] == ["runs/1/0/1-7/0-one-0.run"]
@@ -506,7 +506,7 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
 
     slices = 0
     while len(local.edges()) > 1:
-        at(1000 if slices == 0 else 5000).work(Order(0.5, 0, None), edges, edges)
+        at(1000 if slices == 0 else 5000).work(Order(0.5, 0, None, is_due=True), edges, edges)
         slices += 1
 
     assert slices > 3

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from statelog.changelog import chain
+from statelog.changelog import chain, stored_reader
 from statelog.changelog.base import Level, StoredRun
 from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.restore import restore_runs
+from statelog.changelog.restore import read_level, restore_runs
 from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, MissingSegments, SegmentRef
 from statelog.errors import CorruptionError
 from statelog.state.key_groups import HashRange, hash_range
@@ -168,6 +169,27 @@ def test_what_has_expired_is_not_kept(tmp_path: Path) -> None:
     location = Location(tmp_path)
     segments = location.segment({1: "a"}, expiry_ms=1000) + location.segment({2: "b"}, expiry_ms=3000)
     assert [set(run) for run in location.restore(2, segments=segments, time_ms=2000)] == [{2}]
+
+
+def test_runs_that_are_read_ahead_do_not_share_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an object store several are read at a time, and each may be used until the next one is asked for."""
+    monkeypatch.setattr(stored_reader, "SHARED_BYTES", 0)
+    read = threading.Semaphore(0)
+
+    class Noted(ManyRequests):
+        def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
+            length = super().read_into(buffer, name, offset=offset)
+            read.release()
+            return length
+
+    location = Location(tmp_path)
+    parts: list[Changes] = [{**some(20, seed)} for seed in range(4)]
+    runs = read_level(Noted(tmp_path / "store"), location.level(0, *parts))
+    first = next(runs)
+    for _ in parts:
+        assert read.acquire(timeout=20)
+    found = [rows_of(run) for run in (first, *runs)]
+    assert [state_of([rows]) for rows in found] == parts
 
 
 @pytest.mark.parametrize("is_directory", [True, False])

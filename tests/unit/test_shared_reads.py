@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from collections import Counter
@@ -11,7 +13,8 @@ from typing import ClassVar
 import pytest
 
 from statelog import CorruptionError
-from statelog.changelog.segment import Extent
+from statelog.changelog.base import Level, StoredRun
+from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments, SegmentRef
 from statelog.changelog.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.checkpoint.entry import FRAME_HEADER_BYTES
 from statelog.storage import LocalStore
@@ -131,6 +134,73 @@ def test_discarding_leaves_what_others_write(tmp_path: Path) -> None:
     assert store.reads == {"object": 2}
 
 
+def test_two_attempts_may_discard_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, extent = prepared(tmp_path)
+    shared = SharedReads(tmp_path / "shared", "run", 3, "one")
+    shared.read(store, extent)
+    found = list((tmp_path / "shared").iterdir())
+    shared.discard()
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(found))
+    shared.discard()
+    assert shared.read(store, extent) == b"cde"
+
+
+def test_a_directory_is_read_as_it_is(tmp_path: Path) -> None:
+    """The operating system keeps what was read of it; a copy would cost time and space."""
+    store, extent = LocalStore(tmp_path / "store"), Extent("object", 2, 3)
+    store.put("object", b"abcdef")
+    segment = SegmentRef(0, 1, bytes(16), 2, 3, 1, 1, "object")
+    missing = MissingSegments(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
+    readable = SharedReads(tmp_path / "shared", "run", 3, "one").of(store, missing)
+    assert readable.read("object", offset=2, length=3) == b"cde"
+    assert not (tmp_path / "shared").exists()
+
+
+def test_whatever_is_read_is_what_the_object_holds(tmp_path: Path) -> None:
+    """What lies in an extent comes from the host's file, and all else from the store."""
+    store, extent = prepared(tmp_path)
+    store.put("other", b"ghijkl")
+    segment = SegmentRef(0, 1, bytes(16), 2, 3, 1, 1, "object")
+    missing = MissingSegments(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
+    shared = SharedReads(tmp_path / "shared", "run", 3, "one")
+    readable = shared.of(store, missing)
+    shared.read(store, extent)
+    for name, content in (("object", b"abcdef"), ("other", b"ghijkl")):
+        for offset in range(6):
+            for length in range(1, 6 - offset):
+                store.reads.clear()
+                wanted = content[offset : offset + length]
+                assert readable.read(name, offset=offset, length=length) == wanted
+                buffer = bytearray(length)
+                assert readable.read_into(memoryview(buffer), name, offset=offset) == length
+                assert buffer == wanted
+                is_shared = name == "object" and offset >= 2 and offset + length <= 5
+                assert store.reads.total() == (0 if is_shared else 2)
+    buffer = bytearray(b"untouched")
+    assert readable.read_into(memoryview(buffer), "other", offset=4) == 2
+    assert buffer == b"kltouched"
+
+
+def test_two_tasks_may_remove_what_is_over_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, extent = prepared(tmp_path)
+    remove_shared(tmp_path / "shared", certain=3)
+    for batch in (3, 4):
+        SharedReads(tmp_path / "shared", "run", batch, "one").read(store, extent)
+    found = os.listdir(tmp_path / "shared")
+    remove_shared(tmp_path / "shared", certain=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: found)
+        remove_shared(tmp_path / "shared", certain=3)
+    assert {path.name[0] for path in (tmp_path / "shared").iterdir()} == {"4"}
+
+
+def test_shared_files_are_for_the_user_only(tmp_path: Path) -> None:
+    store, extent = prepared(tmp_path)
+    folder = tmp_path / "operator" / "2" / "shared"
+    SharedReads(folder, "run", 3, "one").read(store, extent)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
 def test_readers_wait_for_the_first(tmp_path: Path) -> None:
     store, extent = prepared(tmp_path)
     is_reading = threading.Event()
@@ -165,6 +235,30 @@ def test_another_run_and_another_batch_read_for_themselves(tmp_path: Path) -> No
     assert store.reads == {"object": 3}
     remove_shared(tmp_path / "shared", certain=3)
     assert {path.name.partition("-")[0] for path in (tmp_path / "shared").iterdir()} == {"4"}
+
+
+def run_of(name: str, length: int, first: int, last: int) -> StoredRun:
+    return StoredRun(name, 7, length, bytes(16), 1, first, last)
+
+
+def test_worth_sharing_is_what_is_small_and_holds_keys_of_several_subtasks() -> None:
+    """Of a large run each reads the blocks that it needs, and its own runs nobody else reads."""
+    runs = [
+        run_of("own", 10, 10, 19),
+        run_of("left", 10, 9, 12),
+        run_of("right", SHARED_BYTES, 19, 20),
+        run_of("large", SHARED_BYTES + 1, 0, 99),
+    ]
+    level = Level(0, 1, bytes(16), bytes(16), 10, 19, runs)
+    extent = Extent("log", 0, 100)
+    segments = [
+        ClippedSegment(SegmentRef(0, 1, bytes(16), offset, 5, 1, 1, "log"), first, last, True, extent)
+        for offset, first, last in ((0, 10, 12), (0, 14, 19), (5, 10, 19))
+    ]
+    alone = ClippedSegment(SegmentRef(0, 1, bytes(16), 0, 8, 1, 1, "alone"), 10, 19, False)
+    missing = MissingSegments(bytes(16), 2, [*segments, alone], [level])
+    assert missing.extents == {extent, Extent("left", 7, 10), Extent("right", 7, SHARED_BYTES)}
+    assert missing.length == 20 + 2 * SHARED_BYTES + 1 + 5 + 5 + 8, "each counts once"
 
 
 def prepared(directory: Path) -> tuple[ObjectLikeStore, Extent]:

@@ -85,6 +85,21 @@ def test_one_object_may_be_larger_than_the_limit(tmp_path: Path) -> None:
     assert len(store.list()) == 3
 
 
+def test_adding_waits_at_the_limit_and_not_below_it(tmp_path: Path) -> None:
+    store = Watched(LocalStore(tmp_path))
+    uploads, measured = make_uploads(store, max_bytes=10)
+    uploads.add("a", bytes(9))
+    uploads.add("b", bytes(1))
+    waiting = threading.Thread(target=uploads.add, args=("c", b""))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    store.go_on.set()
+    waiting.join(20)
+    uploads.finish()
+    assert measured.take().samples[Metric.UPLOAD_QUEUE_BYTES][:2] == [9, 10]
+
+
 def test_no_more_threads_than_allowed(tmp_path: Path) -> None:
     store = Watched(LocalStore(tmp_path))
     uploads, _ = make_uploads(store, threads=3)
@@ -106,6 +121,15 @@ def test_a_failure_stops_the_attempt_and_what_was_written_is_removed(tmp_path: P
         uploads.add("c", b"x")
     uploads.abandon()
     assert store.list() == []
+
+
+def test_what_a_failed_attempt_cannot_remove_is_left_to_the_coordinator(tmp_path: Path) -> None:
+    """It finds it when the batch is over; the attempt's own error is the one to report."""
+    store = FaultStore(LocalStore(tmp_path), FaultPlan.at("delete"))
+    uploads, _ = make_uploads(store)
+    uploads.add("a", b"x")
+    uploads.abandon()
+    assert [info.name for info in store.list()] == ["a"]
 
 
 def test_capacity_comes_back_after_failures(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def _hold(directory: Path) -> int:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            used = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            used = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             continue  # another process removed the folder just now
         fcntl.flock(used, fcntl.LOCK_SH)
@@ -74,7 +74,7 @@ def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHE
 
 def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
     try:
-        used = os.open(used_file, os.O_RDWR | os.O_CLOEXEC)
+        used = os.open(used_file, os.O_RDWR)
     except FileNotFoundError:
         return
     try:
@@ -82,9 +82,9 @@ def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
         if not os.fstat(used).st_nlink:
             return  # removed by another one meanwhile; the subtask may run again, with a file of its own
         text = os.pread(used, _BATCH_BYTES, 0)
-        last = int(text) if text.strip().isdigit() else batch + 1
-        if last > batch:
-            # The query has gone back since: from now on it counts.
+        last = int(text) if text.strip().isdigit() else None
+        if last is None or last > batch:
+            # The task died before it named its batch, or the query has gone back since: from now on it counts.
             os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
         elif last < batch - spare_batches:
             if used_file.with_suffix("").exists():

@@ -82,8 +82,8 @@ class Order(msgspec.Struct, frozen=True):
 
     slice_s: float
     inline_bytes: int
-    grant: Grant | None = None
-    is_due: bool = True
+    grant: Grant | None
+    is_due: bool
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Materializer:
     def is_merging(self) -> bool:
         """Whether a merge of local runs, without storing, is in progress."""
         job = self._load()
-        return job is not None and not (job.grant or job.is_done)
+        return job is not None and not job.grant
 
     # ---- Slices ----
 
@@ -305,8 +305,8 @@ class Materializer:
             return None
         target = Edge(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
         grant = None if merges else order.grant
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        job = _Job(
+        self._make_folder()
+        return _Job(
             run_id=self._run_id,
             target=target.file_name,
             merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
@@ -315,8 +315,6 @@ class Materializer:
             levels=levels,
             prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
         )
-        self._save(job)
-        return job
 
     def _extend(self, grant: Grant, path: Sequence[Edge], levels: list[Level]) -> _Job:
         """Nothing has changed since the last level: it stands for the batches since as well."""
@@ -324,7 +322,7 @@ class Materializer:
         target = Edge(newest.first, last.last, newest.before, last.after)
         self._local.link(newest, target)
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_folder()
         return self._save(
             _Job(
                 self._run_id,
@@ -365,7 +363,6 @@ class Materializer:
             merge = RunMerge(
                 runs,
                 is_bottom=target.before == self._genesis,
-                within=self._within,
                 garbage=job.garbage,
                 slice_rows=_SLICE_ROWS,
                 slice_bytes=size_bytes,
@@ -403,19 +400,22 @@ class Materializer:
         level = Level(
             target.first, target.last, target.before, target.after, self._within.first, self._within.last, runs
         )
-        return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], runs=runs, is_done=True))
+        return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
 
     def _fail(self, order: Order, reason: str) -> None:
         """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
         self.discard()
         if order.grant is not None:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._make_folder()
                 self._save(_Job(self._run_id, "", _Merging([]), self._garbage, order.grant.job, failure=reason))
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 
     # ---- The folder ----
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(exist_ok=True, mode=0o700)
 
     def _load(self) -> _Job | None:
         try:
@@ -463,7 +463,7 @@ def _stored_part(path: Sequence[Edge], known: Sequence[Level]) -> list[Level]:
 
 def _end_of_run(within: HashRange, first: int, size_bytes: int) -> int:
     """Cut a range of hashes so that a run of about the right size is stored; hashes are evenly spread."""
-    count = max(1, -(-size_bytes // _RUN_BYTES))
+    count = -(-size_bytes // _RUN_BYTES)
     width = -(-(within.last - within.first + 1) // count)
     return min(first + width - 1, within.last)
 

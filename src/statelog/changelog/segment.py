@@ -76,7 +76,7 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     segment: SegmentRef
     first_hash: int
     last_hash: int
-    is_shared: bool = False
+    is_shared: bool
     extent: Extent | None = None
 
     @property

@@ -36,8 +36,7 @@ class Uploads:
         self._max_bytes = max_bytes
         self._threads = threads
         self._recorder = recorder
-        self._store: Store | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._started: tuple[Store, ThreadPoolExecutor] | None = None
         self._names: list[str] = []
         self._running: list[Future[None]] = []
         self._changed = threading.Condition()
@@ -51,16 +50,16 @@ class Uploads:
         StorageError
             If an earlier upload has failed.
         """
-        if self._pool is None:
-            self._store = self._open_store()
-            self._pool = ThreadPoolExecutor(self._threads, "statelog-upload")
+        if self._started is None:
+            self._started = self._open_store(), ThreadPoolExecutor(self._threads, "statelog-upload")
+        store, pool = self._started
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._max_bytes)
             self._bytes += len(data)
             self._recorder.observe(Metric.UPLOAD_QUEUE_BYTES, self._bytes)
         self._require_success()
         self._names.append(name)
-        self._running.append(self._pool.submit(self._write, name, data))
+        self._running.append(pool.submit(self._write, store, name, data))
 
     def finish(self) -> None:
         """Wait until everything is written.
@@ -70,30 +69,30 @@ class Uploads:
         StorageError
             If an upload has failed.
         """
-        if self._pool is not None:
-            self._pool.shutdown()
-        self._require_success(wait=True)
+        if self._started is not None:
+            self._started[1].shutdown()
+        self._require_success()
 
     def abandon(self) -> None:
         """The attempt has failed: remove what it has written, as far as that is possible."""
-        if self._pool is None or self._store is None:
+        if self._started is None:
             return
-        self._pool.shutdown(cancel_futures=True)
+        store, pool = self._started
+        pool.shutdown(cancel_futures=True)
         try:
-            self._store.delete(self._names)
+            store.delete(self._names)
         except StorageError:
             return  # the coordinator finds it once the batch is over
 
-    def _write(self, name: str, data: bytes) -> None:
-        assert self._store is not None
+    def _write(self, store: Store, name: str, data: bytes) -> None:
         try:
-            self._store.put(name, data)
+            store.put(name, data)
         finally:
             with self._changed:
                 self._bytes -= len(data)
                 self._changed.notify()
 
-    def _require_success(self, *, wait: bool = False) -> None:
+    def _require_success(self) -> None:
         for upload in self._running:
-            if wait or upload.done():
+            if upload.done():
                 upload.result()

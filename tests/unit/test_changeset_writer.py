@@ -1,0 +1,126 @@
+"""A changeset: what of it is written while the batch runs, what travels with the ack, and what the next batch finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from statelog.changelog import chain
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.uploads import Uploads
+from statelog.changelog.writer import ChangesetWriter, StoredPart
+from statelog.metrics import Measurements
+from statelog.state.phases import BatchChanges, Part
+from statelog.state.runs_table import RunsTable
+from statelog.storage import LocalStore
+
+HEAD = bytes(range(16))
+
+
+class Given(BatchChanges):
+    """Changes whose stored form is given: each is of one row and of as many bytes in memory."""
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__(RunsTable([]))
+        self.made = self.taken = 0
+        self.make(count)
+
+    def make(self, count: int) -> None:
+        self.made += count
+
+    @property
+    def rows(self) -> int:
+        return self.made
+
+    @property
+    def unstored_bytes(self) -> int:
+        return self.made - self.taken
+
+    def take_part(self, compression: str | None) -> Part:
+        rows, self.taken = self.made - self.taken, self.made
+        return Part(b"%b %d" % ((compression or "plain").encode(), rows) if rows else b"", rows)
+
+    def encode_local(self) -> bytes:
+        return b"local %d" % self.made
+
+
+class Attempt:
+    """An attempt that writes its changes."""
+
+    def __init__(self, folder: Path, *, part_bytes: int = 100, inline_bytes: int = 0) -> None:
+        self.store = LocalStore(folder / "store")
+        self.local = LocalRuns(folder / "local")
+        self.changes = Given()
+        self.writer = ChangesetWriter(
+            self.changes,
+            Uploads(lambda: self.store, max_bytes=1000, threads=1, recorder=Measurements()),
+            prefix="changes/1/0/3-a",
+            part_bytes=part_bytes,
+            inline_bytes=inline_bytes,
+            compression="lz4",
+        )
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return {info.name: self.store.read(info.name) for info in self.store.list()}
+
+    def offer(self, counts: Sequence[int]) -> None:
+        for count in counts:
+            self.changes.make(count)
+            self.writer.offer()
+
+    def edges(self) -> dict[Edge, bytes]:
+        return {edge: (self.local.directory / edge.file_name).read_bytes() for edge in self.local.edges()}
+
+
+@pytest.mark.parametrize(("inline_bytes", "parts"), [(0, [10, 12, 3]), (11, [19, 6])])
+def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
+    tmp_path: Path, inline_bytes: int, parts: list[int]
+) -> None:
+    """What may travel with the ack is no reason for a request to the store."""
+    attempt = Attempt(tmp_path, part_bytes=10, inline_bytes=inline_bytes)
+    attempt.offer([9, 1, 9, 3, 3])
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
+    stored = [b"lz4 %d" % rows for rows in parts]
+    assert [(part.rows, part.length, part.checksum) for part in changeset.parts] == [
+        (rows, len(data), chain.checksum(data)) for rows, data in zip(parts, stored, strict=True)
+    ]
+    named = {f"changes/1/0/3-a-{number}.run": data for number, data in enumerate(stored)}
+    if inline_bytes:
+        assert (changeset.payload, changeset.parts[-1].name) == (named.popitem()[1], "")
+    assert [part.name for part in changeset.parts if part.name] == list(named)
+    assert attempt.objects == named
+    after = chain.extend(HEAD, 3, [chain.checksum(data) for data in stored])
+    assert attempt.edges() == {Edge(3, 3, HEAD, after): b"local 25"}
+
+
+@pytest.mark.parametrize(("inline_bytes", "is_object"), [(5, False), (4, True)])
+def test_what_is_small_travels_with_the_ack(tmp_path: Path, inline_bytes: int, is_object: bool) -> None:
+    attempt = Attempt(tmp_path, inline_bytes=inline_bytes)
+    attempt.offer([7])
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
+    assert changeset.payload == (b"" if is_object else b"lz4 7")
+    assert list(attempt.objects.values()) == ([b"lz4 7"] if is_object else [])
+
+
+def test_nothing_is_written_to_the_store_for_no_changes(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, inline_bytes=-1)
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
+    assert changeset.parts == [StoredPart(chain.checksum(b""), 0, 0, "")]
+    assert attempt.objects == {}
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: int) -> None:
+    """Its checksum tells attempts with other changes apart; without changes the state is what it was."""
+    attempt = Attempt(tmp_path)
+    attempt.changes.make(rows)
+    edge, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token")
+    data = b"local %d" % rows
+    assert changeset.parts == [StoredPart(chain.checksum(data), 0, rows, "")]
+    assert changeset.payload == b""
+    assert edge == Edge(3, 3, HEAD, chain.extend(HEAD, 3, [chain.checksum(data)] if rows else []))
+    assert attempt.edges() == {edge: data}
+    assert attempt.objects == {}
