@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from statelog.errors import StorageError
 from statelog.metrics import Metric, Recorder
@@ -79,10 +80,8 @@ class Uploads:
             return
         store, pool = self._started
         pool.shutdown(cancel_futures=True)
-        try:
+        with suppress(StorageError):  # the coordinator finds it once the batch is over
             store.delete(self._names)
-        except StorageError:
-            return  # the coordinator finds it once the batch is over
 
     def _write(self, store: Store, name: str, data: bytes) -> None:
         try:
