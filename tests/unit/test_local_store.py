@@ -3,8 +3,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +80,172 @@ def test_a_folder_that_is_removed_while_it_is_looked_at(tmp_path: Path, monkeypa
 
 def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
-    with pytest.raises(StorageError, match="File exists|Not a directory"):
+    with pytest.raises(StorageError, match="File exists|Not a directory") as raised:
         LocalStore(tmp_path).put("folder/x", b"1")
+    assert raised.value.kind == ErrorKind.STORE_FAILED
+
+
+def fails_with(error: OSError) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+DENIED = PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [("open", lambda store: store.read("a/x")), ("rmdir", lambda store: store.delete(["a/x"]))],
+)
+def test_what_is_not_permitted_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, operation: Callable[[LocalStore], object]
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    monkeypatch.setattr(os, function, fails_with(DENIED))
+    with pytest.raises(StorageError, match="Permission denied") as raised:
+        operation(store)
+    assert raised.value.kind == ErrorKind.STORE_FAILED
+
+
+def test_a_write_that_lost_its_folder_is_no_missing_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "replace", fails_with(FileNotFoundError(errno.ENOENT, "No such file")))
+    with pytest.raises(StorageError, match="put .* failed: No such file") as raised:
+        LocalStore(tmp_path).put("x", b"1")
+    assert raised.value.kind == ErrorKind.STORE_FAILED
+
+
+class Vanishing:
+    """What a folder lists of a file that is deleted a moment later."""
+
+    name, path = "b", "b"
+
+    def is_dir(self) -> bool:
+        return False
+
+    def stat(self) -> os.stat_result:
+        raise FileNotFoundError(errno.ENOENT, "No such file")
+
+
+def test_a_file_that_vanishes_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"1")
+    with os.scandir(tmp_path) as entries:
+        found = [*entries, Vanishing()]
+    monkeypatch.setattr(os, "scandir", lambda _: nullcontext(found))
+    assert [info.name for info in store.list()] == ["a"]
+
+
+def test_a_store_that_could_not_append_can_be_closed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with pytest.raises(StorageError):
+        store.append("log", [b"1"], at=0)
+    store.close()
+
+
+def test_a_file_is_kept_open_also_as_the_first_of_a_process(tmp_path: Path) -> None:
+    """A process without standard input gives its number to the next file."""
+    store = LocalStore(tmp_path)
+    store.put("log", b"")
+    store.append("log", [], at=0)
+
+    def child() -> None:
+        os.close(0)
+        for at in range(3):
+            store.append("log", [b"1"], at=at)
+        assert list(open_files(tmp_path)) == ["0"]
+
+    assert run_in_child(child) == 0
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", fails_with(DENIED))
+    with pytest.raises(StorageError, match="Permission denied"):
+        LocalStore(tmp_path).put("a/x", b"1")
+
+
+def test_a_folder_that_others_always_remove_is_an_error_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    open_ = os.open
+
+    def removed(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            tries.append(path)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return open_(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", removed)
+    with pytest.raises(StorageError, match="No such file"):
+        LocalStore(tmp_path).put("a/x", b"1")
+    assert len(tries) == 100
+
+
+def test_known_folders_are_not_synced_again_and_what_is_not_there_is_deleted_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/b/x", b"1")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store.put("a/b/y", b"1")
+    assert len(synced) == 2, "the file and its name"
+    store.delete(["a/b/z", "c/z"])
+    assert len(synced) == 2
+
+
+def test_a_part_of_an_object_is_read_from_its_begin_unless_it_says_otherwise(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("x", b"0123")
+    buffer = bytearray(3)
+    assert (store.read_into(memoryview(buffer), "x"), bytes(buffer)) == (3, b"012")
+    assert store.can_append
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/../x", "a//x"])
+def test_only_what_is_below_the_root_is_listed(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a name of an object"):
+        LocalStore(tmp_path).list(name)
+
+
+def test_names_that_no_file_can_have_and_names_that_look_temporary(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with pytest.raises(ConfigurationError, match="not a name of an object"):
+        store.read("a\0b")
+    store.put("x.tmp", b"1")
+    assert [info.name for info in store.list()] == ["x.tmp"]
+
+
+def test_files_that_crashed_writers_left_go_once_they_are_old(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    names = ["a/.1.old.tmp", "a/b/.1.old.tmp", "a/.1.new.tmp", "a/.old", "a/old.tmp", "c/.1.old.tmp"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+        os.utime(tmp_path / name, (0, 1000.0 if "new" in name else 999.0))
+    store.remove_unfinished("a/", 1000.0)
+    assert [name for name in names if not (tmp_path / name).exists()] == names[:2]
+    store.remove_unfinished("nothing/", 1000.0)
+
+
+def one_token() -> str:
+    return "token"
+
+
+def test_a_store_that_was_sent_elsewhere_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pickle.loads(pickle.dumps(LocalStore(tmp_path, new_token=one_token)))
+    replace, made = os.replace, []
+
+    def noted(source: str, target: str) -> None:
+        made.append(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", noted)
+    store.put("x", b"1")
+    assert made == [f"{tmp_path}/.{os.getpid()}.token.tmp"]
 
 
 def test_temporary_files_of_crashed_writers_are_hidden(tmp_path: Path) -> None:
@@ -144,6 +310,7 @@ def test_short_writes_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store.append("log", [*parts], at=4)
     monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
     assert store.read("log") == b"head" + b"".join(parts)
+    assert store.read("log", offset=2, length=10) == (b"head" + b"".join(parts))[2:12]
 
 
 def test_large_writes_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +333,27 @@ def test_large_writes_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "file").read_bytes() == parts[1]
     write_file(tmp_path / "file", b"")
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_disk_that_takes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, at: 0)
+    with pytest.raises(StorageError, match="nothing was written"):
+        LocalStore(tmp_path).put("x", b"1")
+
+
+def test_what_is_made_durable_is_all_that_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may just be appending behind it."""
+    pwritev, written = os.pwritev, []
+
+    def noted(fd: int, views: Sequence[memoryview], at: int) -> int:
+        written.append((at, b"".join(views)))
+        return pwritev(fd, views, at)
+
+    store = LocalStore(tmp_path)
+    store.put("log", b"0123456789")
+    monkeypatch.setattr(os, "pwritev", noted)
+    store.sync("log", start=2, end=5)
+    assert written == [(2, b"234")]
 
 
 def test_a_fork_opens_its_own_files(tmp_path: Path) -> None:

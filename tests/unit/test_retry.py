@@ -584,6 +584,14 @@ class TestPutIfAbsent:
         assert simulation.store.put_if_absent("log/1", b"same")
         assert not simulation.store.put_if_absent("log/1", b"same")
 
+    def test_an_object_that_the_second_attempt_made_is_ours_without_a_look(self) -> None:
+        simulation = Simulation(RetryPolicy(), *failing(1))
+
+        assert simulation.store.put_if_absent("log/1", b"ours")
+
+        assert [name for name, _ in simulation.inner.calls] == ["put_if_absent", "put_if_absent"]
+        assert simulation.measured.take().samples.keys() >= {Metric.ATTEMPTS_PER_UPLOAD, Metric.UPLOAD_SIZE_BYTES}
+
     def test_a_hedge_finds_the_object_of_the_attempt_under_way(self) -> None:
         simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=60), Step(takes_s=0.5))
 
@@ -906,3 +914,18 @@ def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
 
     store.close()
     assert store.can_append
+
+
+def test_leftovers_and_open_files_are_those_of_the_store_below(tmp_path: Path) -> None:
+    class Noting(LocalStore):
+        def remove_unfinished(self, prefix: str, before_s: float) -> None:
+            noted.append((prefix, before_s))
+
+        def close(self) -> None:
+            noted.append("closed")
+
+    noted: list[object] = []
+    store = RetryingStore(Noting(tmp_path), RetryPolicy(), clock=ManualClock(), recorder=Measurements())
+    store.remove_unfinished("op/", 5.0)
+    store.close()
+    assert noted == [("op/", 5.0), "closed"]
