@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.changelog.base import Base, Level, StoredRun
-from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.cover import Cover, Piece
 from statelog.state.key_groups import KEY_GROUPS, HashRange, hash_range
 
 ORIGIN = b"origin"
@@ -42,16 +44,22 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
     for group in SAMPLES:
         found = [piece.base for piece in cover.pieces if piece.first_hash <= group * GROUP <= piece.last_hash]
         assert found == [counts[group]] if group in counts else found == []
+    assert all(one.last_hash < other.first_hash for one, other in pairwise(cover.pieces))
     assert cover.through == min((counts[g].through if g in counts else -1 for g in SAMPLES), default=-1)
 
     subtask, parallelism = asked
     own = hash_range(subtask, parallelism)
     start = cover.start_of(ORIGIN, subtask, parallelism)
+    assert all(own.first <= piece.first_hash <= piece.last_hash <= own.last for piece in cover.within(own))
+    edges = [own.first, *(window.last_hash + 1 for window in start.windows)]
+    assert [window.first_hash for window in start.windows] == edges[:-1]
+    assert edges[-1] == own.last + 1, "of every key it is known what is to be added"
     digest = ORIGIN
     for level in start.levels:
         assert level.before == digest
         assert own.first <= level.first_hash <= level.last_hash <= own.last
         assert level.runs, "a level without keys of its range"
+        assert all(run.first_hash <= level.last_hash and level.first_hash <= run.last_hash for run in level.runs)
         digest = level.after
     assert digest == start.digest
     for group in (group for group in SAMPLES if own.first <= group * GROUP <= own.last):
@@ -87,3 +95,39 @@ def test_ranges_that_touch_are_read_as_one() -> None:
     assert start.ranges_of(5) == [quarters[3]]
     assert start.ranges_of(6) == [quarters[0], HashRange(quarters[2].first, quarters[3].last)]
     assert start.ranges_of(10) == [HashRange(quarters[0].first, quarters[3].last)]
+
+
+def test_a_base_that_counts_for_a_part_of_its_subtask_is_not_the_subtasks_state() -> None:
+    made = base(1, 3, 7, 5)
+    own, middle = made.within, made.levels[0].runs[0].last_hash
+    for bounds in ((own.first, middle), (middle + 1, own.last)):
+        cover = Cover((Piece(*bounds, made),))
+        assert cover.base_of(1, 3) is None
+        assert cover.start_of(ORIGIN, 1, 3).digest != made.digest
+
+
+def test_a_digest_says_for_which_keys_each_level_counts() -> None:
+    made = base(0, 2, 7, 5)
+    first, second = (hash_range(subtask, 4) for subtask in (0, 1))
+    bounds = [(first.first, first.last), (second.first, second.last), (first.first, second.last)]
+    covers = [Cover((Piece(*one, made),)) for one in bounds]
+    assert len({cover.start_of(ORIGIN, 0, 1).digest for cover in covers}) == 3
+
+
+def test_a_subtask_gets_the_levels_and_runs_that_may_hold_its_keys_and_no_others() -> None:
+    """Levels of less than their subtask come from an earlier change of the parallelism; a run may be of one hash."""
+    low, high = (hash_range(subtask, 2) for subtask in (0, 1))
+    whole = hash_range(0, 1)
+    edges = [(low.first, low.first), (low.last, low.last), (high.first, high.first), (high.last, high.last)]
+    runs = [StoredRun(f"{number}", 0, 10, b"", 1, *bounds) for number, bounds in enumerate(edges)]
+    levels = [
+        Level(0, 3, b"", b"1", low.first, low.last, runs[:2]),
+        Level(0, 3, b"1", b"2", high.first, high.last, runs[2:]),
+        Level(4, 7, b"2", b"3", whole.first, whole.last, runs),
+    ]
+    cover = Cover((Piece(whole.first, whole.last, Base(0, 1, levels)),))
+    for subtask, own in ((0, runs[:2]), (1, runs[2:])):
+        found = cover.start_of(ORIGIN, subtask, 2).levels
+        assert [(level.first, level.within, level.runs) for level in found] == [
+            (first, hash_range(subtask, 2), own) for first in (0, 4)
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Final
@@ -39,8 +39,8 @@ class Record:
     checkpoint: Checkpoint
     cover: Cover | None
     cover_since: int
-    added: list[Piece] = field(default_factory=list)
-    removed: list[Piece] = field(default_factory=list)
+    added: list[Piece]
+    removed: list[Piece]
 
     @property
     def batch(self) -> int:
@@ -77,7 +77,7 @@ class Record:
         """Where the changesets of several subtasks are together, if they are small."""
         segments = self.checkpoint.segments
         names = [segment.name for segment in segments]
-        [(name, count)] = Counter(names).most_common(1) or [("", 0)]
+        [(name, count)] = Counter(names).most_common(1)
         if count < 2:
             return None
         first, last = segments[names.index(name)], segments[-1 - names[::-1].index(name)]
@@ -128,7 +128,7 @@ class History:
             if cover is None:
                 added += checkpoint.cover
             cover, since = Cover(tuple(checkpoint.cover)), checkpoint.batch
-        elif checkpoint.batch == 0 and (before is None or before.batch != FOUNDING_BATCH):
+        elif checkpoint.batch == 0 and before is None:
             removed += cover.pieces if cover else ()
             cover, since = Cover(), 0
         if cover is not None:

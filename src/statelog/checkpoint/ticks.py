@@ -76,7 +76,7 @@ class IdleTime:
         return int((monotonic_s - self._since_s) * 1000)
 
 
-def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: bool = False) -> bool:
+def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: bool) -> bool:
     """Whether an operator needs a batch now, with or without data.
 
     A watermark that has advanced needs one batch and no more: the next one has it. So a query that ends when it is idle

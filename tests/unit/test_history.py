@@ -1,0 +1,330 @@
+"""The log's entries read as a stack: which checkpoints exist, what each builds on, what a subtask reads for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from statelog.changelog import chain
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.changelog.segment import SHARED_BYTES, Extent, SegmentRef
+from statelog.checkpoint.cover import Piece
+from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
+from statelog.checkpoint.history import History, Record, overlapping
+from statelog.state.key_groups import KEY_GROUPS, hash_range
+
+
+def segment(subtask: int, name: str = "op/log/1", offset: int = 0, length: int = 10) -> SegmentRef:
+    return SegmentRef(subtask, subtask, b"%d %d" % (subtask, offset), offset, length, 1, 1, name)
+
+
+def checkpoint(batch: int, *segments: SegmentRef, parallelism: int = 1, number: int = 0) -> Checkpoint:
+    made = Checkpoint(1, batch, 0, "query", "run", "op", parallelism, list(segments), b"keys", [], 0, 0, b"")
+    return replace(made, number=number)
+
+
+def base(through: int, subtask: int = 0, parallelism: int = 1) -> Base:
+    own = hash_range(subtask, parallelism)
+    name = f"op/runs/1/{subtask}/{through}"
+    run = StoredRun(name, 0, 10, name.encode(), 1, own.first, own.last)
+    digest = f"{subtask} of {parallelism} after {through}".encode()
+    return Base(subtask, parallelism, [Level(0, through, b"", digest, own.first, own.last, [run])])
+
+
+# ---- What subtasks of a host read together ----
+
+
+def record_of(*segments: SegmentRef) -> Record:
+    [record] = History([checkpoint(0, *segments, parallelism=len(segments))]).records
+    return record
+
+
+def test_changesets_that_stand_together_are_read_together() -> None:
+    """From the first of them to the last, whatever lies elsewhere."""
+    elsewhere = [segment(number, f"op/changes/1/{number}/0") for number in (0, 5, 6)]
+    together = [segment(1, offset=100), segment(2, offset=110, length=20), segment(3, offset=130, length=5)]
+    record = record_of(elsewhere[0], *together, segment(4, "op/changes/1/4/0", 0, 50), *elsewhere[1:])
+    for is_shared in (False, True):
+        assert [record.extent_of(one, is_shared) for one in together] == [Extent("op/log/1", 100, 35)] * 3
+    assert record.extent_of(elsewhere[0], False) is None, "nobody else needs it"
+    assert record.extent_of(elsewhere[0], True) == Extent("op/changes/1/0/0", 0, 10)
+
+
+def test_two_changesets_are_together_and_one_is_not() -> None:
+    alone, other = segment(0, offset=7), segment(1, offset=17)
+    assert record_of(alone).extent_of(alone, False) is None
+    assert record_of(alone, other).extent_of(alone, False) == Extent("op/log/1", 7, 20)
+
+
+def test_large_changesets_are_read_by_who_needs_them() -> None:
+    for length, is_read_at_once in ((SHARED_BYTES, True), (SHARED_BYTES + 1, False)):
+        alone = segment(0, "op/changes/1/0/0", 3, length)
+        expected = Extent("op/changes/1/0/0", 3, length) if is_read_at_once else None
+        assert record_of(alone).extent_of(alone, True) == expected
+        first, second = segment(0, offset=0, length=10), segment(1, offset=10, length=length - 10)
+        expected = Extent("op/log/1", 0, length) if is_read_at_once else None
+        assert record_of(first, second).extent_of(first, False) == expected
+
+
+# ---- What there is ----
+
+
+def pieces(counting: Base) -> list[Piece]:
+    return [Piece(counting.within.first, counting.within.last, counting)]
+
+
+def batches(records: Iterable[Record]) -> list[int]:
+    return [record.batch for record in records]
+
+
+def names(runs: Iterable[StoredRun]) -> list[str]:
+    return [run.name for run in runs]
+
+
+def test_a_later_entry_replaces_its_batch_and_everything_after() -> None:
+    claim = Claim(2, "query", "run", "op", b"", 0)
+    history = History([checkpoint(0), checkpoint(1), claim, *(checkpoint(batch, number=batch) for batch in (2, 3, 4))])
+    assert batches(history.records) == [0, 1, 2, 3, 4]
+    assert batches(history.add(checkpoint(2, number=9))) == [4, 3, 2]
+    assert [one.number for one in history.checkpoints] == [0, 0, 9]
+    assert history.latest is not None
+    assert history.latest_record is not None
+    assert (history.latest.number, history.latest_record.batch) == (9, 2)
+    assert (history.at(1), history.at(3)) == (checkpoint(1), None)
+    assert list(history.between(1, 1)) == [checkpoint(1)]
+    assert [one.batch for one in history.between(0, 5)] == [0, 1, 2]
+    assert batches(history.add(checkpoint(0, number=10))) == [2, 1, 0]
+    assert (History().latest, History().latest_record, History().oldest) == (None, None, None)
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    history = History([checkpoint(0), replace(checkpoint(1), bases=[base(0)]), checkpoint(2)])
+    history.retain(2)
+    history.settle(1)
+    copied = history.copy()
+    history.add(checkpoint(3))
+    assert batches(copied.records) == [0, 1, 2]
+    assert copied.settle(2) == history.settle(2)
+    assert copied.object_names() == {"op/runs/1/0/0"}
+
+
+def test_what_is_materialized_counts_from_its_entry_on_until_more_is() -> None:
+    history = History([checkpoint(0), checkpoint(1)])
+    for batch, through in ((2, 0), (3, 2)):
+        history.add(replace(checkpoint(batch), bases=[base(through)]))
+    assert [names(record.added_runs) for record in history.records] == [[], [], ["op/runs/1/0/0"], ["op/runs/1/0/2"]]
+    assert [names(record.removed_runs) for record in history.records] == [[], [], [], ["op/runs/1/0/0"]]
+    assert [record.needed_from for record in history.records] == [0, 0, 0, 0], "only the older entries tell the base"
+    history.add(replace(checkpoint(4), cover=pieces(base(2))))
+    history.add(replace(checkpoint(5), bases=[base(4)]))
+    assert [record.needed_from for record in history.records][4:] == [3, 4]
+    assert [names(record.added_runs) for record in history.records][4:] == [[], ["op/runs/1/0/4"]], (
+        "a repetition adds none"
+    )
+
+
+def test_the_first_entry_of_a_log_adds_what_it_repeats() -> None:
+    repeated = replace(checkpoint(4), cover=pieces(base(3)))
+    [record] = History([repeated]).records
+    assert names(record.added_runs) == ["op/runs/1/0/3"]
+    [record] = History([replace(checkpoint(4), bases=[base(3)])]).records
+    assert (record.cover, record.added_runs) == (None, []), "of the other keys nothing is known"
+
+
+def test_batch_0_starts_anew() -> None:
+    history = History([checkpoint(0), replace(checkpoint(1), bases=[base(1)]), *map(checkpoint, (2, 3))])
+    history.add(replace(checkpoint(4), cover=pieces(base(1))))
+    assert batches(history.retain(4)) == [0, 1]
+    history.add(checkpoint(0))
+    [record] = history.records
+    assert names(record.removed_runs) == ["op/runs/1/0/1"], "it counted before the oldest entry"
+    assert history.levels(b"origin", 0, 1, 0) == []
+    history.add(replace(checkpoint(1), bases=[base(0)]))
+    assert [record.needed_from for record in history.records] == [0, 0]
+
+
+def test_batch_0_goes_on_from_what_was_there_before() -> None:
+    founding = replace(checkpoint(FOUNDING_BATCH), cover=pieces(base(FOUNDING_BATCH)))
+    for batch_0 in (checkpoint(0), replace(checkpoint(0), revision=1)):
+        history = History([founding, checkpoint(0), batch_0])
+        assert history.levels(b"origin", 0, 1, 0) == base(FOUNDING_BATCH).levels
+        assert batches(history.records) == [FOUNDING_BATCH, 0]
+    found = History([founding, replace(checkpoint(0), cover=pieces(base(FOUNDING_BATCH)))])
+    assert found.levels(b"origin", 0, 1, 0) == base(FOUNDING_BATCH).levels
+
+
+# ---- What can be restored ----
+
+
+def test_a_checkpoint_can_be_restored_if_all_that_it_builds_on_is_there() -> None:
+    cover = pieces(base(1))
+    history = History([*map(checkpoint, (3, 4)), replace(checkpoint(5), cover=cover), checkpoint(6)])
+    assert history.oldest is None, "batch 2 is not there"
+    assert history.first_missing == 2
+    assert not history.has_batch(6)
+    history = History([*map(checkpoint, (2, 3, 4)), replace(checkpoint(5), cover=cover), checkpoint(6)])
+    assert history.oldest == history.at(5)
+    assert history.first_missing is None
+    assert [history.has_batch(batch) for batch in range(1, 8)] == [False] * 4 + [True, True, False]
+    assert History(map(checkpoint, (2, 3))).first_missing == 0, "nobody knows what it builds on"
+    assert (History().first_missing, History([checkpoint(0)]).first_missing) == (None, None)
+    assert [History(map(checkpoint, (2, 3))).at(batch) for batch in (1, 4)] == [None, None]
+
+
+def test_with_a_gap_nothing_can_be_restored() -> None:
+    history = History(map(checkpoint, (0, 1, 3, 4)))
+    assert history.first_missing == 2
+    assert not any(map(history.has_batch, range(5)))
+
+
+def test_what_the_newest_entry_gives_up_cannot_be_restored() -> None:
+    entries = [replace(checkpoint(batch), retained_from=max(batch - 2, 0)) for batch in range(6)]
+    history = History(entries)
+    assert history.retained_from == 3
+    assert history.oldest == history.at(3)
+    assert [history.has_batch(batch) for batch in range(6)] == [False] * 3 + [True] * 3
+    assert History().retained_from == FOUNDING_BATCH
+    of_version_1 = History(map(checkpoint, range(3)))
+    assert (of_version_1.retained_from, of_version_1.oldest) == (FOUNDING_BATCH, checkpoint(0))
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected"),
+    [
+        (set(), 0),
+        ({"1"}, 3),
+        ({"2"}, 3),
+        ({"3"}, 6),
+        ({"4"}, 6),
+        ({"6"}, 6),
+        ({"op/runs/1/0/1"}, 3),
+        ({"op/runs/1/0/2"}, 6),
+    ],
+)
+def test_a_log_of_version_1_retains_what_is_there_as_a_whole(gone: set[str], expected: int) -> None:
+    entries = [checkpoint(batch, segment(0, str(batch))) for batch in range(7)]
+    entries[2] = replace(entries[2], bases=[base(1)])
+    entries[3] = replace(entries[3], cover=pieces(base(1)), bases=[base(2)])
+    history = History(entries)
+    assert [record.needed_from for record in history.records] == [0, 0, 0, 3, 3, 3, 3]
+    assert history.whole_from((history.object_names() - gone).__contains__) == expected
+
+
+def test_a_log_of_version_1_retains_nothing_of_which_the_base_is_not_known() -> None:
+    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), cover=pieces(base(3)), bases=[]), checkpoint(5)]
+    assert History(entries).whole_from(lambda name: True) == 4
+    assert History().whole_from(lambda name: True) == FOUNDING_BATCH
+
+
+# ---- What goes ----
+
+
+def test_every_checkpoint_is_settled_once_unless_it_is_made_again() -> None:
+    history = History(map(checkpoint, range(6)))
+    assert batches(history.settle(1)) == [0, 1]
+    assert batches(history.settle(3)) == [2, 3]
+    assert history.settle(3) == history.settle(2) == []
+    for batch in (3, 4):
+        history.add(checkpoint(batch))
+    assert batches(history.settle(4)) == [3, 4]
+    assert batches(History([checkpoint(0)]).settle(5)) == [0]
+
+
+def test_only_checkpoints_that_later_ones_do_not_build_on_are_given_up() -> None:
+    entries = [checkpoint(batch, number=10 + batch) for batch in range(4)]
+    entries += [replace(checkpoint(4), bases=[base(2)]), replace(checkpoint(5), cover=pieces(base(2)), number=15)]
+    history = History([*entries, checkpoint(6)])
+    assert [history.log_start(oldest, 7) for oldest in (0, 4, 5, 6)] == [10, 10, 13, 13]
+    assert history.log_start(4, 0) is None, "the entry is its own start"
+    assert history.retain(4) == []
+    assert batches(history.retain(5)) == [0, 1, 2]
+    assert batches(history.records) == [3, 4, 5, 6]
+    assert history.levels(b"origin", 0, 1, 6) == base(2).levels
+    assert (History().retain(3), History().log_start(3, 4)) == ([], None)
+
+
+def test_what_cannot_be_restored_is_not_kept() -> None:
+    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), cover=pieces(base(3)), number=7)]
+    history = History(entries)
+    assert history.log_start(2, 5) == 7
+    assert batches(history.retain(2)) == [2, 3]
+    unknown = History(map(checkpoint, (2, 3)))
+    assert unknown.retain(3) == [], "nobody knows what it builds on"
+
+
+def test_an_entry_that_is_written_again_is_not_needed_for_itself() -> None:
+    history = History([replace(checkpoint(batch, number=10 + batch), key_schema=b"") for batch in range(4)])
+    assert history.log_start(2, 3) == 12
+    assert history.log_start(3, 3) is None
+
+
+# ---- What a subtask reads ----
+
+
+def digest(origin: bytes, *parts: tuple[int, list[SegmentRef]]) -> bytes:
+    for batch, segments in parts:
+        origin = chain.extend(origin, batch, [one.checksum for one in segments])
+    return origin
+
+
+def test_a_subtask_reads_the_changes_that_its_materialized_state_lacks() -> None:
+    parts = [[segment(subtask, f"op/changes/{batch}", 10 * subtask) for subtask in range(2)] for batch in range(5)]
+    history = History([checkpoint(batch, *parts[batch], parallelism=2) for batch in range(3)])
+    counting = base(1, subtask=1, parallelism=2)
+    history.add(replace(checkpoint(3, *parts[3], parallelism=2), bases=[counting]))
+    history.add(checkpoint(4, *parts[4], parallelism=2))
+    assert history.digest(b"origin", 1, 2, -1) == b"origin"
+    assert history.levels(b"origin", 1, 2, -1) == history.levels(b"origin", 1, 2, 2) == []
+    assert history.digest(b"origin", 0, 2, 3) == digest(b"origin", *((b, parts[b][:1]) for b in range(4)))
+    after = [digest(counting.digest, *((b, parts[b][1:]) for b in range(2, last + 1))) for last in (2, 3)]
+    assert history.digest(b"origin", 1, 2, 3) == after[1]
+
+    def missing(*known: bytes) -> tuple[bytes, int, list[SegmentRef], list[Level]]:
+        found = history.missing_segments(b"origin", 1, 2, 3, set(known))
+        return found.since, found.first_batch, [clip.segment for clip in found.segments], found.levels
+
+    changes = [parts[2][1], parts[3][1]]
+    assert missing() == (counting.digest, 2, changes, counting.levels)
+    assert missing(b"another") == missing()
+    assert missing(counting.digest) == (counting.digest, 2, changes, [])
+    assert missing(after[0]) == missing(counting.digest, after[0]) == (after[0], 3, changes[1:], [])
+    assert missing(after[0], after[1]) == (after[1], 4, [], [])
+
+
+def test_of_the_levels_only_those_are_read_that_the_subtask_lacks() -> None:
+    own = hash_range(0, 1)
+    levels = [Level(batch, batch, b"", b"after %d" % batch, own.first, own.last, []) for batch in range(3)]
+    history = History([replace(checkpoint(5, segment(0)), cover=[Piece(own.first, own.last, Base(0, 1, levels))])])
+    for known, lacking in (("", levels), ("after 0", levels[1:]), ("after 1", levels[2:]), ("after 2", [])):
+        found = history.missing_segments(b"origin", 0, 1, 5, {known.encode(), b"another"})
+        assert (found.levels, found.since) == (lacking, b"after 2")
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+@pytest.mark.parametrize("before", [1, 2, 3, 5])
+def test_a_subtask_reads_all_changesets_that_may_hold_its_keys_and_no_others(parallelism: int, before: int) -> None:
+    stored = [segment(subtask) for subtask in range(before) for _ in range(1 + subtask % 2)]
+    made = checkpoint(0, *stored, parallelism=before)
+    for subtask in range(parallelism):
+        own = hash_range(subtask, parallelism)
+        ranges = [hash_range(one.subtask, before) for one in stored]
+        expected = [
+            one
+            for one, other in zip(stored, ranges, strict=True)
+            if other.first <= own.last and own.first <= other.last
+        ]
+        assert overlapping(made, subtask, parallelism) == expected
+        found = History([made]).missing_segments(b"origin", subtask, parallelism, 0, set())
+        assert [(clip.segment, clip.within) for clip in found.segments] == [(one, own) for one in expected]
+        assert {clip.is_shared for clip in found.segments} == {parallelism != before}
+        assert [clip.extent for clip in found.segments] == [
+            record_of(*stored).extent_of(one, parallelism != before) for one in expected
+        ]
+
+
+def test_no_key_group_at_a_boundary_is_left_out() -> None:
+    stored = [segment(group) for group in (0, KEY_GROUPS // 2 - 1, KEY_GROUPS // 2, KEY_GROUPS - 1)]
+    made = checkpoint(0, *stored, parallelism=KEY_GROUPS)
+    assert [overlapping(made, subtask, 2) for subtask in range(2)] == [stored[:2], stored[2:]]
