@@ -397,6 +397,8 @@ def test_a_failed_merge_of_local_runs_is_begun_again(subtask: Subtask) -> None:
     damaged = subtask.batch({2: "b"})
     path = subtask.local.directory / damaged.file_name
     data = path.read_bytes()
+    subtask.work(None, merges=subtask.path, looks=1)
+    assert subtask.attempt().is_merging
     path.write_bytes(data[:-1])
     subtask.work(None, merges=subtask.path)
     assert not subtask.attempt().is_merging
