@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import pickle
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.files import WRITE_BYTES, write_file
-from statelog.storage import LocalStore, open_store
+from statelog.storage import LocalStore, local, open_store
 from statelog.storage.faults import Call, FaultPlan, FaultStore
 
 
@@ -29,6 +30,15 @@ def run_in_child(action: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_directory_can_be_appended_to_and_is_read_from_its_beginning(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    assert store.can_append
+    store.put("x", b"12345")
+    buffer = bytearray(3)
+    assert store.read_into(memoryview(buffer), "x") == 3
+    assert buffer == b"123"
 
 
 def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
@@ -92,6 +102,91 @@ def test_temporary_files_of_crashed_writers_are_hidden(tmp_path: Path) -> None:
         store.read(f"a/{left.name}")
     with pytest.raises(StorageError, match="exists"):
         store.put("a/y", b"1")
+
+
+def _token() -> str:
+    return "token"
+
+
+def test_a_copy_in_another_process_makes_names_in_the_same_way(tmp_path: Path) -> None:
+    copy = pickle.loads(pickle.dumps(LocalStore(tmp_path, new_token=_token)))
+    (tmp_path / f".{os.getpid()}.token.tmp").write_bytes(b"half")
+    with pytest.raises(StorageError, match="exists"):
+        copy.put("x", b"1")
+
+
+def test_only_hidden_names_with_the_ending_are_temporary(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("a.tmp", ".a"):
+        store.put(name, b"1")
+    assert [info.name for info in store.list()] == [".a", "a.tmp"]
+
+
+def test_what_writers_that_were_killed_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("a/b/x", "c/y"):
+        store.put(name, b"1")
+    files = {"a/.old.tmp": 99, "a/b/.old.tmp": 1, "a/.young.tmp": 100, "a/b/x": 1, "c/.other.tmp": 1}
+    for name, modified_s in files.items():
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (modified_s, modified_s))
+    store.remove_unfinished("a/", before_s=100)
+    assert {name for name in files if (tmp_path / name).exists()} == {"a/.young.tmp", "a/b/x", "c/.other.tmp"}
+
+
+@pytest.mark.parametrize("lost", [local._DIRECTORY_RACES - 1, local._DIRECTORY_RACES])
+def test_a_folder_that_is_removed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """A writer does not try for ever, and the error is that of the store."""
+    open_file = os.open
+    races = iter(range(lost))
+
+    def race(path: str, *more: int) -> int:
+        if path.endswith(".tmp") and next(races, None) is not None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return open_file(path, *more)
+
+    monkeypatch.setattr(os, "open", race)
+    store = LocalStore(tmp_path)
+    if lost < local._DIRECTORY_RACES:
+        store.put("folder/x", b"1")
+        assert store.read("folder/x") == b"1"
+    else:
+        with pytest.raises(StorageError, match="put .*folder/x failed: No such file"):
+            store.put("folder/x", b"1")
+
+
+def test_a_folder_that_cannot_be_made_or_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore(tmp_path)
+    store.put("there/x", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", fail)
+        with pytest.raises(StorageError, match="No space left on device"):
+            store.put("new/x", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", fail)
+        with pytest.raises(StorageError, match="delete from .*there failed: No space left on device"):
+            store.delete(["there/x"])
+
+
+def test_only_what_is_missing_is_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader takes a missing object for damage of the log; a disk that fails, or is not mounted, is none."""
+    store = LocalStore(tmp_path / "root")
+    store.put("x", b"1")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(StorageError, match="Input/output error") as reading:
+            store.read("x")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError) as writing:
+        LocalStore(tmp_path / "file" / "root").put("x", b"1")
+    assert [reading.value.kind, writing.value.kind] == [ErrorKind.STORE_FAILED] * 2
 
 
 @pytest.mark.parametrize("failing", ["fsync", "link", "replace"])

@@ -119,7 +119,7 @@ class LocalStore(Store):
             directories.add(os.path.dirname(path))
             if file := self._append_files().pop(name, None):
                 file.close()
-        for directory in sorted(directories, reverse=True):
+        for directory in directories:
             with _reported("delete from", directory):
                 self._settle_deletion(directory)
 
@@ -156,7 +156,7 @@ class LocalStore(Store):
     def _opened(self, name: str, operation: str, mode: int = os.O_RDONLY) -> Iterator[int]:
         path = self._path(name)
         with _reported(operation, path, missing=True):
-            fd = os.open(path, mode | os.O_CLOEXEC)
+            fd = os.open(path, mode)
             try:
                 yield fd
             finally:
@@ -173,7 +173,7 @@ class LocalStore(Store):
         for attempt in range(_DIRECTORY_RACES):
             try:
                 self._make_directory(directory)
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 break
             except FileNotFoundError:
                 # Another process removed a directory that was empty until now.

@@ -31,7 +31,7 @@ class AppendFile:
         """Drop what stands beyond `at`, write the parts there, and make them durable."""
         with self._lock:
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+                self._fd = os.open(self._path, os.O_WRONLY)
                 self._closer = weakref.finalize(self, os.close, self._fd)
             status = os.fstat(self._fd)
             if status.st_nlink == 0:
@@ -99,7 +99,7 @@ def rewrite(fd: int, start: int, end: int) -> None:
 
 def sync_directory(directory: str) -> None:
     """Make the names in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
