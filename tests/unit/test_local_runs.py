@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import stat
 import weakref
 from pathlib import Path
 
@@ -210,6 +211,8 @@ def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError):
         run.verify()
     assert not path.exists()
+    with pytest.raises(CorruptionError):
+        run.verify()  # what another process has removed already
     LocalRuns(tmp_path).write(edge, good, "of another process")
     local.open(edge).verify()
 
@@ -296,6 +299,76 @@ def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monk
     engine.start(1, 4, keep_local=False)
     expect_all(engine, 4)
     assert list(local_folder(engine).glob("*.tmp")) == []
+
+
+Changes = dict[int, str | None]
+
+
+def run_with(changes: Changes) -> Run:
+    """Values by hash; None removes one."""
+    rows = [
+        (key_hash, b"k", b"", Operation.DELETE if text is None else Operation.PUT, text)
+        for key_hash, text in changes.items()
+    ]
+    return make_run(VALUE, rows)
+
+
+@pytest.mark.parametrize(
+    ("is_bottom", "expected"), [(True, {3: "d", 5: "f"}), (False, {1: None, 3: "d", 5: "f", 9: None})]
+)
+def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, expected: Changes
+) -> None:
+    """Below a group there are the groups before it, and below all of them what the merge does not see."""
+    monkeypatch.setattr("statelog.changelog.local_runs._GROUP_RUNS", 2)
+    edge = Edge(0, 5, b"0" * 16, b"1" * 16)
+    changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
+    LocalRuns(tmp_path / "2" / "0").write_merged(edge, map(run_with, changes), "5-token", is_bottom=is_bottom)
+    local = LocalRuns(tmp_path / "2" / "0")
+    rows = [row for block in local.open(edge).sections[VALUE.name].blocks for row in block.load().to_pylist()]
+    assert {row["hash"]: row["v0"] for row in rows} == expected
+
+
+def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for another process."""
+    checked = count_checks(monkeypatch)
+    digests = [bytes([number]) * 16 for number in range(4)]
+    local = LocalRuns(tmp_path / "2" / "0")
+    edges = [Edge(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
+    for edge in edges:
+        local.write(edge, encode_changes(VALUE, [(edge.first, b"k", b"", Operation.PUT, "v")]), "6-token")
+    merged = local.merge(edges, digests[0], "6-token")
+    assert merged == Edge(3, 5, digests[0], digests[3])
+    assert LocalRuns(local.directory).edges() == [merged]
+    assert LocalRuns(local.directory).open(merged).rows == 3
+    assert checked == []
+    assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
+
+
+def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:
+    """A job died after that, and is begun again."""
+    local, before, after = LocalRuns(tmp_path), Edge(0, 0, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
+    local.write(before, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    for _ in range(2):
+        local.link(before, after)
+        assert local.open(after).rows == 1
+
+
+def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, local = Edge(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    os.utime(tmp_path / edge.file_name)
+
+    def die(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "verify", die)
+        with pytest.raises(KeyboardInterrupt):
+            local.open(edge)
+    checked = count_checks(monkeypatch)
+    LocalRuns(tmp_path).open(edge)
+    assert len(checked) == 1
 
 
 def two_states(first: int, texts: list[str]) -> Run:

@@ -239,6 +239,26 @@ def test_short_writes_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store.append("log", [*parts], at=4)
     monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
     assert store.read("log") == b"head" + b"".join(parts)
+    assert store.read("log", length=10) == (b"head" + b"".join(parts))[:10]
+
+
+def test_a_disk_that_writes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev, idle = os.pwritev, iter(range(3))
+    store = LocalStore(tmp_path)
+    store.put("log", b"head")
+    monkeypatch.setattr(os, "pwritev", lambda *call: 0 if next(idle, None) is not None else pwritev(*call))
+    with pytest.raises(StorageError, match="nothing was written"):
+        store.append("log", [b"more"], at=4)
+
+
+def test_a_log_that_could_not_be_opened_can_be_closed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with pytest.raises(StorageError):
+        store.append("log", [b"more"], at=4)
+    store.close()
+    store.put("log", b"head")
+    store.append("log", [b"more"], at=4)
+    assert store.read("log") == b"headmore"
 
 
 def test_large_writes_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

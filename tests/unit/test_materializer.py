@@ -115,6 +115,8 @@ class Subtask:
         runs = [(run, self.store.read(run.name) if run.name else done.payload) for lv in done.levels for run in lv.runs]
         for run, data in runs:
             assert (run.offset, run.length, run.checksum) == (0, len(data), chain.checksum(data))
+            keys = state_of(iter([Run(pa.py_buffer(data), run.name)]))
+            assert all(run.first_hash <= key << 56 <= run.last_hash for key in keys), "runs of a level are disjoint"
         return state_of(Run(pa.py_buffer(data), run.name) for run, data in runs)
 
     def local_state(self) -> dict[int, str]:

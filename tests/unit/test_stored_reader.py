@@ -92,7 +92,10 @@ def rows(run: Run) -> dict[str, list[dict[str, object]]]:
     }
 
 
-@pytest.mark.parametrize("within", [(0, LAST), (0, 0), (LAST // 3, LAST // 2), (LAST - 1, LAST), (17, LAST // 50)])
+@pytest.mark.parametrize(
+    "within",
+    [(0, LAST), (0, 0), (LAST // 3, LAST // 2), (LAST - 1, LAST), (LAST - LAST // 1000, LAST), (17, LAST // 50)],
+)
 def test_a_part_holds_what_is_wanted(tmp_path: Path, within: tuple[int, int]) -> None:
     part = HashRange(*within)
     store = Counting(tmp_path)
