@@ -16,7 +16,7 @@ def files_with_tests(repository: Path) -> dict[str, list[str]]:
     table = tomllib.loads(_TABLE.read_text())
     packages, files = table["packages"], table["files"]
     modules = {f"{package}/{path.name}" for package in packages for path in (repository / package).glob("[!_]*.py")}
-    chosen = sorted({*modules, *files} - {*table["excluded"]})
+    chosen = sorted({*modules, *files})
     return {file: files[file] if file in files else packages[file.rpartition("/")[0]] for file in chosen}
 
 

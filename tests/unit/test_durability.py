@@ -118,6 +118,25 @@ def test_what_others_failed_to_sync_is_written_again(tmp_path: Path, monkeypatch
     assert store.size_bytes("log") == 4 + len(more)
 
 
+@pytest.mark.parametrize(("start", "end"), [(7, 20), (700_000, 700_100)])
+def test_what_is_made_durable_ends_where_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, end: int
+) -> None:
+    """Behind it another process may be writing; its bytes must not be written as they were."""
+    store, pwritev = LocalStore(tmp_path), os.pwritev
+    data = bytes(range(256)) * 5000
+    store.put("log", data)
+    written: list[tuple[int, bytes]] = []
+
+    def noted(fd: int, views: Sequence[memoryview], at: int) -> int:
+        written.append((at, b"".join(views)))
+        return pwritev(fd, views, at)
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    store.sync("log", start=start, end=end)
+    assert written == [(start, data[start:end])]
+
+
 def test_who_loses_a_race_knows_that_the_winner_stays(tmp_path: Path, disk: Disk) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("log/1", b"head")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import stat
 import weakref
 from pathlib import Path
 
@@ -117,6 +118,53 @@ def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: P
     assert not writing.exists()
 
 
+@pytest.mark.parametrize("table", [{}, {"keeps_rocksdb": False}, {"keeps_rocksdb": True}])
+def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, bool]
+) -> None:
+    """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
+    local, edge = LocalRuns(tmp_path), Edge(0, 2, bytes(16), b"1" * 16)
+    local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
+    for name in ("job", "rocksdb", "2-dead.job", "3-live.job"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / "job.lock").touch()
+    for name in ("2-dead.tmp", "unknown.tmp"):
+        (tmp_path / name).touch()
+    ahead = Edge(1, 3, b"2" * 16, b"3" * 16)
+    local.write(ahead, encode_run([], compression=None, block_rows=1), "3-token")
+    found = os.listdir(tmp_path)
+    kept = {edge.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
+        {"rocksdb"} if table.get("keeps_rocksdb") else set()
+    )
+    for _ in range(2):
+        local.sweep([edge], certain=2, **table)
+        assert {entry.name for entry in os.scandir(tmp_path)} == kept
+        monkeypatch.setattr(os, "listdir", lambda _: found)
+    local.remove([edge.file_name])
+    local.remove([edge.file_name])
+    assert not (tmp_path / edge.file_name).exists()
+
+
+def test_a_sweep_before_the_first_batch(tmp_path: Path) -> None:
+    (tmp_path / "unknown.tmp").touch()
+    (tmp_path / "0-live.tmp").touch()
+    LocalRuns(tmp_path).sweep([], certain=-1)
+    assert os.listdir(tmp_path) == ["0-live.tmp"]
+    LocalRuns(tmp_path / "none").sweep([], certain=-1)
+
+
+def test_a_sweep_releases_what_is_mapped_of_removed_files(tmp_path: Path) -> None:
+    """They take space as long as they are mapped."""
+    local = LocalRuns(tmp_path)
+    kept, left = Edge(0, 2, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
+    for edge in (kept, left):
+        local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
+    runs = {edge: weakref.ref(local.open(edge)) for edge in (kept, left)}
+    local.sweep([kept], certain=2)
+    assert [runs[kept]() is None, runs[left]() is None] == [False, True]
+
+
 def test_an_attempt_that_restores_is_not_swept_by_one_that_is_ahead(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +258,8 @@ def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
     with pytest.raises(CorruptionError):
         run.verify()
     assert not path.exists()
+    with pytest.raises(CorruptionError):
+        run.verify()  # what another process has removed already
     LocalRuns(tmp_path).write(edge, good, "of another process")
     local.open(edge).verify()
 
@@ -288,7 +338,21 @@ def test_longest_edges_are_taken(tmp_path: Path) -> None:
     assert local.path(b, c) == [Edge(1, 1, b, c)]
     assert local.path(a, a) == []
     assert local.path(c, a) is None
-    assert set(local.digests(a)) == {a, b, c}
+    assert sorted(local.digests(a)) == [a, b, c], "each once"
+
+
+def test_a_path_that_is_not_there_is_soon_missed(tmp_path: Path) -> None:
+    """Also among many files that lead to the wanted state in many ways."""
+    local = LocalRuns(tmp_path)
+    digests = [bytes([number]) * 16 for number in range(62)]
+    for number in range(1, 60):
+        for edge in (
+            Edge(number, number, digests[number], digests[number + 1]),
+            Edge(number, number + 1, digests[number], digests[number + 2]),
+        ):
+            (tmp_path / edge.file_name).touch()
+    assert local.path(digests[0], digests[60]) is None
+    assert len(local.path(digests[1], digests[61]) or ()) == 30
 
 
 def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +360,97 @@ def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monk
     engine.start(1, 4, keep_local=False)
     expect_all(engine, 4)
     assert list(local_folder(engine).glob("*.tmp")) == []
+
+
+Changes = dict[int, str | None]
+
+
+def run_with(changes: Changes) -> Run:
+    """Values by hash; None removes one."""
+    rows = [
+        (key_hash, b"k", b"", Operation.DELETE if text is None else Operation.PUT, text)
+        for key_hash, text in changes.items()
+    ]
+    return make_run(VALUE, rows)
+
+
+@pytest.mark.parametrize(
+    ("is_bottom", "expected"), [(True, {3: "d", 5: "f"}), (False, {1: None, 3: "d", 5: "f", 9: None})]
+)
+def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, expected: Changes
+) -> None:
+    """Below a group there are the groups before it, and below all of them what the merge does not see."""
+    monkeypatch.setattr("statelog.changelog.local_runs._GROUP_RUNS", 2)
+    edge = Edge(0, 5, b"0" * 16, b"1" * 16)
+    changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
+    LocalRuns(tmp_path / "2" / "0").write_merged(edge, map(run_with, changes), "5-token", is_bottom=is_bottom)
+    local = LocalRuns(tmp_path / "2" / "0")
+    rows = [row for block in local.open(edge).sections[VALUE.name].blocks for row in block.load().to_pylist()]
+    assert {row["hash"]: row["v0"] for row in rows} == expected
+
+
+@pytest.mark.parametrize("bound", ["_GROUP_RUNS", "_GROUP_BYTES"])
+def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """As many as two groups have: one is merged when the next one is complete."""
+    size = run_with({0: "a"}).size_bytes
+    monkeypatch.setattr(f"statelog.changelog.local_runs.{bound}", 2 if bound == "_GROUP_RUNS" else 2 * size)
+    made: list[weakref.ref[Run]] = []
+    alive: list[int] = []
+
+    def make(number: int) -> Run:
+        alive.append(sum(run() is not None for run in made))
+        run = run_with({number: "a"})
+        made.append(weakref.ref(run))
+        return run
+
+    edge = Edge(0, 9, b"0" * 16, b"1" * 16)
+    local = LocalRuns(tmp_path)
+    local.write_merged(edge, map(make, range(9)), "9-token", is_bottom=True)
+    assert local.open(edge).rows == 9
+    assert alive == [0, 1, 2, 3, 2, 3, 2, 3, 2]
+
+
+def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for another process."""
+    checked = count_checks(monkeypatch)
+    digests = [bytes([number]) * 16 for number in range(4)]
+    local = LocalRuns(tmp_path / "2" / "0")
+    edges = [Edge(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
+    for edge in edges:
+        local.write(edge, encode_changes(VALUE, [(edge.first, b"k", b"", Operation.PUT, "v")]), "6-token")
+    merged = local.merge(edges, digests[0], "6-token")
+    assert merged == Edge(3, 5, digests[0], digests[3])
+    assert LocalRuns(local.directory).edges() == [merged]
+    assert LocalRuns(local.directory).open(merged).rows == 3
+    assert checked == []
+    assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
+
+
+def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:
+    """A job died after that, and is begun again."""
+    local, before, after = LocalRuns(tmp_path), Edge(0, 0, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
+    local.write(before, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    for _ in range(2):
+        local.link(before, after)
+        assert local.open(after).rows == 1
+
+
+def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge, local = Edge(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    os.utime(tmp_path / edge.file_name)
+
+    def die(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "verify", die)
+        with pytest.raises(KeyboardInterrupt):
+            local.open(edge)
+    checked = count_checks(monkeypatch)
+    LocalRuns(tmp_path).open(edge)
+    assert len(checked) == 1
 
 
 def two_states(first: int, texts: list[str]) -> Run:

@@ -115,6 +115,8 @@ class Subtask:
         runs = [(run, self.store.read(run.name) if run.name else done.payload) for lv in done.levels for run in lv.runs]
         for run, data in runs:
             assert (run.offset, run.length, run.checksum) == (0, len(data), chain.checksum(data))
+            keys = state_of(iter([Run(pa.py_buffer(data), run.name)]))
+            assert all(run.first_hash <= key << 56 <= run.last_hash for key in keys), "runs of a level are disjoint"
         return state_of(Run(pa.py_buffer(data), run.name) for run, data in runs)
 
     def local_state(self) -> dict[int, str]:
@@ -397,6 +399,8 @@ def test_a_failed_merge_of_local_runs_is_begun_again(subtask: Subtask) -> None:
     damaged = subtask.batch({2: "b"})
     path = subtask.local.directory / damaged.file_name
     data = path.read_bytes()
+    subtask.work(None, merges=subtask.path, looks=1)
+    assert subtask.attempt().is_merging
     path.write_bytes(data[:-1])
     subtask.work(None, merges=subtask.path)
     assert not subtask.attempt().is_merging
@@ -519,17 +523,22 @@ def test_what_is_small_travels_with_the_ack(subtask: Subtask, room: int) -> None
     assert subtask.stored_state(done) == {1: "a"}
 
 
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_large_state_is_cut_evenly_and_no_piece_travels_with_the_ack(
-    subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Though each is small: together they are not."""
-    changes = dict.fromkeys(range(256), "a")
+    changes = dict.fromkeys(range(128 * number, 128 * (number + 1)), "a")
     subtask.batch(changes)
     size = subtask.local.open(subtask.path[0]).size_bytes
     monkeypatch.setattr(materializer, "_RUN_BYTES", -(-size // 2))
-    done = subtask.materialize("0-7", inline=size - 1)
+    grant = subtask.grant()
+    subtask.attempt(within=hash_range(number, 2)).work(order(grant, size - 1), subtask.path, [])
+    done = subtask.attempt().result(grant)
+    assert done is not None
     [level] = done.levels
-    assert [HashRange(run.first_hash, run.last_hash) for run in level.runs] == [hash_range(0, 2), hash_range(1, 2)]
+    quarters = [hash_range(2 * number + half, 4) for half in range(2)]
+    assert [HashRange(run.first_hash, run.last_hash) for run in level.runs] == quarters
     assert done.payload == b""
     assert len(subtask.objects) == 2
     assert subtask.stored_state(done) == changes

@@ -899,6 +899,45 @@ def test_a_pickled_store_carries_store_and_policy(tmp_path: Path) -> None:
     assert other._inner.calls == calls + 2
 
 
+def test_a_later_attempt_that_makes_the_object_needs_no_look_at_it() -> None:
+    simulation = Simulation(RetryPolicy(attempts=3), *failing(1))
+    assert simulation.store.put_if_absent("log/1", b"ours")
+    assert [name for name, _ in simulation.inner.calls] == ["put_if_absent", "put_if_absent"]
+
+
+def test_only_an_object_that_was_made_counts_as_written() -> None:
+    simulation = Simulation(RetryPolicy())
+    assert simulation.store.put_if_absent("log/1", b"ours")
+    assert not simulation.store.put_if_absent("log/1", b"theirs")
+    recorded = simulation.measured.take()
+    assert recorded.samples[Metric.UPLOAD_SIZE_BYTES] == [4]
+    assert recorded.counts == {"upload_requests": 2}
+
+
+def test_what_has_no_answer_is_forwarded_as_well() -> None:
+    told: list[object] = []
+
+    class Told(ScriptedStore):
+        def remove_unfinished(self, prefix: str, before_s: float) -> None:
+            self._follow("remove_unfinished", lambda: told.append((prefix, before_s)))
+
+        def close(self) -> None:
+            told.append("close")
+
+    clock = ManualClock()
+    inner = Told(clock, *failing(1))
+    store = RetryingStore(
+        inner,
+        RetryPolicy(),
+        clock=clock,
+        recorder=Measurements(),
+        new_races=lambda: SimulatedRaces(clock),
+    )
+    store.remove_unfinished("runs/", 7.0)
+    store.close()
+    assert told == [("runs/", 7.0), "close"]
+
+
 def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
     def fail() -> Any:
         raise AssertionError
@@ -914,18 +953,3 @@ def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
 
     store.close()
     assert store.can_append
-
-
-def test_leftovers_and_open_files_are_those_of_the_store_below(tmp_path: Path) -> None:
-    class Noting(LocalStore):
-        def remove_unfinished(self, prefix: str, before_s: float) -> None:
-            noted.append((prefix, before_s))
-
-        def close(self) -> None:
-            noted.append("closed")
-
-    noted: list[object] = []
-    store = RetryingStore(Noting(tmp_path), RetryPolicy(), clock=ManualClock(), recorder=Measurements())
-    store.remove_unfinished("op/", 5.0)
-    store.close()
-    assert noted == [("op/", 5.0), "closed"]

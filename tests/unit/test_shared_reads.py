@@ -167,7 +167,7 @@ def test_whatever_is_read_is_what_the_object_holds(tmp_path: Path) -> None:
     shared.read(store, extent)
     for name, content in (("object", b"abcdef"), ("other", b"ghijkl")):
         for offset in range(6):
-            for length in range(1, 6 - offset):
+            for length in range(1, 7 - offset):
                 store.reads.clear()
                 wanted = content[offset : offset + length]
                 assert readable.read(name, offset=offset, length=length) == wanted

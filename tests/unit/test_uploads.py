@@ -180,7 +180,15 @@ def test_an_upload_that_could_not_be_started_is_not_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool has taken it before it tries to start another thread, so it may be written and must be removed."""
-    store = Watched(LocalStore(tmp_path))
+    is_written = threading.Event()
+
+    class Telling(Watched):
+        def put(self, name: str, data: bytes | memoryview) -> None:
+            super().put(name, data)
+            if name == "b":
+                is_written.set()
+
+    store = Telling(LocalStore(tmp_path))
     uploads = Uploads(lambda: store, max_bytes=1000, threads=2, recorder=Measurements())
     uploads.add("a", b"x")
 
@@ -192,6 +200,7 @@ def test_an_upload_that_could_not_be_started_is_not_written_all_the_same(
         with pytest.raises(RuntimeError):
             uploads.add("b", b"x")
     store.go_on.set()
+    assert is_written.wait(20)
     uploads.abandon()
     assert [info.name for info in store.list()] == []
 

@@ -119,7 +119,7 @@ class LocalStore(Store):
             directories.add(os.path.dirname(path))
             if file := self._append_files().pop(name, None):
                 file.close()
-        for directory in sorted(directories, reverse=True):
+        for directory in sorted(directories):
             with _reported("delete from", directory):
                 self._settle_deletion(directory)
 

@@ -24,13 +24,13 @@ class AppendFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._fd = -1
+        self._fd: int | None = None
         self._closer: weakref.finalize[..., AppendFile] | None = None
 
     def append(self, parts: list[bytes | memoryview], at: int) -> None:
         """Drop what stands beyond `at`, write the parts there, and make them durable."""
         with self._lock:
-            if self._fd < 0:
+            if self._fd is None:
                 self._fd = os.open(self._path, os.O_WRONLY)
                 self._closer = weakref.finalize(self, os.close, self._fd)
             status = os.fstat(self._fd)
@@ -48,7 +48,7 @@ class AppendFile:
         with self._lock:
             if self._closer is not None:
                 self._closer()
-            self._fd, self._closer = -1, None
+            self._fd = self._closer = None
 
 
 def read_all(fd: int, length: int, offset: int) -> bytes:
@@ -99,7 +99,7 @@ def rewrite(fd: int, start: int, end: int) -> None:
 
 def sync_directory(directory: str) -> None:
     """Make the names in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

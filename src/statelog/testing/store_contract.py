@@ -172,12 +172,17 @@ class StoreContract:
             list(pool.map(write_and_delete, range(4)))
         assert store.list() == []
 
-    @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a/", "a/."])
+    @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../x", "a//b", "./a", "a/", "a/.", "a\0b"])
     def test_bad_names_are_refused(self, store: Store, name: str) -> None:
         with pytest.raises(ConfigurationError):
             store.put(name, DATA)
         with pytest.raises(ConfigurationError):
             store.read(name)
+
+    @pytest.mark.parametrize("prefix", ["..", "/", "/a", "../a", "a/../b"])
+    def test_bad_prefixes_are_refused(self, store: Store, prefix: str) -> None:
+        with pytest.raises(ConfigurationError):
+            store.list(prefix)
 
     def test_pickles_while_in_use(self, store: Store) -> None:
         store.put("x", b"")
