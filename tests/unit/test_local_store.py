@@ -94,6 +94,24 @@ def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
     assert raised.value.kind == ErrorKind.STORE_FAILED
 
 
+def test_a_write_that_lost_its_folder_is_no_missing_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StorageError, match="put .* failed: No such file") as raised:
+        LocalStore(tmp_path).put("x", b"1")
+    assert raised.value.kind == ErrorKind.STORE_FAILED
+
+
+def test_a_folder_that_another_process_removed_is_made_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    LocalStore(tmp_path).delete(["a/x"])
+    store.put("a/y", b"2")
+    assert store.read("a/y") == b"2"
+
+
 class Vanishing:
     """What a folder lists of a file that is deleted a moment later."""
 
