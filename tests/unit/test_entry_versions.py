@@ -23,9 +23,11 @@ def test_known_versions_are_read(magic: bytes) -> None:
     assert decode_header(header_of(magic), name="x.log", offset=0).payload_bytes > 0
 
 
-def test_an_entry_of_a_later_version_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"x\.log: the log entry at offset 7 is of version 3, .* up to 2"):
-        decode_header(header_of(b"SLE3"), name="x.log", offset=7)
+@pytest.mark.parametrize("version", [0, 3, 9])
+def test_an_entry_of_another_version_is_refused_by_name(version: int) -> None:
+    expected = rf"x\.log: the log entry at offset 7 is of version {version}, .* up to 2"
+    with pytest.raises(ConfigurationError, match=expected):
+        decode_header(header_of(b"SLE%d" % version), name="x.log", offset=7)
 
 
 @pytest.mark.parametrize("data", [header_of(b"NOPE"), header_of(b"SLE3")[:-1] + b"\0"])

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from statelog.changelog import chain
 from statelog.changelog.segment import SegmentRef
@@ -89,6 +90,71 @@ def test_the_most_wasteful_closed_files_are_emptied() -> None:
         other.remove(everything)
         other.choose_wasteful(newest)
         assert [name for name in files if other.is_wasteful(name)] == chosen
+
+
+def test_a_file_that_is_needed_again_before_it_went_stays() -> None:
+    """A revision names what the entry before it did."""
+    retention = Retention(2.0, "op/log")
+    entry = checkpoint(0, ("a", 0, 10))
+    retention.add(entry)
+    retention.remove(entry)
+    retention.add(entry)
+    assert retention.release() == []
+    assert retention.needs("a")
+
+
+@pytest.mark.parametrize(
+    ("limit", "waste", "chosen"),
+    [
+        (1.0, {"a": 1, "b": 0}, ["a"]),
+        (1.0, {"a": 2, "b": 1}, ["a", "b"]),
+        (1.0, {"a": 0, "b": 0}, []),
+        (2.0, {"a": 60, "b": 60}, ["b"]),
+        (2.0, {"a": 100, "b": 0}, []),
+        (2.0, {"a": 80, "b": 70, "c": 0}, []),
+        (2.0, {"a": 80, "b": 80, "c": 30}, ["b"]),
+        (2.0, {"a": 81, "b": 80, "c": 30}, ["a", "b"]),
+    ],
+)
+def test_no_more_files_are_emptied_than_are_too_large_together(
+    limit: float, waste: dict[str, int], chosen: list[str]
+) -> None:
+    """Of files of 100 bytes each, of which so many are not needed any more."""
+    retention = Retention(limit, "op/log")
+    held = checkpoint(0, *((name, 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
+    rest = checkpoint(0, *((name, 100 - wasted, wasted) for name, wasted in waste.items() if wasted))
+    for added in (held, rest):
+        retention.add(added)
+    retention.remove(rest)
+    retention.choose_wasteful("op/log")
+    assert [name for name in waste if retention.is_wasteful(name)] == chosen
+    assert retention.has_wasteful == bool(chosen)
+
+
+def test_what_was_wasteful_is_not_for_ever() -> None:
+    retention = Retention(2.0, "op/log")
+    held, rest, more = checkpoint(0, ("a", 0, 10)), checkpoint(0, ("a", 10, 90)), checkpoint(1, ("b", 0, 500))
+    for added in (held, rest):
+        retention.add(added)
+    retention.remove(rest)
+    retention.choose_wasteful("op/log")
+    assert retention.is_wasteful("a")
+    retention.add(more)
+    retention.choose_wasteful("op/log")
+    assert not retention.has_wasteful
+
+
+def test_changes_inside_their_own_entry_stay_with_it() -> None:
+    """Later checkpoints build on the entry of keyed state; of operator state the newest entry is enough."""
+    own, elsewhere = f"op/log/{3:020}.log", "op/changes/1/0/x"
+    held = replace(checkpoint(0, (own, 0, 10), (elsewhere, 0, 10)), number=3)
+    for key_schema, expected in ((b"", [True, True]), (b"keys", [False, True])):
+        retention = Retention(2.0, "op/log")
+        retention.add(replace(held, key_schema=key_schema))
+        assert [retention.needs(name) for name in (own, elsewhere)] == expected
+    retention = Retention(2.0, "op/log")
+    retention.add(replace(held, key_schema=b"keys", number=4))
+    assert retention.needs(own), "a revision is not the entry that holds them"
 
 
 # ---- Drivers that come back late ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,7 +146,28 @@ def test_a_refusal_names_what_was_and_what_is_and_what_to_do() -> None:
     assert "Use the old setting" in (caught.value.hint or "")
 
 
+def test_a_setting_is_judged_also_if_there_is_no_other() -> None:
+    for more, others in (({}, {"timeMode": "None"}), ({"timeMode": "None"}, {})):
+        [change] = changes({"gap_ms": 1, **more}, {"gap_ms": 2, **others})
+        assert (change.rule.names, change.verdict) == (("gap_ms",), Verdict.CONVERT)
+
+
 # ---- What is taken over ----
+
+
+def test_only_the_runs_own_settings_are_recorded_and_aggregates_that_were_removed() -> None:
+    before = checkpoint(gap_ms=5, size=7, **{"aggregate x": "sum(n)", "aggregate y": "count()"})
+    taken = take_over({"size": 8, "aggregate y": "count()"}, [], before, "here")
+    assert taken.settings == {"size": 8, "aggregate x": "sum(n)", "aggregate y": "count()"}
+
+
+def test_a_conversion_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, int | str] = {"size": 7, "timeMode": "None"}
+    with caplog.at_level(logging.INFO):
+        take_over({**settings, "timeMode": "EventTime"}, [], checkpoint(**settings), "here")
+        assert caplog.text == ""
+        take_over({**settings, "size": 8}, [], checkpoint(**settings), "here")
+    assert "here: the state was written with size=7, and the operator now has size=8" in caplog.text
 
 
 def test_windows_stay_closed_over_any_number_of_runs() -> None:

@@ -289,7 +289,7 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
     return FrameHeader(index_bytes, payload_bytes, index_checksum)
 
 
-def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, number: int = 0) -> Entry:
+def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, number: int) -> Entry:
     """Decode an entry's index, with the segments' offsets made absolute.
 
     Parameters

@@ -273,6 +273,6 @@ def take_over(settings: Settings, states: Sequence[StateSchema], before: Checkpo
 def _closed_ms(before: Checkpoint) -> int:
     """Up to when windows had been closed after a checkpoint; what they had is gone."""
     closed_ms = int(before.settings.get(_CLOSED, NO_TIME_MS))
-    if _LATENESS not in before.settings or before.watermark_ms == NO_TIME_MS:
+    if _LATENESS not in before.settings:
         return closed_ms
     return max(closed_ms, before.watermark_ms - int(before.settings[_LATENESS]))

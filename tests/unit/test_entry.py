@@ -1,0 +1,92 @@
+"""What an entry of the log says, and how a reader finds the parts that it carries."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import pytest
+import xxhash
+from msgspec.structs import replace
+
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import (
+    FOUNDING_BATCH,
+    FRAME_HEADER_BYTES,
+    Checkpoint,
+    FrameHeader,
+    decode_header,
+    decode_index,
+    encode_frame,
+)
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.state.key_groups import hash_range
+
+WHOLE = hash_range(0, 1)
+
+
+def checkpoint(parallelism: int, *segments: SegmentRef) -> Checkpoint:
+    return Checkpoint(1, 0, 0, "query", "run", "op", parallelism, list(segments), b"keys", [], 0, 0, b"")
+
+
+def of_subtasks(*subtasks: int) -> list[SegmentRef]:
+    return [SegmentRef(subtask, 0, b"", place, 1, 1, 1) for place, subtask in enumerate(subtasks)]
+
+
+@pytest.mark.parametrize("count", range(6))
+@pytest.mark.parametrize("parallelism", range(1, 5))
+def test_subtasks_have_any_number_of_segments(parallelism: int, count: int) -> None:
+    for subtasks in combinations_with_replacement(range(parallelism), count):
+        segments = of_subtasks(*subtasks)
+        made = checkpoint(parallelism, *segments)
+        assert made.by_subtask() == [
+            [one for one in segments if one.subtask == subtask] for subtask in range(parallelism)
+        ]
+        for first in range(parallelism):
+            for last in range(first, parallelism):
+                expected = [one for one in segments if first <= one.subtask <= last]
+                assert made.segments_of(first, last) == expected, (subtasks, first, last)
+
+
+def test_a_reader_knows_where_in_the_object_each_part_is() -> None:
+    """Also of materialized state; parts in other objects stay where they are."""
+    inside = [StoredRun("", offset, 10, b"", 1, WHOLE.first, WHOLE.last) for offset in (5, 15)]
+    elsewhere = StoredRun("op/runs/1/0/x", 3, 10, b"", 1, WHOLE.first, WHOLE.last)
+    levels = [
+        Level(batch, batch, b"", b"", WHOLE.first, WHOLE.last, runs)
+        for batch, runs in enumerate([[elsewhere, inside[0]], [inside[1]]])
+    ]
+    segments = [SegmentRef(0, 0, b"", 0, 5, 1, 1), SegmentRef(0, 0, b"", 7, 5, 1, 1, "op/changes/1/0/x")]
+    entry = replace(checkpoint(1, *segments), bases=[Base(0, 1, levels)])
+    parts = encode_frame(entry, [bytes(25)])
+    header = decode_header(parts[0][:FRAME_HEADER_BYTES], name="op/log/7.log", offset=100)
+    index = parts[0][FRAME_HEADER_BYTES:]
+    found = decode_index(header, index, name="op/log/7.log", offset=100, number=7)
+    assert isinstance(found, Checkpoint)
+    payload = 100 + len(parts[0])
+    assert found.number == 7
+    assert [(one.name, one.offset) for one in found.segments] == [("op/log/7.log", payload), ("op/changes/1/0/x", 7)]
+    [base] = found.bases
+    assert [[(run.name, run.offset) for run in level.runs] for level in base.levels] == [
+        [("op/runs/1/0/x", 3), ("op/log/7.log", payload + 5)],
+        [("op/log/7.log", payload + 15)],
+    ]
+    assert found == entry.placed(header, name="op/log/7.log", offset=100, number=7)
+
+
+def test_only_operator_state_is_all_in_its_entry() -> None:
+    assert checkpoint(1).is_whole is False
+    assert replace(checkpoint(1), key_schema=b"").is_whole is True
+
+
+def test_what_was_there_before_batch_0_has_the_batch_before_it() -> None:
+    """Logs that are stored have it."""
+    assert FOUNDING_BATCH == -1
+
+
+def test_an_index_of_another_form_is_damage() -> None:
+    index = b"\xc1"
+    header = FrameHeader(len(index), 0, xxhash.xxh3_64_intdigest(index))
+    with pytest.raises(CorruptionError, match="log entry at offset 7 is of an unknown form") as caught:
+        decode_index(header, index, name="x.log", offset=7, number=1)
+    assert caught.value.kind is ErrorKind.FORMAT
