@@ -427,6 +427,31 @@ def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeyp
     assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize(("is_bottom", "rows"), [(True, 1), (False, 3)])
+def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, rows: int
+) -> None:
+    """What was removed and what has expired; above the bottom both still hide what is older. The inputs go last."""
+    state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
+    local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
+    edges = [Edge(number, number, digests[number], digests[number + 1]) for number in range(2)]
+    stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
+    local.write(edges[0], encode_changes(state, [stays, removed]), "2-token")
+    ends = (2, b"k", b"", Operation.PUT, "ends")
+    local.write(edges[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
+    genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_runs, "merge_runs", die)
+        with pytest.raises(KeyboardInterrupt):
+            local.merge(edges, genesis, "2-token", garbage=garbage)
+    assert set(edges) <= set(local.edges())
+    assert local.open(local.merge(edges, genesis, "2-token", garbage=garbage)).rows == rows
+
+
 def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:
     """A job died after that, and is begun again."""
     local, before, after = LocalRuns(tmp_path), Edge(0, 0, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
