@@ -32,6 +32,7 @@ from statelog.spark.rpc_channel import (
     make_proof,
     new_hello,
 )
+from statelog.spark.rpc_strangers import Strangers
 from statelog.spark.worker_process import WorkerProcess
 
 SECRET = b"s" * 32
@@ -250,7 +251,72 @@ def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(handler: Handl
         assert client.call(ack(9)) == Acked()
 
 
+def test_a_closed_server_leaves_nothing_open(handler: Handler) -> None:
+    files, threads = len(os.listdir("/proc/self/fd")), serving_threads()
+    server = RpcServer(HOST, 0, SECRET, handler)
+    [acceptor] = serving_threads() - threads
+    assert acceptor.daemon, "a driver that forgets to close it ends all the same"
+    server.close()
+    assert serving_threads() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 # ---- Strangers ----
+
+
+@contextmanager
+def strangers(admit: Callable[[socket.socket], None], policy: RpcPolicy) -> Iterator[tuple[int, socket.socket]]:
+    """Strangers without a server: the port, and what accepts them."""
+    listener = socket.create_server((HOST, 0))
+    accepting = Strangers(listener, SECRET, admit, policy, SystemClock())
+    try:
+        yield listener.getsockname()[1], listener
+    finally:
+        accepting.close(LONG_S)
+
+
+def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None:
+    admitted: list[socket.socket] = []
+
+    def admit(connection: socket.socket) -> None:
+        admitted.append(connection)
+        if len(admitted) == 1:
+            raise ZeroDivisionError("a defect")
+
+    with ExitStack() as held, strangers(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
+        assert not listener.getblocking(), "a client that is gone again would hold up the others"
+        for _ in range(2):
+            connection = held.enter_context(socket.create_connection((HOST, port), timeout=LONG_S))
+            hello, own = read(connection, HELLO_BYTES), new_hello()
+            connection.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
+            assert len(read(connection, PROOF_BYTES)) == PROOF_BYTES
+        notes.wait_for("a defect")
+    for connection in admitted:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("backoff_s", "handshake_s"), [(10 * LONG_S, 0.2), (0.01, 10 * LONG_S)], ids=["strangers", "acceptance"]
+)
+def test_what_is_due_first_is_not_held_up_by_what_is_due_later(
+    handler: Handler, notes: Notes, backoff_s: float, handshake_s: float
+) -> None:
+    """Strangers end in time although nobody is accepted, and acceptance goes on although strangers have time."""
+    policy = RpcPolicy(accept_backoff_s=backoff_s, handshake_timeout_s=handshake_s)
+    with ExitStack() as held, serving(handler, policy) as server:
+        first, second = (held.enter_context(connect(server)) for _ in range(2))
+        for stranger in (first, second):
+            read(stranger, HELLO_BYTES)
+        waiting = held.enter_context(socket.socket())
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            notes.wait_for("cannot be accepted for now")
+        assert read_to_end(first) == b"", "the oldest makes room"
+        if handshake_s < backoff_s:
+            assert read_to_end(second) == b""
+        else:
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
 
 
 def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> None:
