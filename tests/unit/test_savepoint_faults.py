@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+import statelog
 from statelog import ConfigurationError
 from statelog.savepoints import operators
 from statelog.savepoints.manifest import Manifest
+from statelog.savepoints.spark_files import SparkCheckpoint
+from statelog.spark import savepoints
 from statelog.storage import LocalStore, Store
 from statelog.storage.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
 from tests.compat.test_savepoints import BATCH, FIXTURES, restored, save
 from tests.model.engine import Engine
+from tests.stored_query import StoredQuery
 from tests.unit.test_crash_points import KillAt, Killed, When
 
 both = pytest.mark.parametrize("when", ["before", "after"])
@@ -30,7 +34,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object]
             return FaultStore(LocalStore(location), plan)
 
         with monkeypatch.context() as patched:
-            patched.setattr(operators, "open_location", opened)
+            for module in (operators, savepoints):
+                patched.setattr(module, "open_location", opened)
             try:
                 do()
                 if not plan.killed_at:
@@ -90,3 +95,24 @@ def test_a_restore_that_is_not_finished_can_be_repeated(
     assert deaths(monkeypatch, when, lambda: restored(fixture, directory()), check) >= 8
     require_all(directory())
     assert Manifest.read(LocalStore(str(fixture)), "fixture").batch == BATCH
+
+
+@both
+def test_a_checkpoint_is_that_of_a_query_once_all_of_it_is_there(
+    when: When, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would start a query with nothing but an id at its first batch."""
+    query = StoredQuery(tmp_path).run({"a": None}, range(3))
+    statelog.savepoint(query.checkpoint, tmp_path / "saved")
+    target, interrupted = tmp_path / "restored", []
+
+    def check() -> None:
+        whole = {path.name for path in (target / "commits").glob("[0-9]*")} == {"2"}
+        whole = whole and {path.name for path in (target / "offsets").glob("[0-9]*")} == {"1", "2"}
+        assert whole or not (target / "metadata").exists()
+        interrupted.append(whole)
+        shutil.rmtree(target, ignore_errors=True)
+
+    deaths(monkeypatch, when, lambda: statelog.restore(tmp_path / "saved", target), check)
+    assert not all(interrupted)
+    assert SparkCheckpoint(LocalStore(target), str(target)).query_id()
