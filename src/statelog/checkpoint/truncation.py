@@ -31,7 +31,7 @@ class Truncation:
     def cover_to_repeat(self, before: Record) -> Cover | None:
         """What the entry after a checkpoint repeats; None for nothing."""
         cover = before.cover
-        if cover is None or not cover.pieces:
+        if cover is None:
             return None
         if cover is not self._seen:
             runs = sum([len(level.runs) for piece in cover.pieces for level in piece.base.levels])
