@@ -463,6 +463,19 @@ def test_a_state_that_is_stored_already_is_left_alone(subtask: Subtask) -> None:
     assert subtask.local_state() == {1: "a"}
 
 
+def test_levels_that_are_no_local_runs_are_not_built_upon(subtask: Subtask) -> None:
+    """Local runs are merged without regard to levels; what a level lacks must not be taken for stored."""
+    subtask.batch(dict.fromkeys(range(100), "a"))
+    subtask.materialize("0-7")
+    subtask.batch({1: "b"})
+    assert len(subtask.materialize("1-8").levels) == 2
+    subtask.path = [subtask.local.merge(subtask.path, GENESIS, "2-token")]
+    subtask.batch({2: "c"})
+    done = subtask.materialize("2-9")
+    assert subtask.stored_state(done) == dict.fromkeys(range(100), "a") | {1: "b", 2: "c"}
+    assert [(level.first, level.last) for level in done.levels] == [(0, 2)]
+
+
 @pytest.mark.parametrize(("new", "levels"), [(50, 2), (51, 1)])
 def test_a_level_less_than_twice_as_large_is_stored_again(subtask: Subtask, new: int, levels: int) -> None:
     subtask.batch(dict.fromkeys(range(100), "a"))
