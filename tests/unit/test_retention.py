@@ -121,13 +121,13 @@ def test_no_more_files_are_emptied_than_are_too_large_together(
 ) -> None:
     """Of files of 100 bytes each, of which so many are not needed any more."""
     retention = Retention(limit, "op/log")
-    held = checkpoint(0, *((name, 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
-    rest = checkpoint(0, *((name, 100 - wasted, wasted) for name, wasted in waste.items() if wasted))
+    held = checkpoint(0, *((f"op/runs/{name}", 0, 100 - wasted) for name, wasted in waste.items() if wasted < 100))
+    rest = checkpoint(0, *((f"op/runs/{name}", 100 - wasted, wasted) for name, wasted in waste.items() if wasted))
     for added in (held, rest):
         retention.add(added)
     retention.remove(rest)
-    retention.choose_wasteful("op/log")
-    assert [name for name in waste if retention.is_wasteful(name)] == chosen
+    retention.choose_wasteful("op/log/1")
+    assert [name for name in waste if retention.is_wasteful(f"op/runs/{name}")] == chosen
     assert retention.has_wasteful == bool(chosen)
 
 

@@ -133,7 +133,7 @@ def _newest_of_query(log: OperatorLog, committed: int, time_ms: Callable[[int], 
     Checkpoints of another time than Spark's are of batches that were taken back before, or of another copy.
     """
     batches = [one for one in log.history.checkpoints if one.batch <= committed]
-    if not batches and log.newest > committed:
+    if not batches:
         return committed  # The state is ahead of Spark: there is nothing to take back.
     for checkpoint in reversed(batches):
         if time_ms(checkpoint.batch) in (None, checkpoint.batch_time_ms):

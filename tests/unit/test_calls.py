@@ -1,0 +1,39 @@
+"""Calls of tasks that are refused, and what the user is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from statelog import ConfigurationError, ErrorKind
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.batch import Batch, BatchTime
+from statelog.checkpoint.calls import incomplete_batch, require_own_partition
+from statelog.checkpoint.protocol import Begin, TaskId
+
+
+def run(parallelism: int) -> OperatorRun:
+    return OperatorRun("query", "run", "op", "instance", parallelism, b"keys", [])
+
+
+def task(batch: int, subtask: int = 0) -> TaskId:
+    return TaskId("query", "run", "op", "instance", batch, subtask, 7)
+
+
+@pytest.mark.parametrize(("parallelism", "end"), [(3, "0, 1, 2"), (10, "7, 8, 9"), (11, "8, 9, ...")])
+def test_of_many_subtasks_that_are_missing_the_first_ten_are_named(parallelism: int, end: str) -> None:
+    error = incomplete_batch(task(6), Batch(5, BatchTime(0, 0)), run(parallelism), "here")
+    shown = error.message.partition("to their end: ")[2].partition(". An action")[0]
+    assert shown.startswith("0, 1, 2")
+    assert shown.endswith(end)
+
+
+@pytest.mark.parametrize("input_rows", [0, 1, 2])
+def test_only_rows_tell_that_a_partition_was_renumbered(input_rows: int) -> None:
+    request = Begin(task(5, subtask=1), 2, input_rows, None)
+    batch = Batch(5, BatchTime(0, 0))
+    if not input_rows:
+        require_own_partition(request, batch, run(3), "here")
+        return
+    with pytest.raises(ConfigurationError, match="subtask 1 of 3 ran as partition 2") as caught:
+        require_own_partition(request, batch, run(3), "here")
+    assert caught.value.kind is ErrorKind.PARTITIONS_RENUMBERED
