@@ -111,7 +111,9 @@ class Restart:
         self.restoring = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "op")
 
     def lacks(self, *segments: SegmentRef) -> None:
-        self.restoring.begin(MissingSegments(b"", 0, [ClippedSegment(one, 0, (1 << 64) - 1) for one in segments]))
+        self.restoring.begin(
+            MissingSegments(b"", 0, [ClippedSegment(one, 0, (1 << 64) - 1, is_shared=False) for one in segments])
+        )
 
     def read_after(self, *seconds: float) -> None:
         for passed_s in seconds:
