@@ -287,5 +287,5 @@ class OperatorEngine:
             token=f"attempt-{self.attempts}",
         )
         rows, copies = _batch(commands), _batch(broadcast)
-        read = OperatorInput(rows, copies, subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
+        read = OperatorInput([rows], [copies], subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
         return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]

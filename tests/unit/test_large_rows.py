@@ -14,26 +14,31 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import Options, ProcessorError
+from statelog import OperatorProcessor, Options, ProcessorError
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.checkpoint.task import read_initial
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
+from statelog.spark.process_worker import make_operator
 from statelog.state.byte_slices import Budget, RowsTooLarge, size_of
 from statelog.state.grouping import windows_of
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import MergePosition, RunMerge, merge_runs
 from statelog.state.operator import OutputCodec
+from statelog.state.operator_processor import OperatorContext
+from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
 from statelog.state.run import Run
 from statelog.state.run_format import Operation, change_schema
 from statelog.state.run_writer import RunWriter, Section, encode_run
 from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.snapshot import Elements as SectionElements
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.table import KeyBatch, StateTable, ValueRows
 from statelog.state.times import Moment
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.operator_query import OperatorQuery
 
 TEXTS = StateDescriptor("texts", StateKind.VALUE, pa.schema([("text", pa.string())]))
 LISTS = StateDescriptor("lists", StateKind.LIST, pa.schema([("texts", pa.list_(pa.string()))]))
@@ -408,3 +413,104 @@ def test_a_key_with_too_many_entries_is_refused_and_can_be_looked_up() -> None:
         engine.push([(2, "read")])
     assert failure.value.kind is ErrorKind.TOO_LARGE
     assert engine.push([(2, "look up")]) == [(2, "4" * 9000)]
+
+
+# ---- Operators without keys ----
+
+
+class Elements(OperatorProcessor):
+    """Keeps its rows in a list and its broadcast rows in a map, and returns all of both."""
+
+    def init(self, handle: Any) -> None:
+        self._texts = handle.getListState("texts", "text string")
+        self._rules = handle.getBroadcastState("rules", "number long", "text string")
+
+    def processBroadcast(self, rows: Iterator[Row], context: OperatorContext) -> None:
+        for number, row in enumerate(rows):
+            self._rules.put((number,), (row.text,))
+
+    def process(self, rows: Iterator[Row], context: OperatorContext) -> Iterator[Row]:
+        for row in rows:
+            self._texts.add((row.text,))
+        for (text,) in self._texts.get():
+            yield Row(text=text)
+        for _, (text,) in self._rules.items():
+            yield Row(text=text)
+
+
+def elements_operator(budget: Budget) -> Operator:
+    arguments = OperatorArguments("text string", "text string", broadcast="text string")
+    return replace(make_operator(OperatorQuery(Elements(), arguments, Options()).operator.spec), budget=budget)
+
+
+def elements_input(rows: Sequence[str], copies: Sequence[str] = (), rows_at_once: int = 40) -> OperatorInput:
+    def batches(texts: Sequence[str]) -> list[pa.RecordBatch]:
+        whole = pa.RecordBatch.from_pydict({"text": pa.array(texts, pa.string())})
+        return [whole.slice(at, rows_at_once) for at in range(0, len(texts), rows_at_once)]
+
+    return OperatorInput(batches(rows), batches(copies), 0, 0)
+
+
+CONTEXT = OperatorContext(3, 4, batchId=0, batchTimeMs=0)
+
+
+def test_an_operator_without_keys_reads_and_writes_in_parts() -> None:
+    chance = random.Random(1)
+    rows, copies = ([f"{kind}{at} " * chance.randint(1, 150) for at in range(300)] for kind in ("row", "copy"))
+    operator = elements_operator(SMALL)
+    read: list[int] = []
+
+    def noted(to_rows: Callable[[pa.RecordBatch], list[Any]]) -> Callable[[pa.RecordBatch], list[Any]]:
+        return lambda part: [read.append(part.nbytes), to_rows(part)][1]
+
+    operator = replace(
+        operator,
+        to_rows=noted(operator.to_rows),
+        to_broadcast_rows=noted(operator.to_broadcast_rows),
+        output=Cramped(operator.output),
+    )
+    subtask = OperatorSubtask(operator, {}, CONTEXT)
+    output = list(subtask.process(elements_input(rows, copies, rows_at_once=300)))
+
+    assert [text for batch in output for text in batch.column(0).to_pylist()] == rows + copies
+    assert max(batch.num_rows for batch in output) <= 5
+    assert max(read) <= SLICE_BYTES < sum(read) / 10
+    assert [section.count for section in subtask.sections()] == [300, 300]
+
+
+def test_an_output_row_that_is_too_large_is_refused() -> None:
+    class Full:
+        def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+            raise RowsTooLarge("more than there is room for")
+
+    subtask = OperatorSubtask(replace(elements_operator(SMALL), output=Full()), {}, CONTEXT)
+    with pytest.raises(ProcessorError, match=r"process\(\) returned a row that does not fit .*: more than") as failure:
+        list(subtask.process(elements_input(["a", "b"])))
+    assert failure.value.kind is ErrorKind.TOO_LARGE
+
+
+@pytest.mark.parametrize("state", ["texts", "rules"])
+def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -> None:
+    def written(texts: Sequence[str], stored: Any = None) -> OperatorSubtask:
+        subtask = OperatorSubtask(elements_operator(Budget(elements_bytes=50_000)), stored or {}, CONTEXT)
+        given = (texts, ()) if state == "texts" else ((), texts)
+        for _ in subtask.process(elements_input(*given)):
+            pass
+        return subtask
+
+    message = f"state '{state}' may take 50,000 bytes in a subtask, and is larger at subtask 3: [0-9,]* bytes"
+    with pytest.raises(ProcessorError, match=message) as failure:
+        written(["x" * 1000] * 51).sections()
+    assert failure.value.kind is ErrorKind.TOO_LARGE
+
+    sections = written(["x" * 1000] * 30).sections()
+    [held] = [section for section in sections if section.state.name == state]
+    assert held.count == 30
+    if state == "texts":  # elements that come together, from before and from other subtasks
+        parts = [SectionElements.all_of(held)]
+        with pytest.raises(ProcessorError, match=message):
+            written(["x" * 1000] * 30, {state: parts}).sections()
+        with pytest.raises(ProcessorError, match=message):
+            written([], {state: 2 * parts}).sections()
+        with pytest.raises(ProcessorError, match="state 'unknown' may take"):
+            written([], {"unknown": 2 * parts}).sections()

@@ -53,7 +53,7 @@ def codec() -> CountingCodec:
 
 def section(pairs: Sequence[Pair], state: StateSchema = LIST) -> Section:
     names, offsets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Section.of(state, pa.RecordBatch.from_arrays([names, offsets], schema=section_schema(state)))
+    return Section.of(state, [pa.RecordBatch.from_arrays([names, offsets], schema=section_schema(state))])
 
 
 def phase(stage: Stage) -> Phase:

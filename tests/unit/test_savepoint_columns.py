@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import math
+import random
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from statelog import ConfigurationError
-from statelog.savepoints.columns import StateColumns
-from statelog.savepoints.load import encode_tables
+from statelog.checkpoint.history import History
+from statelog.checkpoint.open_log import open_log
+from statelog.savepoints.columns import Positions, StateColumns
+from statelog.savepoints.export import export_keyed, export_plan, saved_operator
+from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
 from statelog.state.keys import KeyCodec
 from statelog.state.run import Run
-from statelog.state.run_format import Operation, change_schema
-from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.state.run_format import VALUE_COLUMN, Operation, change_schema
+from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
 from statelog.state.timers import timer_descriptor
+from statelog.storage import LocalStore
+from tests.model.engine import Engine
 
 UTC, at = datetime.UTC, datetime.datetime
 NULLS = {"a": None, "b": None}
@@ -73,6 +80,11 @@ def stored_and_read(rows: pa.RecordBatch) -> pa.Table:
     return table.take(list(reversed(range(table.num_rows))))
 
 
+def changes_of(columns: StateColumns, rows: pa.Table) -> pa.RecordBatch:
+    [changes] = columns.to_changes(rows)
+    return changes
+
+
 @BY_NAME
 def test_keys_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> None:
     keys = pa.schema([("k", kind), ("n", pa.int32())])
@@ -80,10 +92,10 @@ def test_keys_of_every_type_come_back(kind: pa.DataType, values: list[Any]) -> N
     state = StateDescriptor("s", StateKind.VALUE, pa.schema([("n", pa.int64())]))
     before = changes(state, encoded, pa.array([b""] * 3, pa.binary()), [pa.array([1, None, 3])], [None] * 3)
     columns = StateColumns(keys, state)
-    rows = columns.to_rows(before)
+    rows = columns.to_rows(before, Positions())
     assert rows.schema.names == ["hash", "key_k", "key_n", "value_n"]
     assert rows.column("key_k").to_pylist() == pa.array(values, kind).to_pylist()
-    assert columns.to_changes(stored_and_read(rows)).equals(before)
+    assert changes_of(columns, stored_and_read(rows)).equals(before)
 
 
 @BY_NAME
@@ -94,9 +106,9 @@ def test_values_of_every_type_come_back(kind: pa.DataType, values: list[Any]) ->
     own = pa.array(values, kind)
     before = changes(state, encoded, pa.array([b""] * 3, pa.binary()), [own, own], [5, None, -1])
     columns = StateColumns(keys, state)
-    rows = columns.to_rows(before)
+    rows = columns.to_rows(before, Positions())
     assert rows.schema.names == ["hash", "key_value", "value_hash", "value_value", "expires_ms"]
-    assert columns.to_changes(stored_and_read(rows)).equals(before)
+    assert changes_of(columns, stored_and_read(rows)).equals(before)
 
 
 @pytest.mark.parametrize(("kind", "values"), [one for one in TYPES if not pa.types.is_map(one[0])])
@@ -107,18 +119,18 @@ def test_map_keys_of_every_type_come_back(kind: pa.DataType, values: list[Any]) 
     entries = KeyCodec(entry).encode_columns([pa.array(values, kind)])
     before = changes(state, encoded, entries, [pa.array([1, 2, 3])], [None] * 3)
     columns = StateColumns(keys, state)
-    assert columns.to_changes(stored_and_read(columns.to_rows(before))).equals(before)
+    assert changes_of(columns, stored_and_read(columns.to_rows(before, Positions()))).equals(before)
 
 
 def test_elements_keep_their_order_and_come_before_later_ones() -> None:
     keys = pa.schema([("k", pa.string())])
     state = StateDescriptor("s", StateKind.LIST, pa.schema([("n", pa.int64())]))
     table = pa.table({"hash": [3, 3, 3], "key_k": ["b", "a", "a"], "position": [0, 300, 2], "value_n": [1, 2, 3]})
-    found = StateColumns(keys, state).to_changes(table)
+    found = changes_of(StateColumns(keys, state), table)
     assert found.column(5).to_pylist() == [3, 2, 1], "sorted by key and position"
     epoch_1 = b"\0\0\0\1" + bytes(12)
     assert all(entry.as_py() < epoch_1 and len(entry.as_py()) == 16 for entry in found.column(2))
-    rows = StateColumns(keys, state).to_rows(found)
+    rows = StateColumns(keys, state).to_rows(found, Positions())
     assert rows.column("position").to_pylist() == [0, 1, 0]
 
 
@@ -133,7 +145,9 @@ def test_timers_of_any_time_come_back_and_can_be_searched() -> None:
     assert section is not None
     assert rows == 4
     assert section.blocks[0].due(-2, 0).tolist() == [1, 2]
-    assert StateColumns(keys, state).to_rows(section.blocks[0].load()).column("time_ms").to_pylist() == times
+    assert (
+        StateColumns(keys, state).to_rows(section.blocks[0].load(), Positions()).column("time_ms").to_pylist() == times
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,4 +165,67 @@ def test_rows_that_are_no_state_are_refused(columns: dict[str, list[Any]], messa
     keys = pa.schema([("k", pa.string())])
     state = StateDescriptor("s", StateKind.LIST, pa.schema([("n", pa.int64())]))
     with pytest.raises(ConfigurationError, match=message):
-        StateColumns(keys, state).to_changes(pa.table(columns))
+        changes_of(StateColumns(keys, state), pa.table(columns))
+
+
+# ---- Tables that are worked on in parts ----
+
+
+def test_a_table_of_many_parts_becomes_one_run() -> None:
+    """In any order of its rows, also where keys share a hash and a key has more than a part."""
+    chance = random.Random(7)
+    keys = pa.schema([("k", pa.string())])
+    columns = StateColumns(keys, StateDescriptor("s", StateKind.LIST, pa.schema([("text", pa.string())])))
+    rows = [(key // 2, f"key {key}", at, "x" * chance.randint(0, 400)) for key in range(40) for at in range(key % 7)]
+    rows += [(3, "hot", at, f"{at} " * 50) for at in range(200)]
+
+    def table(rows: list[tuple[int, str, int, str]]) -> pa.Table:
+        return pa.Table.from_arrays([list(column) for column in zip(*rows, strict=True)], columns.schema.names)
+
+    names = pa.array(sorted({row[1] for row in rows}))
+    place = dict(zip(names.to_pylist(), KeyCodec(keys).encode_columns([names]).to_pylist(), strict=True))
+    in_run_order = sorted(rows, key=lambda row: (row[0], place[row[1]], row[2]))
+    for given in (in_run_order, sorted(rows, key=lambda row: chance.random())):
+        parts = [table(given[start : start + 30]) for start in range(0, len(given), 30)]
+        found = list(columns.to_changes(pa.concat_tables(parts), max_bytes=3_000))
+        assert max(batch.nbytes for batch in found) < 4_000
+        positions = Positions()
+        again = pa.Table.from_batches([columns.to_rows(batch, positions) for batch in found])
+        assert list(zip(*[column.to_pylist() for column in again.columns], strict=True)) == in_run_order
+
+    twice = [(3, "hot", at // 2, "x" * 300) for at in range(1, 9)]
+    with pytest.raises(ConfigurationError, match=r"key \('hot',\) has two rows"):
+        list(columns.to_changes(table(twice), max_bytes=300))
+
+
+def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, lambda key: key[0] % 3)
+    engine.start(1, 0)
+    held: dict[int, list[str]] = {number: [] for number in range(6)}
+    for batch in range(3):
+        commands: list[tuple[tuple[int, str | None], tuple[str, str]]] = []
+        for number in range(6):
+            for at in range(100 if number == 4 else 7):
+                held[number].append(f"{number}.{batch}.{at} " * 5)
+                commands.append(((number, None), ("append", held[number][-1])))
+        engine.run_commands(batch, 0, commands)
+    source, target = LocalStore(engine.location), LocalStore(str(tmp_path / "saved"))
+    history = History(open_log(source, engine.uid, engine.options, engine.clock).read())
+    latest = history.latest
+    assert latest is not None
+
+    [export] = export_plan(history, latest, "operators/op")
+    files = export_keyed(export, source, target, slice_bytes=1_000)
+    saved = saved_operator(latest, "op", 1, [files])
+    [load] = keyed_loads(saved, str(tmp_path / "saved"), "op/base", "lz4")
+    stored = load_keyed(load, target, target, slice_bytes=1_000)
+
+    run = Run(pa.py_buffer(target.read(stored.name)), "loaded", is_stored=True)
+    [section] = [section for name, section in run.sections.items() if "list" in section.state.kind]
+    assert len(section.blocks) > 10, "the case is one"
+    key_schema, found = decode_schema(load.key_schema), {}
+    for block in section.blocks:
+        changed = block.load()
+        for key, value in zip(changed.column(1).to_pylist(), changed.column(VALUE_COLUMN).to_pylist(), strict=True):
+            found.setdefault(KeyCodec(key_schema).decode(key)[0], []).append(value)
+    assert found == held

@@ -6,7 +6,7 @@ without a prefix are statelog's own: ``hash``, ``position`` of a list's element,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,14 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.state.byte_slices import BUDGET, cut_rows, gather_rows, join_rows
 from statelog.state.key_groups import Hashes
 from statelog.state.keys import KeyCodec
 from statelog.state.run_format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.state.schema import StateDescriptor, StateKind
 
-__all__ = ["EXPIRES", "HASH", "StateColumns", "prefixed"]
+__all__ = ["EXPIRES", "HASH", "Positions", "StateColumns", "prefixed"]
 
 HASH: Final = "hash"
+_ENTRY_COLUMNS: Final = [0, 1, 2]
+"""Hash, key and entry of a change: what orders them."""
 _POSITION: Final = "position"
 _TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
@@ -75,15 +78,15 @@ class StateColumns:
 
     # ---- Changes to rows ----
 
-    def to_rows(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        """Make rows of puts in run order that hold all entries of their keys."""
+    def to_rows(self, changes: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
+        """Make rows of puts in run order; `positions` is the same for all batches of a state."""
         columns = [changes.column(0).view(pa.int64()), *self._decoded(self._keys, changes.column(1))]
         match self._state.kind:
             case StateKind.MAP:
                 assert self._entries is not None
                 columns += self._decoded(self._entries, changes.column(2))
             case StateKind.LIST:
-                columns.append(pa.array(_ranks(changes)))
+                columns.append(pa.array(positions.of(changes)))
             case StateKind.TIMER:
                 columns.append(changes.column(VALUE_COLUMN))
         if self._value_names:
@@ -100,15 +103,38 @@ class StateColumns:
 
     # ---- Rows to changes ----
 
-    def to_changes(self, rows: pa.Table) -> pa.RecordBatch:
+    def to_changes(self, rows: pa.Table, max_bytes: int = BUDGET.slice_bytes) -> Iterator[pa.RecordBatch]:
         """Make puts of rows in any order.
+
+        Parameters
+        ----------
+        rows : pyarrow.Table
+            The rows.
+        max_bytes : int
+            How much is worked on at once: all together may be more than Arrow's offsets reach.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Puts in run order.
 
         Raises
         ------
         ConfigurationError
             If a column is missing or of another type, or two rows are of one entry.
         """
-        found = {name: self._column(rows, name) for name in self.schema.names}
+        columns = [self._column(rows, name) for name in self.schema.names]
+        checked = pa.Table.from_arrays(columns, self.schema.names)
+        batches = [self._puts(part) for batch in checked.to_batches() for part in cut_rows(batch, max_bytes)]
+        last: list[pa.RecordBatch] = []
+        for batch in _in_run_order(batches, max_bytes):
+            entries = batch.select(_ENTRY_COLUMNS)
+            self._require_distinct(pa.concat_batches([*last, entries]))
+            last = [entries.slice(entries.num_rows - 1)]
+            yield batch
+
+    def _puts(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        found = dict(zip(self.schema.names, rows.columns, strict=True))
         keys = self._keys.encode_columns([found[name] for name in self._key_names])
         entries = self._entry_bytes(found, rows.num_rows)
         values = [found[_TIME]] if self._state.kind is StateKind.TIMER else [found[name] for name in self._value_names]
@@ -123,12 +149,9 @@ class StateColumns:
         schema = change_schema(self._state)
         if self._state.kind is StateKind.TIMER:
             columns.append(pa.nulls(rows.num_rows, pa.uint32()))  # the writer fills it in
-        changes = pa.RecordBatch.from_arrays(columns, schema=schema)
-        ordered = _sorted(changes)
-        self._require_distinct(ordered)
-        return ordered
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _column(self, rows: pa.Table, name: str) -> pa.Array:
+    def _column(self, rows: pa.Table, name: str) -> pa.ChunkedArray:
         wanted = self.schema.field(name).type
         place = rows.schema.get_field_index(name)
         if place < 0:
@@ -152,7 +175,7 @@ class StateColumns:
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="Give each row a number.",
             )
-        return cast.combine_chunks() if isinstance(cast, pa.ChunkedArray) else cast
+        return cast
 
     def _entry_bytes(self, found: dict[str, pa.Array], count: int) -> pa.Array:
         match self._state.kind:
@@ -190,6 +213,28 @@ class StateColumns:
             )
 
 
+class Positions:
+    """Numbers the elements of each key of a list, through batches in run order: a key may reach into the next one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, bytes] | None = None
+        self._next = 0
+
+    def of(self, changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The position of each element of the next batch."""
+        if not changes.num_rows:
+            return np.zeros(0, np.int64)
+        ranks = _ranks(changes)
+        if _key_at(changes, 0) == self._last:
+            ranks[ranks == np.arange(len(ranks))] += self._next
+        self._last, self._next = _key_at(changes, len(ranks) - 1), int(ranks[-1]) + 1
+        return ranks
+
+
+def _key_at(changes: pa.RecordBatch, row: int) -> tuple[int, bytes]:
+    return changes.column(0)[row].as_py(), changes.column(1)[row].as_py()
+
+
 def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The place of each row among those of its key."""
     count = changes.num_rows
@@ -203,13 +248,16 @@ def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return rows - np.maximum.accumulate(np.where(is_first, rows, 0))
 
 
-def _sorted(changes: pa.RecordBatch) -> pa.RecordBatch:
-    """The changes in run order."""
-    hashes: Hashes = changes.column(0).to_numpy()
-    if len(hashes) < 2 or bool((hashes[1:] > hashes[:-1]).all()):
-        return changes
-    order: Sequence[Any] = [("hash", "ascending"), ("key", "ascending"), ("entry", "ascending")]
-    return changes.take(pc.sort_indices(changes, sort_keys=order))
+def _in_run_order(batches: Sequence[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    entries = pa.Table.from_batches([batch.select(_ENTRY_COLUMNS) for batch in batches])
+    hashes: Hashes = entries.column(0).to_numpy()
+    if bool((hashes[1:] > hashes[:-1]).all()):
+        yield from join_rows(batches, max_bytes)
+        return
+    order = pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in entries.column_names])
+    yield from gather_rows(batches, order.to_numpy().astype(np.int64), max_bytes)
 
 
 def _big_endian(values: npt.NDArray[Any], kind: str) -> npt.NDArray[np.uint8]:

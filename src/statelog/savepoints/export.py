@@ -17,9 +17,10 @@ from statelog.changelog.restore import read_segment, restore_runs
 from statelog.changelog.segment import MissingSegments, SegmentRef
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.savepoints.columns import StateColumns
+from statelog.savepoints.columns import Positions, StateColumns
 from statelog.savepoints.element_columns import ElementColumns
 from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState, store_saved
+from statelog.state.byte_slices import BUDGET
 from statelog.state.evolution import project
 from statelog.state.key_groups import HashRange, hash_range
 from statelog.state.merge import Garbage, RunMerge
@@ -121,8 +122,10 @@ def export_plan(history: History, checkpoint: Checkpoint, folder: str) -> list[K
     return exports
 
 
-def export_keyed(export: KeyedExport, source: Store, target: Store) -> dict[str, SavedFile]:
-    """Write a range: a file per state.
+def export_keyed(
+    export: KeyedExport, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes
+) -> dict[str, SavedFile]:
+    """Write a range: a file per state. About `slice_bytes` of it are in memory at once, beside the files.
 
     Returns
     -------
@@ -153,6 +156,7 @@ def export_keyed(export: KeyedExport, source: Store, target: Store) -> dict[str,
             within=export.within,
             garbage=export.garbage,
             slice_rows=_SLICE_ROWS,
+            slice_bytes=slice_bytes,
         )
         for _ in merge.write(tables):
             pass
@@ -167,6 +171,7 @@ class _Tables:
         key_schema = decode_schema(export.key_schema)
         self._states = {stored.name: StateDescriptor.from_stored(stored) for stored in export.states}
         self._columns = {name: StateColumns(key_schema, state) for name, state in self._states.items()}
+        self._positions = {name: Positions() for name in self._states}
         self._open: dict[str, _Table] = {}
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
@@ -176,7 +181,8 @@ class _Tables:
             return
         if name not in self._open:
             self._open[name] = _Table(self._columns[name].schema)
-        self._open[name].write(self._columns[name].to_rows(_projected(batch, state, declared)))
+        rows = self._columns[name].to_rows(_projected(batch, state, declared), self._positions[name])
+        self._open[name].write(rows)
 
     def store(self, target: Store) -> dict[str, SavedFile]:
         export = self._export

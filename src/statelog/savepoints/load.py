@@ -14,6 +14,7 @@ from statelog.errors import CorruptionError, ErrorKind
 from statelog.savepoints.columns import HASH, StateColumns
 from statelog.savepoints.element_columns import ElementColumns
 from statelog.savepoints.manifest import SavedFile, SavedOperator, read_saved
+from statelog.state.byte_slices import BUDGET
 from statelog.state.key_groups import hash_range, subtasks_of
 from statelog.state.operator_state import OperatorStateMode
 from statelog.state.run_writer import STORED_BLOCK_ROWS, RunWriter
@@ -80,8 +81,8 @@ def keyed_loads(saved: SavedOperator, location: str, folder: str, compression: s
     return loads
 
 
-def load_keyed(load: KeyedLoad, source: Store, target: Store) -> StoredRun:
-    """Make a run of a range, and store it.
+def load_keyed(load: KeyedLoad, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes) -> StoredRun:
+    """Make a run of a range, and store it; `slice_bytes` of it are worked on at once.
 
     Raises
     ------
@@ -102,14 +103,17 @@ def load_keyed(load: KeyedLoad, source: Store, target: Store) -> StoredRun:
                 hint="Was the table written by another program? Load changed tables with initialTables.",
             )
         tables.append((schema, rows))
-    data, rows_written = encode_tables(decode_schema(load.key_schema), tables, load.compression)
+    data, rows_written = encode_tables(decode_schema(load.key_schema), tables, load.compression, slice_bytes)
     target.put(load.name, data)
     within = hash_range(load.part, load.parts)
     return StoredRun(load.name, 0, len(data), chain.checksum(data), rows_written, within.first, within.last)
 
 
 def encode_tables(
-    key_schema: pa.Schema, tables: Sequence[tuple[StateSchema, pa.Table]], compression: str | None
+    key_schema: pa.Schema,
+    tables: Sequence[tuple[StateSchema, pa.Table]],
+    compression: str | None,
+    slice_bytes: int = BUDGET.slice_bytes,
 ) -> tuple[bytes, int]:
     """Encode a run of tables.
 
@@ -121,6 +125,8 @@ def encode_tables(
         The states and their rows, as :class:`StateColumns` describes them.
     compression : {"lz4", "zstd", None}
         Of the run.
+    slice_bytes : int
+        How much is worked on at once.
 
     Returns
     -------
@@ -138,7 +144,8 @@ def encode_tables(
     writer = RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS)
     for stored, rows in tables:
         state = StateDescriptor.from_stored(stored)
-        writer.add(state, StateColumns(key_schema, state).to_changes(rows))
+        for changes in StateColumns(key_schema, state).to_changes(rows, slice_bytes):
+            writer.add(state, changes)
     rows_written = writer.finish()
     return sink.getvalue().to_pybytes(), rows_written
 
@@ -169,7 +176,7 @@ def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[l
         for schema, rows in tables:
             # All subtasks have the same of a broadcast state, so it is saved once.
             whose = 0 if schema.kind == OperatorStateMode.BROADCAST else subtask
-            sections.append(Section.of(schema, ElementColumns(schema).to_elements(rows, whose)))
+            sections.append(Section.of(schema, [ElementColumns(schema).to_elements(rows, whose)]))
         snapshots.append(encode_snapshot(sections))
         counts.append([section.count for section in sections])
     return snapshots, counts

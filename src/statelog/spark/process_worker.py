@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -21,6 +22,7 @@ from statelog.spark.output import RowOutput
 from statelog.spark.types import row_maker, state_codecs
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
+from statelog.state.byte_slices import BUDGET, gather_rows
 from statelog.state.operator_processor import OperatorContext
 from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
@@ -35,8 +37,6 @@ __all__ = [
 ]
 
 BROADCAST_COLUMN: Final = "__statelog_broadcast"
-
-_NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
 
 @dataclass(frozen=True)
@@ -170,22 +170,22 @@ def read_input(spec: OperatorSpec, batches: Iterable[pa.RecordBatch], partition:
     held = [batch for batch in batches if batch.num_rows]
     names = [f"c{index}" for index in range(len(spec.columns))]
     if not held:
-        return OperatorInput(_NO_ROWS, None if spec.broadcast_columns is None else _NO_ROWS, partition, None)
-    rows = held[0] if len(held) == 1 else pa.concat_batches(held)
-    subtasks = rows.column(rows.schema.get_field_index(SUBTASK_COLUMN)).to_numpy()
+        return OperatorInput([], None if spec.broadcast_columns is None else [], partition, None)
+    subtasks = np.concatenate([batch.column(SUBTASK_COLUMN).to_numpy() for batch in held])
     subtask = require_one_subtask(spec, subtasks, partition)
-    time_ms = int(rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py())
+    time_ms = int(held[0].column(TIME_COLUMN)[0].as_py())
     if spec.broadcast_columns is None:
-        return OperatorInput(rows.select(names), None, subtask, time_ms)
-    is_copy = rows.column(rows.schema.get_field_index(BROADCAST_COLUMN))
-    own = rows.filter(pc.invert(is_copy)).select(names)
-    return OperatorInput(own, _copies(rows.filter(is_copy), len(spec.broadcast_columns)), subtask, time_ms)
+        return OperatorInput([batch.select(names) for batch in held], None, subtask, time_ms)
+    is_copy = [batch.column(BROADCAST_COLUMN) for batch in held]
+    own = [batch.filter(pc.invert(mask)).select(names) for batch, mask in zip(held, is_copy, strict=True)]
+    copies = [batch.filter(mask) for batch, mask in zip(held, is_copy, strict=True)]
+    return OperatorInput(own, _ordered_copies(copies, len(spec.broadcast_columns)), subtask, time_ms)
 
 
-def _copies(rows: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+def _ordered_copies(batches: Sequence[pa.RecordBatch], columns: int) -> list[pa.RecordBatch]:
     """The broadcast rows in an order that is the same at every subtask: by their hashes, then by their values."""
-    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_pylist()
-    copies = rows.select([f"b{index}" for index in range(columns)])
-    values = map(repr, zip(*(column.to_pylist() for column in copies.columns), strict=True))
-    order = [index for _, _, index in sorted(zip(hashes, values, range(copies.num_rows), strict=True))]
-    return copies.take(pa.array(order, pa.int64()))
+    hashes = [number for batch in batches for number in batch.column(HASH_COLUMN).to_pylist()]
+    copies = [batch.select([f"b{index}" for index in range(columns)]) for batch in batches]
+    values = [repr(row) for batch in copies for row in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)]
+    order = [index for _, _, index in sorted(zip(hashes, values, range(len(hashes)), strict=True))]
+    return list(gather_rows(copies, np.array(order, np.int64), BUDGET.slice_bytes))

@@ -43,7 +43,7 @@ _OFFSET_BYTES: Final = 4
 @dataclass(frozen=True)
 class Budget:
     """How much is worked on at once; sizes are those of Arrow columns, and a single row may be larger than all but the
-    last.
+    last two.
 
     Parameters
     ----------
@@ -57,6 +57,8 @@ class Budget:
         The most that the entries of one key may take to be read as a whole.
     row_bytes : int
         The most that a row may take: a value, with its key and its map key.
+    elements_bytes : int
+        The most that a state without keys may take in a subtask.
     """
 
     window_keys: int = 16_384
@@ -65,6 +67,7 @@ class Budget:
     input_bytes: int = 256 << 20
     key_bytes: int = 1 << 30
     row_bytes: int = 1 << 30
+    elements_bytes: int = MAX_COLUMN_BYTES
 
 
 BUDGET: Final = Budget()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.byte_slices import MAX_COLUMN_BYTES, to_array
 from statelog.state.keys import KeyCodec
 from statelog.state.schema import StateSchema, decode_schema, encode_schema
 from statelog.state.snapshot import Elements, Section, join_elements, section_schema
@@ -187,13 +188,14 @@ class OperatorListState:
         self.is_changed = True
         return normalized
 
-    def section(self) -> Section:
-        """The elements, encoded."""
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """The elements, encoded; raises `RowsTooLarge` if they take more than `most_bytes`."""
         if not self._written:
-            return join_elements(self._state, self._stored)
+            return join_elements(self._state, self._stored, most_bytes)
         columns = self._codec.encode(self._written, lambda index: f"element {index}")
-        added = Section.of(self._state, pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state)))
-        return join_elements(self._state, [*self._stored, Elements.all_of(added)])
+        rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
+        added = Section.of(self._state, [rows], most_bytes)
+        return join_elements(self._state, [*self._stored, Elements.all_of(added)], most_bytes)
 
 
 def _decoded(codec: RowCodec, parts: Iterable[Elements]) -> Iterator[Row]:
@@ -265,17 +267,21 @@ class BroadcastState:
         self._entries().pop(self._encoded(key), None)
         self.is_changed = True
 
-    def section(self) -> Section:
-        """The entries in order of their keys, encoded; equal maps have equal bytes."""
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """The entries in order of their keys, encoded; equal maps have equal bytes.
+
+        Raises `RowsTooLarge` if they take more than `most_bytes`.
+        """
         if not self.is_changed:
-            return join_elements(self._state, self._stored)
+            return join_elements(self._state, self._stored, most_bytes)
         entries = sorted(self._entries())
         values = [self._value(entry) for entry in entries]
         columns = [
-            pa.array(entries, pa.binary()),
+            to_array(entries, pa.binary()),
             *self._codec.encode(values, lambda index: repr(self._key(entries[index]))),
         ]
-        return Section.of(self._state, pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state)))
+        rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
+        return Section.of(self._state, [rows], most_bytes)
 
     def _entries(self) -> dict[bytes, Row | _StoredValue]:
         self._phase.require_use(self._codec.subject)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.state.byte_slices import BUDGET, Budget, RowsTooLarge, cut_rows, in_parts
 from statelog.state.operator import OutputCodec
 from statelog.state.operator_processor import OperatorContext, OperatorProcessor
 from statelog.state.operator_state import (
@@ -36,9 +38,9 @@ class OperatorInput:
 
     Parameters
     ----------
-    rows : pyarrow.RecordBatch
-        Rows in order of arrival; no columns if there are none.
-    broadcast : pyarrow.RecordBatch or None
+    rows : sequence of pyarrow.RecordBatch
+        Rows in order of arrival. They stay apart: together they may be more than Arrow's offsets reach.
+    broadcast : sequence of pyarrow.RecordBatch or None
         Rows of the broadcast input, in the same order at every subtask; None if the operator has none.
     subtask : int
         The subtask that gets them.
@@ -46,15 +48,15 @@ class OperatorInput:
         The batch time that they carry; None if there are none.
     """
 
-    rows: pa.RecordBatch
-    broadcast: pa.RecordBatch | None
+    rows: Sequence[pa.RecordBatch]
+    broadcast: Sequence[pa.RecordBatch] | None
     subtask: int
     time_ms: int | None
 
     @property
     def count(self) -> int:
         """Number of rows of both inputs."""
-        return sum(rows.num_rows for rows in (self.rows, self.broadcast) if rows is not None)
+        return sum(batch.num_rows for batch in (*self.rows, *(self.broadcast or ())))
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Operator:
         Make the processor's row objects from columns.
     output : OutputCodec
         Makes columns from the processor's output rows.
+    budget : Budget
+        How much a subtask works on at once, and how much a state may hold.
     """
 
     uid: str
@@ -81,6 +85,7 @@ class Operator:
     to_rows: Callable[[pa.RecordBatch], list[Any]]
     to_broadcast_rows: Callable[[pa.RecordBatch], list[Any]]
     output: OutputCodec
+    budget: Budget = BUDGET
 
 
 class _Handle:
@@ -157,16 +162,33 @@ class OperatorSubtask:
         operator, processor, context = self._operator, self._operator.processor, self._context
         self._call(Stage.INIT, processor.init, _Handle(operator, self._states, context))
         if read.broadcast is not None:
-            rows = iter(operator.to_broadcast_rows(read.broadcast))
-            self._call(Stage.PROCESS_BROADCAST, processor.processBroadcast, rows, context)
-        output = self._call(Stage.PROCESS, lambda: iter(processor.process(self._rows(read.rows), context)))
+            copies = self._rows(read.broadcast, operator.to_broadcast_rows)
+            self._call(Stage.PROCESS_BROADCAST, processor.processBroadcast, copies, context)
+        rows = self._rows(read.rows, operator.to_rows)
+        output = self._call(Stage.PROCESS, lambda: iter(processor.process(rows, context)))
         while rows_out := self._call(Stage.PROCESS, lambda: list(itertools.islice(output, _CHUNK_ROWS))):
-            yield self._call(Stage.PROCESS, operator.output.encode, rows_out, lambda _: "process()")
+            yield from self._call(Stage.PROCESS, self._encode, rows_out)
         self._call(Stage.CLOSE, processor.close)
 
-    def _rows(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        for start in range(0, rows.num_rows, _CHUNK_ROWS):
-            yield from self._operator.to_rows(rows.slice(start, _CHUNK_ROWS))
+    def _rows(self, batches: Sequence[pa.RecordBatch], to_rows: Callable[[pa.RecordBatch], list[Any]]) -> Iterator[Any]:
+        for batch in batches:
+            for part in cut_rows(batch, self._operator.budget.slice_bytes, _CHUNK_ROWS):
+                yield from to_rows(part)
+
+    def _encode(self, rows: list[Any]) -> list[pa.RecordBatch]:
+        def encode(start: int, end: int) -> pa.RecordBatch:
+            try:
+                return self._operator.output.encode(rows[start:end], lambda _: "process()")
+            except RowsTooLarge as error:
+                if end - start > 1:
+                    raise
+                raise ProcessorError(
+                    f"process() returned a row that does not fit into a column: {error}.",
+                    kind=ErrorKind.TOO_LARGE,
+                    hint="Return several smaller rows.",
+                ) from error
+
+        return list(in_parts(len(rows), encode, self._operator.budget.slice_bytes))
 
     @property
     def is_changed(self) -> bool:
@@ -179,20 +201,36 @@ class OperatorSubtask:
         Raises
         ------
         ProcessorError
-            If a number is too large for its field.
+            If a number is too large for its field, or a state for one subtask.
         """
-        sections = [self._call(Stage.PROCESS, state.section) for state in self._states.values()]
+        most_bytes = self._operator.budget.elements_bytes
+        sections = [self._section(name, partial(state.section, most_bytes)) for name, state in self._states.items()]
         sections += [
-            join_elements(parts[0].section.state, parts)
+            self._section(name, partial(join_elements, parts[0].section.state, parts, most_bytes))
             for name, parts in self._stored.items()
             if name not in self._states and parts
         ]
         return sorted(sections, key=lambda section: section.state.name)
 
+    def _section(self, name: str, make: Callable[[], Section]) -> Section:
+        try:
+            return self._call(Stage.PROCESS, make)
+        except RowsTooLarge as error:
+            raise ProcessorError(
+                f"operator '{self._operator.uid}': state '{name}' may take"
+                f" {self._operator.budget.elements_bytes:,} bytes in a subtask, and is larger at subtask"
+                f" {self._context.subtaskIndex}: {error}.",
+                kind=ErrorKind.TOO_LARGE,
+                hint="A state without keys is written as a whole. Keep what is large in keyed state, or start with"
+                " more subtasks, which share a list.",
+            ) from error
+
     def _call(self, stage: Stage, method: Callable[..., _T], *arguments: Any) -> _T:
         self._phase.stage = stage
         try:
             return method(*arguments)
+        except RowsTooLarge:
+            raise
         except Exception as error:
             where = f"operator '{self._operator.uid}': {stage}() failed at subtask {self._context.subtaskIndex}"
             if isinstance(error, ProcessorError):

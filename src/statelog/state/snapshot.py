@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, size_of
 from statelog.state.schema import StateSchema, decode_schema
 
 __all__ = ["Elements", "Section", "Snapshot", "empty_rows", "encode_snapshot", "join_elements", "section_schema"]
@@ -71,8 +72,11 @@ class Section:
     where: str = "memory"
 
     @classmethod
-    def of(cls, state: StateSchema, rows: pa.RecordBatch) -> Section:
-        """Encode rows of `section_schema(state)`."""
+    def of(cls, state: StateSchema, batches: Sequence[pa.RecordBatch], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """Encode rows of `section_schema(state)`; raises `RowsTooLarge` if they take more than `most_bytes`."""
+        if (size_bytes := size_of(batches)) > most_bytes:
+            raise RowsTooLarge(f"{size_bytes:,} bytes")
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         data = rows.serialize().to_pybytes()
         return cls(state, data, rows.num_rows, xxhash.xxh3_128_digest(data))
 
@@ -109,12 +113,14 @@ class Elements:
         return self.section.rows.slice(self.first, self.count)
 
 
-def join_elements(state: StateSchema, parts: Sequence[Elements]) -> Section:
-    """Put elements one after the other; a whole section stays as it is, byte for byte."""
+def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+    """Put elements one after the other; a whole section stays as it is, byte for byte.
+
+    Raises `RowsTooLarge` if they take more than `most_bytes`.
+    """
     if len(parts) == 1 and parts[0].count == parts[0].section.count:
         return parts[0].section
-    rows = [part.rows for part in parts]
-    return Section.of(state, pa.concat_batches(rows) if rows else empty_rows(state))
+    return Section.of(state, [part.rows for part in parts] or [empty_rows(state)], most_bytes)
 
 
 def empty_rows(state: StateSchema) -> pa.RecordBatch:
