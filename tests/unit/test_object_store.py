@@ -298,6 +298,7 @@ def test_no_answer(service: Service, call: str, how: str, words: str) -> None:
     assert error.kind == ErrorKind.STORE_UNAVAILABLE
     assert error.is_transient
     assert words in error.message
+    assert not error.message.endswith(": ."), "it says why only if it knows"
     assert time.monotonic() - start < 5.0
     assert len(service.requests) == 1
 
@@ -765,6 +766,19 @@ def test_clients_are_made_for_a_process(service: Service) -> None:
     assert clients.get(bucket) is client
     clients.forget(bucket)
     assert clients.get(bucket) is not client
+
+
+def test_a_fork_is_told_apart_by_whether_clients_were_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_forks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: begin_forks.append(after_in_child))
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0, 5.0)
+    [begin_fork] = begin_forks
+
+    begin_fork()
+    assert clients.get(bucket) is clients.get(bucket)
+    for _ in range(2):
+        begin_fork()
+        assert "is a fork" in failure(lambda: clients.get(bucket)).message
 
 
 def child_of_child(store: Store) -> None:
