@@ -8,6 +8,7 @@ import shutil
 import stat
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -287,6 +288,22 @@ def test_new_host_fetches_everything_once(engine: Engine, monkeypatch: pytest.Mo
 
 
 def test_runs_of_another_parallelism_are_removed(engine: Engine) -> None:
+    old = local_folder(engine).parent
+    engine.start(2, 4)
+    engine.run_commands(4, 0, [])
+    assert not old.exists()
+
+
+def test_several_tasks_may_remove_the_runs_of_another_parallelism(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def remove_twice(path: Path, **arguments: Any) -> None:
+        remove(path)
+        remove(path, **arguments)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_twice)
     old = local_folder(engine).parent
     engine.start(2, 4)
     engine.run_commands(4, 0, [])

@@ -15,7 +15,7 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.files import WRITE_BYTES, write_file
 from statelog.storage import LocalStore, local, open_store
-from statelog.storage.faults import Call, FaultPlan, FaultStore
+from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 
 
 def files_below(root: Path) -> set[str]:
@@ -460,12 +460,129 @@ def test_faults_before_after_and_torn(tmp_path: Path) -> None:
     }
 
 
+def test_a_fault_is_at_one_call_of_an_operation_or_of_all() -> None:
+    calls = [
+        Call(operation, "x", number, position)
+        for position, (operation, number) in enumerate([("put", 1), ("read", 1), ("put", 2), ("read", 2)], start=1)
+    ]
+    for plan, position in [
+        (FaultPlan.at("read"), 2),
+        (FaultPlan.at("read", call=2), 4),
+        (FaultPlan.at(), 1),
+        (FaultPlan.at(call=3), 3),
+        (FaultPlan.at("delete"), None),
+        (FaultPlan(), None),
+    ]:
+        assert [call.position for call in calls if plan.fault(call)] == ([] if position is None else [position])
+
+
+def test_calls_are_counted_for_the_plan(tmp_path: Path) -> None:
+    seen: list[Call] = []
+
+    class Watching(FaultPlan):
+        def fault(self, call: Call) -> None:
+            seen.append(call)
+
+    store = FaultStore(LocalStore(tmp_path), Watching())
+    store.put("a", b"1")
+    store.list("p")
+    store.put("b", b"2")
+    store.delete(["b", "a"])
+    store.delete([])
+    assert seen == [
+        Call("put", "a", 1, 1),
+        Call("list", "p", 1, 2),
+        Call("put", "b", 2, 3),
+        Call("delete", "b", 1, 4),
+        Call("delete", "", 2, 5),
+    ]
+    assert store.calls == 5
+
+
+def test_an_action_takes_the_place_of_a_failure(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path)
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(len(inner.list()))
+
+    assert FaultStore(inner, FaultPlan.at("put_if_absent", action=look)).put_if_absent("a", b"1")
+    assert FaultStore(inner, FaultPlan.at("put_if_absent", when="after", action=look)).put_if_absent("b", b"2")
+    assert seen == [0, 2]
+    assert [inner.read("a"), inner.read("b")] == [b"1", b"2"]
+
+
+def test_a_fault_takes_effect_before_after_or_in_part(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path)
+    inner.put("log", b"0")
+    faults: dict[str, dict[str, Any]] = {"before": {}, "after": {"when": "after"}, "torn": {"torn_bytes": 1}}
+    for when, arguments in faults.items():
+        for operation, call in WRITES.items():
+            store = FaultStore(inner, FaultPlan.at(operation, kind=ErrorKind.STORE_BUSY, **arguments))
+            with pytest.raises(StorageError, match=f"{operation} .* failed: injected fault") as raised:
+                call(store, f"{operation} {when}")
+            assert raised.value.kind == ErrorKind.STORE_BUSY
+    assert {info.name: inner.read(info.name) for info in inner.list()} == {
+        "put after": b"123",
+        "put torn": b"1",
+        "put_if_absent after": b"123",
+        "put_if_absent torn": b"1",
+        "log": b"01",
+    }
+    # What cannot be done in part is not done.
+    with pytest.raises(StorageError):
+        FaultStore(inner, FaultPlan.at("delete", torn_bytes=1)).delete(["log"])
+    assert inner.read("log") == b"01"
+
+
+WRITES: dict[str, Callable[[FaultStore, str], object]] = {
+    "put": lambda store, name: store.put(name, b"123"),
+    "put_if_absent": lambda store, name: store.put_if_absent(name, b"123"),
+    "append": lambda store, name: store.append("log", [b"12", b"3"], at=1),
+}
+
+
+@pytest.mark.parametrize("can_append", [True, False])
+def test_faults_are_all_that_differs(tmp_path: Path, can_append: bool) -> None:
+    told: list[object] = []
+
+    class Told(LocalStore):
+        @property
+        def can_append(self) -> bool:
+            return can_append
+
+        def remove_unfinished(self, prefix: str, before_s: float) -> None:
+            told.append((prefix, before_s))
+
+        def close(self) -> None:
+            told.append("close")
+
+    store = FaultStore(Told(tmp_path), FaultPlan())
+    store.remove_unfinished("runs/", 7.0)
+    store.close()
+    assert told == [("runs/", 7.0), "close"]
+    assert store.can_append == can_append
+
+
 def test_seeded_faults_repeat() -> None:
-    def faults(seed: int) -> list[object]:
-        plan = FaultPlan.seeded(seed, rate=0.3)
-        return [plan.fault(Call("append", "x", number, number)) for number in range(50)]
+    def faults(seed: int, operation: str = "append", rate: float = 0.3) -> list[Fault | None]:
+        plan = FaultPlan.seeded(seed, rate=rate, kind=ErrorKind.STORE_BUSY)
+        return [plan.fault(Call(operation, "x", number, number)) for number in range(1000)]
 
     assert faults(1) == faults(1) != faults(2)
+    assert set(faults(1, rate=0)) == {None}
+    assert None not in faults(1, rate=1)
+    happened = [fault for fault in faults(1) if fault is not None]
+    assert 250 < len(happened) < 350
+    assert {(fault.reason, fault.kind) for fault in happened} == {("seed 1", ErrorKind.STORE_BUSY)}
+    torn = [fault.torn_bytes for fault in happened if fault.torn_bytes is not None]
+    assert 0.3 < len(torn) / len(happened) < 0.5
+    assert 0 <= min(torn) < 10 < 190 < max(torn) < 200
+    # Only appends are torn, and others fail before and after their effect.
+    others = {(fault.when, fault.torn_bytes) for fault in faults(1, "put") if fault is not None}
+    assert others == {("before", None), ("after", None)}
+    assert {fault.when for fault in happened if fault.torn_bytes is None} == {"before", "after"}
+    assert {(fault.reason, fault.kind) for fault in faults(1, "put") if fault} == {("seed 1", ErrorKind.STORE_BUSY)}
 
 
 def test_a_forgotten_store_closes_its_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -58,6 +59,30 @@ def test_folders_side_by_side_differ_in_more_than_case(names: set[str]) -> None:
     parts = distinct_parts(names)
     assert parts.keys() == names
     assert len({part.lower() for part in parts.values()}) == len(names)
+
+
+def test_names_stay_what_they_were() -> None:
+    """They are in locations and savepoints that exist."""
+    long = "x" * 200
+    assert name_part(long) == long
+    assert name_part(f"{long}x") == f"{'x' * 166}%~{xxhash.xxh3_128_hexdigest(f'{long}x'.encode())}"
+    assert [name_part(text) for text in (".", "..", "a..b", "a/b", "~", "a.b")] == [
+        "%2E",
+        "%2E%2E",
+        "a%2E%2Eb",
+        "a%2Fb",
+        "%7E",
+        "a.b",
+    ]
+    assert distinct_parts(["a", "A", "b", "\N{LATIN SMALL LETTER A WITH DIAERESIS}", "aa", "AA", "Aa"]) == {
+        "A": "A",
+        "AA": "AA",
+        "Aa": "Aa%~1",
+        "a": "a%~1",
+        "aa": "aa%~2",
+        "b": "b",
+        "\N{LATIN SMALL LETTER A WITH DIAERESIS}": "%C3%A4",
+    }
 
 
 def test_the_folder_of_an_older_location_is_used_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import signal
 import socket
 import struct
@@ -22,6 +23,9 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StatelogError, StorageError
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.storage.location import ObjectLocation
+from statelog.storage.object_client import Bucket, Clients
+from statelog.storage.object_errors import Answer, storage_error
 from statelog.storage.objects import ObjectStore
 from statelog.storage.open import local_path
 from statelog.storage.probe import check_put_if_absent
@@ -229,6 +233,40 @@ def test_kinds_of_failure_without_a_body(service: Service, scheme: str) -> None:
         assert f"size {scheme}://bucket/folder/x failed: {status}." in error.message
 
 
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (401, "the permissions"),
+        (403, "the permissions"),
+        (404, "not created here"),
+        (400, "Check the bucket's name, its region and the endpoint."),
+    ],
+)
+def test_hints_are_about_what_was_answered(service: Service, status: int, hint: str) -> None:
+    service.say(status, "Code")
+    assert hint in failure(lambda: make_store().put("x", b"1")).hint
+
+
+def test_a_failure_without_an_answer_keeps_the_first_line_of_what_is_known() -> None:
+    error = storage_error(ValueError("strange https://host/x?sig=1 thing\nand details"), "put", "s3://bucket/x")
+    assert error.message == "put s3://bucket/x failed: ValueError: strange (address) thing."
+
+
+def test_only_where_it_was_asked_for_a_missing_object_is_an_answer() -> None:
+    assert storage_error(FileNotFoundError("x"), "read", "x", missing=True).kind == ErrorKind.OBJECT_MISSING
+    assert storage_error(FileNotFoundError("x"), "put", "x").kind == ErrorKind.STORE_FAILED
+
+
+def test_interrupts_are_no_failures_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def head(self, key: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Clients, "get", lambda self, bucket: Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        make_store().size_bytes("x")
+
+
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_missing_objects(service: Service, scheme: str) -> None:
     service.say(404, "BlobNotFound" if scheme == "az" else "NoSuchKey")
@@ -260,6 +298,7 @@ def test_no_answer(service: Service, call: str, how: str, words: str) -> None:
     assert error.kind == ErrorKind.STORE_UNAVAILABLE
     assert error.is_transient
     assert words in error.message
+    assert not error.message.endswith(": ."), "it says why only if it knows"
     assert time.monotonic() - start < 5.0
     assert len(service.requests) == 1
 
@@ -290,6 +329,7 @@ def test_endpoints_that_cannot_work(service: Service, monkeypatch: pytest.Monkey
     error = failure(lambda: store.read("x"))
     assert error.kind == ErrorKind.STORE_FAILED
     assert "AWS_ALLOW_HTTP=true" in error.hint
+    assert "failed: an http:// endpoint needs permission." in error.message
     monkeypatch.setenv("AWS_ENDPOINT_URL", service.address.replace("http:", "https:"))
     error = failure(lambda: store.read("x"))
     assert error.kind == ErrorKind.STORE_FAILED
@@ -356,6 +396,20 @@ def test_only_a_certain_conflict_means_that_an_object_exists(service: Service, s
     assert failure(lambda: store.put_if_absent("x", b"1")).kind == ErrorKind.STORE_FAILED
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "is_taken"),
+    [
+        (412, "", True),
+        (409, "BlobAlreadyExists", True),
+        (409, "OperationAborted", False),
+        (409, "", False),
+        (0, "BlobAlreadyExists", False),
+    ],
+)
+def test_answers_that_an_object_exists(status: int, code: str, is_taken: bool) -> None:
+    assert Answer(status, code).is_taken == is_taken
+
+
 def test_a_range_behind_the_end_takes_one_request(service: Service) -> None:
     service.say(416, "InvalidRange")
     store = make_store()
@@ -393,12 +447,14 @@ def test_an_object_that_could_not_be_deleted_with_others(service: Service, code:
     assert f"failed: {code}: words." in error.message
 
 
-def answer_batch(request: Request, handler: Handler, exist: set[str]) -> None:
+def answer_batch(
+    request: Request, handler: Handler, exist: set[str], otherwise: str = "404 The specified blob does not exist."
+) -> None:
     """As Azure answers a batch of deletes."""
     parts = []
     for number, line in enumerate(line for line in request.body.split(b"\r\n") if line.startswith(b"DELETE ")):
         path = line.split()[1].decode().partition("?")[0]
-        status = "202 Accepted" if path in exist else "404 The specified blob does not exist."
+        status = "202 Accepted" if path in exist else otherwise
         exist.discard(path)
         head = f"--b\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
         parts.append(f"{head}HTTP/1.1 {status}\r\nx-ms-version: 2023-11-03\r\n\r\n\r\n")
@@ -421,6 +477,36 @@ def test_missing_objects_are_passed_over_and_the_others_deleted(service: Service
     service.answer = answer
     make_store(scheme).delete(list("abcde"))
     assert exist == {"/bucket/folder/z"}
+    make_store(scheme).delete(["a", "z"])
+    assert exist == set()
+
+
+def test_a_missing_object_among_those_deleted_does_not_hide_the_others(service: Service) -> None:
+    """Some servers name it as a failure, where S3 itself passes it over."""
+    missing = b"<Error><Key>folder/a</Key><Code>NoSuchKey</Code><Message>words</Message></Error>"
+    deleted: list[bytes] = []
+
+    def answer(request: Request, handler: Handler) -> None:
+        keys = re.findall(rb"<Key>([^<]+)</Key>", request.body)
+        if b"folder/a" in keys:
+            handler.reply(200, b"<DeleteResult>%b</DeleteResult>" % missing)
+        else:
+            deleted.extend(keys)
+            handler.reply(200, b"<DeleteResult><Deleted><Key>%b</Key></Deleted></DeleteResult>" % keys[0])
+
+    service.answer = answer
+    make_store().delete(["a", "b"])
+    assert deleted == [b"folder/b"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("503 Busy", ErrorKind.STORE_BUSY), ("403 Forbidden", ErrorKind.STORE_FAILED)]
+)
+def test_one_of_a_batch_has_a_status_of_its_own(service: Service, status: str, kind: ErrorKind) -> None:
+    service.answer = lambda request, handler: answer_batch(request, handler, set(), status)
+    error = failure(lambda: make_store("az").delete(["a", "b"]))
+    assert error.kind == kind
+    assert f"failed: {status.split()[0]}" in error.message
 
 
 def test_listing_asks_for_the_folder_and_filters(service: Service) -> None:
@@ -453,11 +539,23 @@ def test_a_location_without_folder(service: Service) -> None:
     assert [info.name for info in store.list()] == ["a/x"]
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\0"])
-def test_control_characters_are_no_names(service: Service, name: str) -> None:
+@pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\0", "", "/etc/x", "../x", "a/../x", "a//b", "./a", "a/", "a/."])
+def test_what_is_no_name_is_not_asked_for(service: Service, name: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a name of an object"):
         make_store().put(name, b"")
     assert service.requests == []
+
+
+@pytest.mark.parametrize("prefix", ["..", "/", "/a", "../a", "a/../b"])
+def test_what_is_no_prefix_is_not_asked_for(service: Service, prefix: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a name of an object"):
+        make_store().list(prefix)
+    assert service.requests == []
+
+
+def test_names_may_hold_spaces(service: Service) -> None:
+    make_store().put("a b", b"")
+    assert service.requests[0].name == "/bucket/folder/a b"
 
 
 def test_append_is_refused(service: Service) -> None:
@@ -513,6 +611,8 @@ def test_malformed_locations(location: str) -> None:
     [
         f"s3://id:{SECRET}@bucket/x",
         f"s3://{SECRET}@bucket/x",
+        f"s3://id:{SECRET}/x",
+        f"s3://{SECRET}@account.dfs.core.windows.net/x",
         f"abfss://{SECRET}@host/x",
         f"az://c/x?sig={SECRET}",
         f"gs://c/x#{SECRET}",
@@ -522,6 +622,13 @@ def test_locations_with_credentials_are_refused_and_not_shown(location: str) -> 
     with pytest.raises(ConfigurationError, match="taken from the environment") as raised:
         open_store(location)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("location", ["s3", "s3:bucket/x", "/s3/bucket", "file:///bucket/x", "hdfs://bucket/x", ""])
+def test_locations_elsewhere_are_none_in_an_object_store(location: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not one in an object store") as raised:
+        ObjectLocation.parse(location)
+    assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE
 
 
 def test_a_directory_is_needed_elsewhere() -> None:
@@ -540,6 +647,33 @@ def test_stores_of_one_bucket_share_connections(service: Service) -> None:
     ObjectStore("s3://bucket/1").close()
     ObjectStore("s3://bucket/2").put("x", b"1")
     assert service.connections == before + 1
+
+
+def test_a_pickled_store_keeps_its_limits() -> None:
+    limits = [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0)]
+    assert len({pickle.dumps(ObjectStore("s3://bucket", timeout_s=a, connect_timeout_s=b)) for a, b in limits}) == 3
+    copy = pickle.loads(pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0, connect_timeout_s=2.0)))
+    assert pickle.dumps(copy) == pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0, connect_timeout_s=2.0))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "setting"),
+    [("s3", "AWS_ENDPOINT_URL"), ("s3", "AWS_ENDPOINT"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_ENDPOINT")],
+)
+def test_addresses_without_a_scheme_are_refused(
+    service: Service, monkeypatch: pytest.MonkeyPatch, scheme: str, setting: str
+) -> None:
+    monkeypatch.setenv(setting, "127.0.0.1:9000")
+    with pytest.raises(ConfigurationError, match=f"{setting} does not start with http://"):
+        make_store(scheme).read("x")
+    assert service.requests == []
+
+
+def test_settings_of_others_do_not_matter(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_BASE_URL", "127.0.0.1:9000")
+    monkeypatch.setenv("SOME_ENDPOINT", "127.0.0.1:9000")
+    make_store().put("x", b"1")
+    assert len(service.requests) == 1
 
 
 def test_changed_settings_are_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,6 +743,42 @@ def test_a_fork_after_use_is_told_so(service: Service) -> None:
     assert run_in_child(child) == 0
     store.put("x", b"2")
     assert [request.body for request in service.requests] == [b"1", b"2"]
+
+
+def test_clients_are_made_for_a_process(service: Service) -> None:
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0, 5.0)
+
+    def usable() -> None:
+        assert clients.get(bucket) is clients.get(bucket)
+
+    def refused() -> None:
+        for _ in range(2):
+            assert "is a fork" in failure(lambda: clients.get(bucket)).message
+
+    def refused_here_and_below() -> None:
+        refused()
+        assert run_in_child(refused) == 0
+
+    assert run_in_child(usable) == 0
+    client = clients.get(bucket)
+    assert clients.get(bucket) is client
+    assert run_in_child(refused_here_and_below) == 0
+    assert clients.get(bucket) is client
+    clients.forget(bucket)
+    assert clients.get(bucket) is not client
+
+
+def test_a_fork_is_told_apart_by_whether_clients_were_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_forks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: begin_forks.append(after_in_child))
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0, 5.0)
+    [begin_fork] = begin_forks
+
+    begin_fork()
+    assert clients.get(bucket) is clients.get(bucket)
+    for _ in range(2):
+        begin_fork()
+        assert "is a fork" in failure(lambda: clients.get(bucket)).message
 
 
 def child_of_child(store: Store) -> None:

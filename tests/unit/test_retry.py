@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from queue import Empty, Queue, SimpleQueue
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,6 +30,8 @@ from statelog.storage.hedging import Hedging
 from statelog.storage.races import Ended, Race, ThreadedRaces, _Pool
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
+
+_T = TypeVar("_T")
 
 BUSY = ErrorKind.STORE_BUSY
 UNAVAILABLE = ErrorKind.STORE_UNAVAILABLE
@@ -179,6 +183,7 @@ class TestPolicy:
             {"timeout_s": 0},
             {"timeout_s": math.nan},
             {"timeout_s": "1"},
+            {"timeout_s": True},
             {"delay_s": -0.1},
             {"delay_s": math.inf},
             {"max_delay_s": -1},
@@ -229,6 +234,32 @@ class TestRetries:
         assert recorded.samples[Metric.TOTAL_ATTEMPTS_PER_UPLOAD] == [4]
         assert recorded.samples[Metric.UPLOAD_LATENCY_S] == [simulation.clock.monotonic_s()]
         assert recorded.samples[Metric.UPLOAD_SIZE_BYTES] == [3]
+
+    @pytest.mark.parametrize("last", [BUSY, FAILED])
+    def test_the_last_failure_is_raised(self, last: ErrorKind) -> None:
+        simulation = Simulation(RetryPolicy(attempts=3), *failing(2), *failing(1, last), OK)
+
+        with pytest.raises(StorageError) as raised:
+            simulation.store.put("x", b"1")
+
+        assert raised.value.kind == last
+
+    def test_a_failure_that_stays_ends_the_attempts(self) -> None:
+        simulation = Simulation(RetryPolicy(attempts=5), *failing(1), *failing(1, FAILED))
+
+        with pytest.raises(StorageError) as raised:
+            simulation.store.put("x", b"1")
+
+        assert raised.value.kind == FAILED
+        assert len(simulation.inner.times_of("put")) == 2
+
+    def test_an_upload_takes_from_its_own_start_to_success(self) -> None:
+        simulation = Simulation(RetryPolicy(timeout_s=None), Step(takes_s=0.25), Step(takes_s=0.5))
+
+        simulation.store.put("x", b"1")
+        simulation.store.put("y", b"1")
+
+        assert simulation.measured.take().samples[Metric.UPLOAD_LATENCY_S] == [0.25, 0.5]
 
     @pytest.mark.parametrize("kind", [FAILED, ErrorKind.OBJECT_MISSING, ErrorKind.STORE_UNSAFE])
     def test_other_failures_are_raised_at_once(self, kind: ErrorKind) -> None:
@@ -409,6 +440,25 @@ class TestHedges:
         hedging = simulation.store._here().hedging
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
+    def test_a_repetition_that_finds_no_room_gives_no_hedge_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = [Step(takes_s=60), Step(takes_s=0.5, error=UNAVAILABLE), Step(takes_s=0.25)]
+        simulation = Simulation(RetryPolicy(timeout_s=1, delay_s=0), *script)
+        tried: list[float] = []
+        start = SimulatedRace.start
+
+        def start_if_there_is_room(race: SimulatedRace, attempt: Callable[[], Any]) -> bool:
+            tried.append(simulation.clock.monotonic_s())
+            return len(tried) != 3 and start(race, attempt)
+
+        monkeypatch.setattr(SimulatedRace, "start", start_if_there_is_room)
+
+        simulation.store.put("x", b"1")
+
+        assert tried == [0, 1, 1.5, 2.5]
+        assert simulation.clock.monotonic_s() == 2.75
+        assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1, "upload_retries": 1}
+        assert not simulation.store._here().hedging.take_hedge()
+
     @pytest.mark.parametrize("policy", [RetryPolicy(timeout_s=None), RetryPolicy(attempts=1)])
     def test_nothing_is_hedged_unless_the_policy_says_so(self, policy: RetryPolicy) -> None:
         simulation = Simulation(policy, Step(takes_s=100))
@@ -439,9 +489,17 @@ class TestHedging:
         assert hedging.patience_s(10_000) == 1.0
         hedging.add_latency(10_000, latencies[99])
         assert hedging.patience_s(10_000) == 0.097
-        # Of about the same size, and of quite another.
-        assert hedging.patience_s(9_000) == 0.097
-        assert hedging.patience_s(100) == hedging.patience_s(1_000_000) == 1.0
+        # Of about the same size, within a factor of four, and of another.
+        assert {hedging.patience_s(size_bytes) for size_bytes in (1 << 13, 9_000, (1 << 15) - 1)} == {0.097}
+        assert {hedging.patience_s(size_bytes) for size_bytes in (100, (1 << 13) - 1, 1 << 15, 1_000_000)} == {1.0}
+
+    def test_where_nothing_is_hedged_no_write_takes_too_long(self) -> None:
+        hedging = Hedging(None, ManualClock())
+        for _ in range(100):
+            hedging.add_latency(10, 0.1)
+
+        assert not hedging.is_on
+        assert hedging.patience_s(10) is None
 
     def test_the_timeout_is_the_longest(self) -> None:
         hedging = Hedging(1.0, ManualClock())
@@ -481,6 +539,12 @@ class TestHedging:
             assert not hedging.take_hedge()
         hedging.add_request()
         # Two hedges in 40 requests.
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+        for _ in range(39):
+            hedging.add_request()
+        # Four in 80, although so many twentieths may add up to a little less.
+        assert sum(hedging.take_hedge() for _ in range(3)) == 1
+        hedging.add_request()
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
     def test_a_calm_past_saves_no_more_than_ten_hedges(self) -> None:
@@ -528,6 +592,18 @@ class TestHedging:
         simulation.store.put("y", b"1")
         _, first, hedge = simulation.inner.times_of("put")
         assert first < asked_s + 30 <= hedge <= asked_s + 31
+
+    def test_after_thirty_calm_seconds_hedges_start_again(self) -> None:
+        clock = ManualClock(1000.0)
+        hedging = Hedging(1.0, clock)
+        hedging.add_request()
+        hedging.slow_down()
+
+        assert not hedging.take_hedge()
+        clock.advance(29.5)
+        assert not hedging.take_hedge()
+        clock.advance(0.5)
+        assert hedging.take_hedge()
 
     def test_a_loser_that_is_asked_to_slow_down_counts(self) -> None:
         simulation = Simulation(RetryPolicy(timeout_s=1), Step(takes_s=60, error=BUSY), OK)
@@ -623,7 +699,11 @@ class TestPutIfAbsent:
             assert simulation.store.put_if_absent("log/1", b"ours")
 
             assert len(simulation.inner.times_of("put_if_absent")) == attempts
-            assert Metric.UPLOAD_FAILURES not in simulation.measured.take().counts
+            recorded = simulation.measured.take()
+            assert Metric.UPLOAD_FAILURES not in recorded.counts
+            # Which attempt it was nobody knows.
+            assert Metric.ATTEMPTS_PER_UPLOAD not in recorded.samples
+            assert recorded.samples[Metric.TOTAL_ATTEMPTS_PER_UPLOAD] == [attempts]
 
     def test_all_answers_were_lost_and_another_one_won(self) -> None:
         simulation = Simulation(RetryPolicy(), *failing(3))
@@ -878,6 +958,281 @@ print(threading.active_count())
 
         # The main thread, the one that hangs, and one that waits.
         assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
+
+    @pytest.mark.parametrize("policy", [RetryPolicy.none(), RetryPolicy(timeout_s=None)])
+    def test_what_is_never_hedged_runs_in_its_callers_thread(self, policy: RetryPolicy) -> None:
+        inner = BlockingStore()
+        store = RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())
+
+        store.put("x", b"1")
+
+        assert inner.threads == [threading.current_thread()]
+
+
+PATIENCE_S = 10
+
+
+class Panic(BaseException):
+    """As native libraries raise them: no Exception."""
+
+
+def panic() -> None:
+    raise Panic
+
+
+class TestRaces:
+    """What a race promises to a request. Nothing depends on how long something takes, unless a test fails."""
+
+    @pytest.fixture(autouse=True)
+    def threads_that_wait_stay(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 60)
+        self.made: list[ThreadedRaces] = []
+        self.released = threading.Event()
+        yield
+        self.released.set()
+        for races in self.made:
+            races.close()
+
+    def races(self, threads: int) -> ThreadedRaces:
+        self.made.append(ThreadedRaces(threads))
+        return self.made[-1]
+
+    def take(self, races: ThreadedRaces, threads: int = 1) -> None:
+        """Have attempts that hang hold so many threads."""
+        for _ in range(threads):
+            has_begun = threading.Event()
+            assert races.side_by_side().start(partial(hang, has_begun, self.released))
+            assert has_begun.wait(PATIENCE_S)
+
+    @pytest.mark.parametrize("is_side_by_side", [False, True])
+    def test_an_end_is_what_the_attempt_did(self, is_side_by_side: bool) -> None:
+        races = self.races(1)
+        race: Race[object] = races.side_by_side() if is_side_by_side else races.in_line()
+
+        assert race.start(lambda: "result")
+        returned = heard(race)
+        assert race.start(panic)
+        raised = heard(race)
+
+        assert returned == Ended(1, "result", None)
+        assert returned.result() == "result"
+        assert (raised.number, raised.value, type(raised.error)) == (2, None, Panic)
+        with pytest.raises(Panic):
+            raised.result()
+
+    def test_side_by_side_the_first_to_end_is_heard_first(self) -> None:
+        race: Race[threading.Thread] = self.races(2).side_by_side()
+        go_on = threading.Event()
+
+        assert race.start(partial(thread_after, go_on))
+        assert race.start(threading.current_thread)
+        second = heard(race)
+        assert race.wait(0) is None
+        go_on.set()
+        first = heard(race)
+
+        assert (second.number, first.number) == (2, 1)
+        assert len({first.value, second.value, threading.current_thread()}) == 3
+        # A request that hangs must not keep the process.
+        assert [first.result().daemon, second.result().daemon] == [True, True]
+
+    def test_in_line_waiting_is_sleeping(self) -> None:
+        slept: list[float] = []
+        race: Race[None] = ThreadedRaces(sleep=slept.append).in_line()
+
+        assert race.wait(2.5) is None
+        assert race.wait(0.0) is None
+        # Nothing is under way that could be waited for.
+        assert race.wait(None) is None
+
+        assert slept == [2.5, 0.0]
+
+    def test_with_all_threads_taken_attempts_of_a_race_run_in_its_thread_one_at_a_time(self) -> None:
+        races = self.races(1)
+        self.take(races)
+        race: Race[threading.Thread] = races.side_by_side()
+
+        for number in (1, 2, 3):
+            assert race.start(threading.current_thread)
+            # There is one whose end was not heard of.
+            assert not race.start(threading.current_thread)
+            assert race.wait(0) == Ended(number, threading.current_thread(), None)
+            assert race.wait(0) is None
+
+    def test_an_attempt_that_finds_no_thread_beside_another_does_not_run(self) -> None:
+        races = self.races(1)
+        race: Race[Any] = races.side_by_side()
+        go_on = threading.Event()
+        ran: list[object] = []
+
+        assert race.start(partial(thread_after, go_on))
+        assert not race.start(lambda: ran.append(1))
+        go_on.set()
+        first = heard(race)
+
+        assert first.number == 1
+        assert race.start(threading.current_thread)
+        second = heard(race)
+        assert (second.number, second.value) == (2, first.value)
+        assert ran == []
+
+    def test_no_more_threads_than_there_may_be(self) -> None:
+        races = self.races(2)
+        first = self.threads_of(races, 1)
+        both = self.threads_of(races, 2)
+
+        assert len(both) == 2
+        assert first < both
+        for attempts in (1, 2, 1, 2):
+            assert self.threads_of(races, attempts) <= both
+        self.take(races, 2)
+        assert self.threads_of(races, 1) == {threading.current_thread()}
+
+    def test_a_thread_that_waits_takes_one_attempt(self) -> None:
+        races = self.races(3)
+        (waiting,) = self.threads_of(races, 1)
+
+        # None of them is left to a thread that has another one.
+        threads = self.threads_of(races, 3)
+
+        assert len(threads) == 3
+        assert waiting in threads
+
+    def test_a_system_without_threads_is_like_one_with_all_threads_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        races = self.races(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse_to_start)
+            race: Race[threading.Thread] = races.side_by_side()
+            assert race.start(threading.current_thread)
+            assert not race.start(threading.current_thread)
+            assert race.wait(0) == Ended(1, threading.current_thread(), None)
+
+        # Later there is as much room as before.
+        self.take(races)
+        assert self.threads_of(races, 1) == {threading.current_thread()}
+
+    def test_closed_races_start_threads_anew(self) -> None:
+        races = self.races(2)
+        before = self.threads_of(races, 2)
+
+        races.close()
+
+        assert all(has_ended(thread) for thread in before)
+        after = self.threads_of(races, 2)
+        assert len(after) == 2
+        assert after.isdisjoint({*before, threading.current_thread()})
+        self.take(races, 2)
+        assert self.threads_of(races, 1) == {threading.current_thread()}
+
+    def test_a_thread_that_had_nothing_to_do_makes_room_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        races = self.races(2)
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0)
+        for _ in range(3):
+            assert all(has_ended(thread) for thread in self.threads_of(races, 2))
+
+        monkeypatch.setattr("statelog.storage.races._IDLE_S", 60)
+        threads = self.threads_of(races, 2)
+        assert self.threads_of(races, 2) == threads
+        self.take(races, 2)
+        assert self.threads_of(races, 1) == {threading.current_thread()}
+
+    def test_a_thread_that_is_needed_the_moment_its_time_is_over_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("statelog.storage.races.Queue", LateQueue)
+            races = self.races(1)
+        first = self.threads_of(races, 1)
+
+        # Its time is over between the decision that it makes the attempt and the arrival of the attempt.
+        assert self.threads_of(races, 1) == first
+        assert self.threads_of(races, 1) == first
+
+    def test_a_thread_that_waits_keeps_nothing_alive(self) -> None:
+        races = self.races(1)
+        gone = [threading.Event(), threading.Event()]
+        attempt, result = Kept(), Kept()
+        attempt.result = result
+        for kept, event in zip([attempt, result], gone, strict=True):
+            weakref.finalize(kept, event.set)
+        race: Race[Kept | None] = races.side_by_side()
+        assert race.start(attempt)
+        heard(race)
+
+        del attempt, result, kept, race
+
+        assert [event.wait(PATIENCE_S) for event in gone] == [True, True]
+
+    def threads_of(self, races: ThreadedRaces, attempts: int) -> set[threading.Thread]:
+        """The threads of so many attempts of one race, which are under way at the same time; all have ended."""
+        race: Race[threading.Thread] = races.side_by_side()
+        together = threading.Barrier(attempts)
+        for _ in range(attempts):
+            assert race.start(partial(thread_when_all_are_here, together))
+        return {heard(race).result() for _ in range(attempts)}
+
+
+def heard(race: Race[_T]) -> Ended[_T]:
+    """The end of an attempt that is under way."""
+    ended = race.wait(PATIENCE_S)
+    assert ended is not None
+    return ended
+
+
+def hang(has_begun: threading.Event, until: threading.Event) -> None:
+    has_begun.set()
+    until.wait(60)
+
+
+def thread_after(event: threading.Event) -> threading.Thread:
+    assert event.wait(60)
+    return threading.current_thread()
+
+
+def thread_when_all_are_here(together: threading.Barrier) -> threading.Thread:
+    together.wait(PATIENCE_S)
+    return threading.current_thread()
+
+
+def has_ended(thread: threading.Thread) -> bool:
+    thread.join(PATIENCE_S)
+    return not thread.is_alive()
+
+
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+class Kept:
+    """An attempt, or a result, that can be watched."""
+
+    result: Kept | None = None
+
+    def __call__(self) -> Kept | None:
+        return self.result
+
+
+class LateQueue(Queue[Any]):
+    """A queue in which the waiting thread's time is over whenever something is about to be put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: SimpleQueue[str] = SimpleQueue()
+        self._waits = threading.Event()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self._waits.set()
+        if self._steps.get(timeout=60) == "time is over":
+            raise Empty
+        return super().get(block, timeout)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if item is not None:
+            assert self._waits.wait(PATIENCE_S)
+            self._waits.clear()
+            self._steps.put("time is over")
+            assert self._waits.wait(PATIENCE_S), "the thread has ended"
+            self._waits.clear()
+        super().put(item, block, timeout)
+        self._steps.put("come")
 
 
 ROOT = Path(__file__).parents[2]

@@ -210,18 +210,44 @@ def test_what_is_taken_back_is_moved_aside(tmp_path: Path) -> None:
     assert spark_files(aside) == expected_files(range(3, 5), range(2, 4))
 
 
-def test_a_second_rewind_replaces_nothing_of_the_first(tmp_path: Path) -> None:
+def test_later_rewinds_replace_nothing_of_the_former_ones(tmp_path: Path) -> None:
     spark_checkpoint(tmp_path, range(5), range(4))
     location = state(tmp_path, 2)
     first = statelog.rewind(tmp_path, location=location)
-    for folder in ("offsets", "commits"):
-        (tmp_path / folder / "3").write_text("another one")
-    (tmp_path / "commits" / "2").write_text("another one")
-    second = statelog.rewind(tmp_path, location=location)
-    assert second.taken_back == [2, 3]
-    assert second.moved_to != first.moved_to
+    later = []
+    for text in ("another one", "a third one"):
+        for folder in ("offsets", "commits"):
+            (tmp_path / folder / "3").write_text(text)
+        (tmp_path / "commits" / "2").write_text(text)
+        later.append(statelog.rewind(tmp_path, location=location))
+    assert [done.taken_back for done in later] == [[2, 3], [2, 3]]
     assert spark_files(Path(first.moved_to)) == expected_files(range(3, 5), range(2, 4))
-    assert set(spark_files(Path(second.moved_to)).values()) == {"another one"}
+    seen = [set(spark_files(Path(done.moved_to)).values()) for done in later]
+    assert seen == [{"another one"}, {"a third one"}]
+
+
+def test_every_move_is_for_good_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure as after a crash: what was moved first is not where it was."""
+    spark_checkpoint(tmp_path, range(5), range(4))
+    location = state(tmp_path, 2)
+    aside = tmp_path / "statelog-rewound" / "1"
+    rename = Path.rename
+    # New names of folders, and names that were moved away or to a folder, as long as that is not for good.
+    pending = {str(aside), str(aside.parent), str(tmp_path)}
+    moved = []
+
+    def move(source: Path, target: Path) -> Path:
+        assert pending == set()
+        pending.update((str(source.parent), str(target.parent)))
+        moved.append(source.name)
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", move)
+    monkeypatch.setattr("statelog.spark.rewind.sync_directory", pending.discard)
+    statelog.rewind(tmp_path, location=location)
+
+    assert moved == [name for batch in (4, 3, 3, 2) for name in (f".{batch}.crc", f"{batch}")]
+    assert pending == set()
 
 
 @pytest.mark.parametrize("moves", range(1, 8))
@@ -274,17 +300,31 @@ def test_input_that_spark_forgot_is_an_error(tmp_path: Path) -> None:
     assert spark_files(tmp_path) == expected_files(range(5, 9), range(5, 9))
 
 
-@pytest.mark.parametrize(("offsets", "commits"), [(range(2, 5), range(2, 5)), (range(1, 5), range(2, 5))])
-def test_spark_needs_to_know_where_the_batch_before_ended(tmp_path: Path, offsets: range, commits: range) -> None:
+@pytest.mark.parametrize(
+    ("batch", "offsets", "commits"),
+    [
+        (1, range(2, 5), range(2, 5)),
+        (1, range(1, 5), range(2, 5)),
+        (1, range(2, 5), range(1, 5)),
+        (0, range(1, 5), range(1, 5)),
+    ],
+)
+def test_spark_needs_to_know_where_the_batch_before_ended(
+    tmp_path: Path, batch: int, offsets: range, commits: range
+) -> None:
     spark_checkpoint(tmp_path, offsets, commits)
-    with pytest.raises(StateMissingError, match="no longer knows where batch 1 ended: its oldest commit is 2"):
-        statelog.rewind(tmp_path, location=state(tmp_path, 2))
+    known = f"no longer knows where batch {batch} ended: its oldest commit is {commits[0]}"
+    with pytest.raises(StateMissingError, match=known):
+        statelog.rewind(tmp_path, location=state(tmp_path, batch + 1))
     assert spark_files(tmp_path) == expected_files(offsets, commits)
 
 
 def test_a_wrong_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
         statelog.rewind(tmp_path)
+    spark_checkpoint(tmp_path / "copied in part", range(0), range(3))
+    with pytest.raises(ConfigurationError, match="holds no checkpoint of a Spark query"):
+        statelog.rewind(tmp_path / "copied in part", location=state(tmp_path, 2))
     spark_checkpoint(tmp_path, range(4), range(3))
     with pytest.raises(ConfigurationError, match="holds no state of statelog"):
         statelog.rewind(tmp_path)

@@ -75,7 +75,7 @@ class Request(Generic[_T]):
         self.started = 0
         """Attempts started so far."""
         self.winner = 0
-        """Number of the attempt that succeeded, from 1."""
+        """Number of the attempt that succeeded, from 1; 0 if none did, as far as is known."""
 
     def run(self) -> _T:
         """Return what the first attempt to succeed returned.
@@ -194,7 +194,8 @@ class Upload(Request[_T]):
         if error is not None:
             recorder.count(Metric.UPLOAD_FAILURES)
         elif not self._is_needless:
-            recorder.observe(Metric.ATTEMPTS_PER_UPLOAD, self.winner)
+            if self.winner:  # else its answer was lost
+                recorder.observe(Metric.ATTEMPTS_PER_UPLOAD, self.winner)
             recorder.observe(Metric.TOTAL_ATTEMPTS_PER_UPLOAD, self.started)
             recorder.observe(Metric.UPLOAD_LATENCY_S, self._conditions.clock.monotonic_s() - self._started_s)
             recorder.observe(Metric.UPLOAD_SIZE_BYTES, self._size_bytes)

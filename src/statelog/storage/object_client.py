@@ -90,7 +90,7 @@ class Clients:
 
     def _start_fork(self) -> None:
         self._made.clear()
-        self._is_fork = self._is_fork or self._were_used
+        self._is_fork = self._were_used
 
 
 def _require_addresses(settings: dict[str, str]) -> None:

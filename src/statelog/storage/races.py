@@ -172,7 +172,6 @@ class _Pool:
 
     def start(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
         """Do some work and tell its result, in a thread; False if all of them are taken."""
-        job: _Job = (work, tell)
         with self._lock:
             is_waited_for = self._idle > 0
             if is_waited_for:
@@ -181,15 +180,10 @@ class _Pool:
                 self._threads += 1
             else:
                 return False
-        if is_waited_for:
-            self._jobs.put(job)
-            return True
-        try:
-            threading.Thread(target=self._run, args=(job,), name="statelog-request", daemon=True).start()
-        except RuntimeError:  # the system has no more threads
-            with self._lock:
-                self._threads -= 1
+        if not is_waited_for and not self._start_thread():
             return False
+        # Not as an argument of a new thread, which would keep it for as long as it lives.
+        self._jobs.put((work, tell))
         return True
 
     def close(self) -> None:
@@ -200,7 +194,18 @@ class _Pool:
         for _ in range(waiting):
             self._jobs.put(None)
 
-    def _run(self, job: _Job | None) -> None:
+    def _start_thread(self) -> bool:
+        """Start a thread that was counted already; False, and it is not, if the system has no more."""
+        try:
+            threading.Thread(target=self._run, name="statelog-request", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._threads -= 1
+            return False
+        return True
+
+    def _run(self) -> None:
+        job = self._next()
         while job is not None:
             work, tell = job
             result = work()
