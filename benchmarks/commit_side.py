@@ -180,6 +180,9 @@ def _coordinator(subtasks: int, file_merging: str, location: str, recorder: Comm
         clock=SystemClock(),
         new_token=lambda: secrets.token_bytes(16),
         batch_time=lambda batch: BatchTime(batch * _INTERVAL_MS, 0),
+        measurements=Measurements(),
+        deletes_in_background=True,
+        slots=1,
     )
 
 

@@ -25,6 +25,7 @@ from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.operator_task import OperatorTask
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
 from statelog.clock import ManualClock
+from statelog.metrics import Measurements
 from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
 from statelog.state.operator_subtask import Operator, OperatorInput
 from statelog.state.values import FieldCodec, RowCodec
@@ -228,7 +229,9 @@ class OperatorEngine:
             clock=self.clock,
             new_token=lambda: f"{self.runs}-{self.attempts}".rjust(16).encode(),
             batch_time=lambda batch: BatchTime(1000 + batch, 0),
+            measurements=Measurements(),
             deletes_in_background=False,
+            slots=1,
         )
         self.coordinator.open(first_batch)
 

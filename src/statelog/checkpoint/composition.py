@@ -29,8 +29,8 @@ def compose(
     generations: Mapping[str, int],
     log_start: int,
     retained_from: int,
-    cover: Cover | None = None,
-    settings: Settings | None = None,
+    cover: Cover | None,
+    settings: Settings,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
@@ -52,9 +52,9 @@ def compose(
         The first file of the log with an entry that is needed.
     retained_from : int
         The oldest batch whose checkpoint can be restored.
-    cover : Cover, optional
+    cover : Cover or None
         The materialized states so far, if the entry is to repeat them.
-    settings : dict, optional
+    settings : dict
         What is recorded of the run's settings.
 
     Returns
@@ -90,7 +90,7 @@ def compose(
         bases=bases,
         cover=None if cover is None else list(cover.pieces),
         operators=run.operators,
-        settings=dict(settings or {}),
+        settings=dict(settings),
     )
     return entry, payload
 

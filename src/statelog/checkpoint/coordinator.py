@@ -75,7 +75,7 @@ class OperatorCoordinator:
         Makes 16 unique bytes.
     batch_time : callable
         Tells Spark's time of a batch; raises FencedError if it knows no such batch.
-    measurements : Measurements, optional
+    measurements : Measurements
         What is measured of the store.
     deletes_in_background : bool
         Whether what is not needed any more is deleted by a thread, beside the work.
@@ -95,9 +95,9 @@ class OperatorCoordinator:
         clock: Clock,
         new_token: Callable[[], bytes],
         batch_time: Callable[[int], BatchTime],
-        measurements: Measurements | None = None,
-        deletes_in_background: bool = True,
-        slots: int = 1,
+        measurements: Measurements,
+        deletes_in_background: bool,
+        slots: int,
     ) -> None:
         self._run = run
         self._store = store
@@ -109,7 +109,7 @@ class OperatorCoordinator:
         self._new_token = new_token
         self._batch_time = batch_time
         self._lock = threading.Lock()
-        self._measurements = measurements or Measurements()
+        self._measurements = measurements
         self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
         self._orders = Orders(run, self._inventory, options, clock, slots, self._name)
         self._retained_from = FOUNDING_BATCH

@@ -337,6 +337,7 @@ class Endpoint:
             new_token=lambda: secrets.token_bytes(16),
             batch_time=lambda batch: internals.batch_time(query, batch),
             measurements=measurements,
+            deletes_in_background=True,
             slots=plan.session.sparkContext.defaultParallelism,
         )
         if task.batch == 0 and plan.has_initial:

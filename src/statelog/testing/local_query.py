@@ -27,6 +27,7 @@ from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick
 from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import Clock, ManualClock
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
@@ -250,6 +251,7 @@ class LocalQuery:
             clock=self.clock,
             new_token=self.new_token,
             batch_time=lambda batch: self.times[batch],
+            measurements=Measurements(),
             deletes_in_background=False,
             slots=2,
         )

@@ -1,0 +1,121 @@
+"""Which acks count in a batch, and which bytes belong to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from statelog import ConfigurationError, CorruptionError, ErrorKind
+from statelog.changelog import chain
+from statelog.changelog.base import Level, StoredRun
+from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
+from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+
+
+def ack(data: bytes = b"data", *, subtask: int = 0, attempt: int = 1, rows: int = 0, **more: Any) -> Ack:
+    task = TaskId("query", "run", "op", "instance", 5, subtask, attempt)
+    values: dict[str, Any] = {"name": "", **more}
+    return Ack(task, chain.checksum(data), len(data), 1, rows, values.pop("name"), 0.0, **values)
+
+
+def level(*runs: tuple[str, bytes]) -> Level:
+    stored = [StoredRun(name, 0, len(data), chain.checksum(data), 1, 0, 9) for name, data in runs]
+    return Level(0, 0, b"before", b"after", 0, 9, stored)
+
+
+# ---- The bytes that come with an ack ----
+
+
+@pytest.mark.parametrize(
+    ("sent", "levels", "changeset", "behind"),
+    [
+        (ack(), [], b"data", b""),
+        (ack(), [level(("", b"one"), ("op/runs/1", b"stored")), level(("", b"two"))], b"data", b"onetwo"),
+        (ack(name="op/changes/1"), [level(("", b"one"))], b"", b"one"),
+        (ack(has_changeset=False), [level(("", b"one"))], b"", b"one"),
+        (ack(is_unchanged=True), [], b"", b""),
+        (ack(b""), [level(("", b"one"))], b"", b"one"),
+    ],
+    ids=["changeset", "and runs", "an object", "only runs", "unchanged", "empty"],
+)
+def test_the_changeset_comes_first_and_the_runs_without_a_name_behind_it(
+    sent: Ack, levels: list[Level], changeset: bytes, behind: bytes
+) -> None:
+    sent = replace(sent, levels=levels)
+    payload = changeset + behind
+    taken = TakenAck.of(sent, payload, "operator 'op'")
+    assert (taken.ack, taken.payload, taken.levels, taken.levels_payload) == (sent, changeset, levels, behind)
+    assert (taken.kept, taken.moved, taken.stored, taken.is_stored) == (None, b"", [], False)
+    flipped = [payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :] for at in range(len(payload))]
+    for damaged in (*flipped, payload + b"x", *(payload[:end] for end in range(len(payload)))):
+        with pytest.raises(CorruptionError, match="operator 'op': the changeset of subtask 0 was damaged on its way"):
+            TakenAck.of(sent, damaged, "operator 'op'")
+
+
+# ---- Which attempt counts ----
+
+
+def batch() -> Batch:
+    return Batch(5, BatchTime(5000, 4000))
+
+
+def take(held: Batch, *acks: Ack) -> list[bool]:
+    return [held.take(TakenAck(one, b""), "operator 'op'") for one in acks]
+
+
+def counted(held: Batch) -> dict[int, int]:
+    return {subtask: one.ack.task.attempt for subtask, one in held.acks.items()}
+
+
+def test_a_batch_begins_with_nothing() -> None:
+    held = batch()
+    assert (held.begun, held.acks, held.durable, held.is_written) == ({}, {}, None, False)
+    assert held.missing(3) == [0, 1, 2]
+    assert held.time.late_watermark_ms == 0, "no row that has a time is late"
+
+
+def test_the_latest_attempt_with_a_result_of_its_own_counts() -> None:
+    held = batch()
+    results = [ack(b"first", attempt=4), ack(b"other", attempt=3), ack(b"first", attempt=5), ack(b"second", attempt=6)]
+    assert take(held, *results) == [True, False, False, True]
+    assert counted(held) == {0: 6}
+    assert take(held, ack(b"x", subtask=2, attempt=1)) == [True]
+    assert counted(held) == {0: 6, 2: 1}
+    assert held.missing(4) == [1, 3]
+
+
+def test_a_result_is_all_of_its_parts() -> None:
+    held = batch()
+    parts = [UploadedPart("op/changes/0", b"part", 9, 1)]
+    assert take(held, ack(attempt=1), ack(attempt=2, parts=parts), ack(attempt=3, parts=parts)) == [True, True, False]
+
+
+def test_an_attempt_that_sends_its_ack_again_with_another_result_counts() -> None:
+    """Its output is the one that Spark keeps, whichever of the two that came of."""
+    held = batch()
+    assert take(held, ack(b"first"), ack(b"second")) == [True, True]
+    assert held.acks[0].ack.checksum == chain.checksum(b"second")
+
+
+@pytest.mark.parametrize(("before", "after", "is_refused"), [(1, 0, True), (0, 0, False), (5, 1, False), (0, 3, False)])
+def test_rows_of_a_batch_do_not_vanish(before: int, after: int, is_refused: bool) -> None:
+    held = batch()
+    take(held, ack(b"first", attempt=1, rows=before))
+    if not is_refused:
+        assert take(held, ack(b"second", attempt=2, rows=after)) == [True]
+        return
+    with pytest.raises(ConfigurationError, match="subtask 0 had 1 rows in batch 5, and none when") as raised:
+        take(held, ack(b"second", attempt=2, rows=after))
+    assert raised.value.kind is ErrorKind.STALE_DATAFRAME
+    assert counted(held) == {0: 1}
+
+
+def test_subtasks_of_attempts_that_do_not_count_have_lost_something() -> None:
+    held = batch()
+    held.begun |= {1: 0, 2: 1, 3: 0, 4: 2}
+    take(held, ack(subtask=0, attempt=1), ack(subtask=1, attempt=2))
+    assert held.lost == {0, 2}
+    take(held, ack(b"later", subtask=0, attempt=3), ack(subtask=2, attempt=4))
+    assert held.lost == {0}, "what its first attempt has written"

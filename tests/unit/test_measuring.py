@@ -1,0 +1,64 @@
+"""What is told of a checkpoint: sums over its subtasks, and the longest of their times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from statelog.changelog.base import Base, Level, StoredRun
+from statelog.checkpoint.batch import TakenAck
+from statelog.checkpoint.entry import Checkpoint
+from statelog.checkpoint.measuring import checkpoint_metrics
+from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+from statelog.metrics import Recorded
+from statelog.observer import CheckpointMetrics
+
+
+def ack(subtask: int, **more: Any) -> TakenAck:
+    task = TaskId("query", "run", "op", "instance", 5, subtask, subtask)
+    values: dict[str, Any] = {"length": 0, "rows": 0, "input_rows": 0, "name": "", "subtask_s": 0.0, **more}
+    return TakenAck(Ack(task, b"sum", **values), b"")
+
+
+def level(length: int) -> Level:
+    return Level(0, 0, b"", b"", 0, 9, [StoredRun("", 0, length, b"", 1, 0, 9)])
+
+
+def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
+    bases = [Base(0, 3, [level(1000), level(10), level(20)]), Base(2, 3, [level(7)])]
+    entry = Checkpoint(1, 5, 2, "query", "run", "op", 3, [], b"keys", [], 9000, 8000, b"", bases=bases)
+    parts = [UploadedPart("op/changes/0", b"", 100, 5), UploadedPart("op/changes/1", b"", 200, 6)]
+    taken = [
+        ack(0, length=30, rows=3, input_rows=50, late_rows=1, subtask_s=0.5, restore_s=2.0, restored_bytes=40),
+        ack(1, length=1, rows=2, input_rows=8, late_rows=4, subtask_s=0.25, name="op/changes/2", parts=parts),
+        ack(2, materialization_failure="no room", restore_s=1.0, restored_bytes=2),
+    ]
+    orders: Any = SimpleNamespace(base_bytes=11, log_bytes=12)
+    inventory: Any = SimpleNamespace(stored_bytes=13, needed_bytes=14)
+    measured = Recorded({"upload_requests": 3}, {})
+    found = checkpoint_metrics(entry, taken, orders, inventory, 0.75, 2, measured)
+    assert found == CheckpointMetrics(
+        query_id="query",
+        uid="op",
+        batch=5,
+        revision=2,
+        parallelism=3,
+        input_rows=58,
+        late_rows=5,
+        watermark_ms=8000,
+        changes=3 + 2 + 11,
+        changed_bytes=30 + 1 + 300,
+        objects=3 + 2,
+        commit_s=0.75,
+        subtask_s=0.5,
+        base_bytes=11,
+        log_bytes=12,
+        materialized=2,
+        materialized_bytes=20 + 7,
+        materialization_failures=1,
+        stored_bytes=13,
+        needed_bytes=14,
+        restore_s=2.0,
+        restored_bytes=42,
+        measured=measured,
+    )

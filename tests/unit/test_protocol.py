@@ -1,0 +1,71 @@
+"""The messages between tasks and the coordinator: each arrives as what it was, and leaves out nothing that counts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from statelog.changelog.segment import MissingSegments
+from statelog.checkpoint.protocol import (
+    Ack,
+    Acked,
+    Begin,
+    Begun,
+    Failure,
+    Fetch,
+    Fetched,
+    JobOutcome,
+    Progress,
+    Reply,
+    Request,
+    TaskId,
+    Tick,
+    Ticked,
+    UploadedPart,
+)
+from statelog.metrics import Recorded
+
+TASK = TaskId("query", "run", "op", "instance", 5, 0, 1)
+ACK = Ack(TASK, b"last", 10, 3, 50, "", 0.5)
+PARTS = [UploadedPart("op/changes/0", b"one", 100, 5), UploadedPart("op/changes/1", b"two", 200, 6)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Begin(TASK, 0, 1, 2), Fetch(TASK, [b"digest"]), Progress(TASK, 1, 2), ACK, Tick("clock", "reader", True)],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_request_arrives_as_what_it_was(request_: Request) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request_), type=Request) == request_
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Begun(1, b"", b"", 0, "", "", 5, 0),
+        Fetched(MissingSegments(b"digest", 3, [])),
+        Acked(JobOutcome.OPEN),
+        Ticked(True),
+        Failure("StorageError", "no room", "", "free some"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_reply_arrives_as_what_it_was(reply: Reply) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=Reply) == reply
+
+
+def test_an_ack_is_of_all_its_parts() -> None:
+    in_parts = msgspec.structs.replace(ACK, parts=PARTS)
+    assert in_parts.checksums == [b"one", b"two", b"last"]
+    assert in_parts.names == ["op/changes/0", "op/changes/1"], "the bytes of the last one came with it"
+    assert msgspec.structs.replace(in_parts, name="op/changes/2").names == [*in_parts.names, "op/changes/2"]
+    assert (in_parts.total_bytes, in_parts.total_rows) == (310, 14)
+    assert (ACK.checksums, ACK.names, ACK.total_bytes, ACK.total_rows) == ([b"last"], [], 10, 3)
+
+
+def test_an_ack_without_more_is_of_a_changeset_with_nothing_to_be_noted() -> None:
+    assert (ACK.has_changeset, ACK.is_unchanged, ACK.has_backlog) == (True, False, False)
+    assert (ACK.late_rows, ACK.restored_bytes, ACK.materialization_failure, ACK.measured) == (0, 0, "", Recorded())
+    assert Begun(1, b"", b"", 0, "", "", 5, 0).late_watermark_ms == 0, (
+        "and nothing of a batch without a watermark is late"
+    )
