@@ -1000,9 +1000,9 @@ class TestRaces:
     def take(self, races: ThreadedRaces, threads: int = 1) -> None:
         """Have attempts that hang hold so many threads."""
         for _ in range(threads):
-            has_begun = threading.Event()
-            assert races.side_by_side().start(partial(hang, has_begun, self.released))
-            assert has_begun.wait(PATIENCE_S)
+            has_begun: SimpleQueue[threading.Thread] = SimpleQueue()
+            assert races.side_by_side().start(partial(hang, threading.current_thread(), has_begun, self.released))
+            assert has_begun.get(timeout=PATIENCE_S) is not threading.current_thread()
 
     @pytest.mark.parametrize("is_side_by_side", [False, True])
     def test_an_end_is_what_the_attempt_did(self, is_side_by_side: bool) -> None:
@@ -1177,9 +1177,11 @@ def heard(race: Race[_T]) -> Ended[_T]:
     return ended
 
 
-def hang(has_begun: threading.Event, until: threading.Event) -> None:
-    has_begun.set()
-    until.wait(60)
+def hang(caller: threading.Thread, has_begun: SimpleQueue[threading.Thread], until: threading.Event) -> None:
+    """Wait, unless that would be the caller's own thread."""
+    has_begun.put(threading.current_thread())
+    if threading.current_thread() is not caller:
+        until.wait(60)
 
 
 def thread_after(event: threading.Event) -> threading.Thread:
