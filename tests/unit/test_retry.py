@@ -540,12 +540,15 @@ class TestHedging:
         hedging.add_request()
         # Two hedges in 40 requests.
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
-        for _ in range(39):
+
+    @pytest.mark.parametrize("hedges", range(1, 11))
+    def test_so_many_twentieths_are_a_hedge(self, hedges: int) -> None:
+        """Although as floating-point numbers they may add up to a little less."""
+        hedging = Hedging(1.0, ManualClock())
+        for _ in range(20 * hedges):
             hedging.add_request()
-        # Four in 80, although so many twentieths may add up to a little less.
-        assert sum(hedging.take_hedge() for _ in range(3)) == 1
-        hedging.add_request()
-        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
+        assert sum(hedging.take_hedge() for _ in range(20)) == hedges
 
     def test_a_calm_past_saves_no_more_than_ten_hedges(self) -> None:
         hedging = Hedging(1.0, ManualClock())
