@@ -962,10 +962,10 @@ print(threading.active_count())
         # The main thread, the one that hangs, and one that waits.
         assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
 
-    @pytest.mark.parametrize("policy", [RetryPolicy.none(), RetryPolicy(timeout_s=None)])
-    def test_what_is_never_hedged_runs_in_its_callers_thread(self, policy: RetryPolicy) -> None:
+    @pytest.mark.parametrize("new_policy", [RetryPolicy.none, partial(RetryPolicy, timeout_s=None)])
+    def test_what_is_never_hedged_runs_in_its_callers_thread(self, new_policy: Callable[[], RetryPolicy]) -> None:
         inner = BlockingStore()
-        store = RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())
+        store = RetryingStore(inner, new_policy(), clock=SystemClock(), recorder=Measurements())
 
         store.put("x", b"1")
 
