@@ -452,12 +452,16 @@ class TestHedges:
 
         monkeypatch.setattr(SimulatedRace, "start", start_if_there_is_room)
 
+        for _ in range(40):
+            simulation.store._here().hedging.add_request()
         simulation.store.put("x", b"1")
 
         assert tried == [0, 1, 1.5, 2.5]
         assert simulation.clock.monotonic_s() == 2.75
         assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1, "upload_retries": 1}
-        assert not simulation.store._here().hedging.take_hedge()
+        # One of two is left.
+        hedging = simulation.store._here().hedging
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
     @pytest.mark.parametrize("policy", [RetryPolicy(timeout_s=None), RetryPolicy(attempts=1)])
     def test_nothing_is_hedged_unless_the_policy_says_so(self, policy: RetryPolicy) -> None:
@@ -540,12 +544,15 @@ class TestHedging:
         hedging.add_request()
         # Two hedges in 40 requests.
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
-        for _ in range(39):
+
+    @pytest.mark.parametrize("hedges", range(1, 11))
+    def test_so_many_twentieths_are_a_hedge(self, hedges: int) -> None:
+        """Although as floating-point numbers they may add up to a little less."""
+        hedging = Hedging(1.0, ManualClock())
+        for _ in range(20 * hedges):
             hedging.add_request()
-        # Four in 80, although so many twentieths may add up to a little less.
-        assert sum(hedging.take_hedge() for _ in range(3)) == 1
-        hedging.add_request()
-        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
+        assert sum(hedging.take_hedge() for _ in range(20)) == hedges
 
     def test_a_calm_past_saves_no_more_than_ten_hedges(self) -> None:
         hedging = Hedging(1.0, ManualClock())
@@ -959,10 +966,10 @@ print(threading.active_count())
         # The main thread, the one that hangs, and one that waits.
         assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
 
-    @pytest.mark.parametrize("policy", [RetryPolicy.none(), RetryPolicy(timeout_s=None)])
-    def test_what_is_never_hedged_runs_in_its_callers_thread(self, policy: RetryPolicy) -> None:
+    @pytest.mark.parametrize("new_policy", [RetryPolicy.none, partial(RetryPolicy, timeout_s=None)])
+    def test_what_is_never_hedged_runs_in_its_callers_thread(self, new_policy: Callable[[], RetryPolicy]) -> None:
         inner = BlockingStore()
-        store = RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())
+        store = RetryingStore(inner, new_policy(), clock=SystemClock(), recorder=Measurements())
 
         store.put("x", b"1")
 
@@ -1000,9 +1007,9 @@ class TestRaces:
     def take(self, races: ThreadedRaces, threads: int = 1) -> None:
         """Have attempts that hang hold so many threads."""
         for _ in range(threads):
-            has_begun = threading.Event()
-            assert races.side_by_side().start(partial(hang, has_begun, self.released))
-            assert has_begun.wait(PATIENCE_S)
+            has_begun: SimpleQueue[threading.Thread] = SimpleQueue()
+            assert races.side_by_side().start(partial(hang, threading.current_thread(), has_begun, self.released))
+            assert has_begun.get(timeout=PATIENCE_S) is not threading.current_thread()
 
     @pytest.mark.parametrize("is_side_by_side", [False, True])
     def test_an_end_is_what_the_attempt_did(self, is_side_by_side: bool) -> None:
@@ -1177,9 +1184,11 @@ def heard(race: Race[_T]) -> Ended[_T]:
     return ended
 
 
-def hang(has_begun: threading.Event, until: threading.Event) -> None:
-    has_begun.set()
-    until.wait(60)
+def hang(caller: threading.Thread, has_begun: SimpleQueue[threading.Thread], until: threading.Event) -> None:
+    """Wait, unless that would be the caller's own thread."""
+    has_begun.put(threading.current_thread())
+    if threading.current_thread() is not caller:
+        until.wait(60)
 
 
 def thread_after(event: threading.Event) -> threading.Thread:
