@@ -70,12 +70,13 @@ def test_an_ack_says_what_the_snapshot_holds(engine: NotingEngine) -> None:
     assert (ack.rows, ack.input_rows, ack.is_unchanged) == (4, 3, False)
     assert ack.element_counts == {"items": 1, "more": 0, "units": 2, "rules": 1}
     assert list(ack.copies) == ["rules"], "one rule is enough"
-    engine.run_subtask(1, 0, [["read"], ["read"]])
-    later, payload = engine.acks[-1]
-    assert (later.checksum, later.length, later.rows, later.input_rows, payload) == (ack.checksum, 0, 0, 2, b"")
-    assert later.is_unchanged
-    assert (later.element_counts, later.copies) == (ack.element_counts, ack.copies)
-    assert engine.begins[-1].input_rows == 2
+    for batch, commands in enumerate(([["read"], ["read"]], [["update", "items", "x"], ["read"]]), 1):
+        engine.run_subtask(batch, 0, commands)
+        later, payload = engine.acks[-1]
+        assert (later.checksum, later.length, later.rows, later.input_rows, payload) == (ack.checksum, 0, 0, 2, b"")
+        assert later.is_unchanged, "although it was written, the second time"
+        assert (later.element_counts, later.copies) == (ack.element_counts, ack.copies)
+        assert engine.begins[-1].input_rows == 2
 
 
 def test_a_snapshot_is_sent_up_to_the_limit_and_written_above_it(tmp_path: Path) -> None:
@@ -91,11 +92,11 @@ def test_a_snapshot_is_sent_up_to_the_limit_and_written_above_it(tmp_path: Path)
 
 
 def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingEngine) -> None:
-    steps: list[tuple[Step, int, int]] = []
+    steps: list[tuple[Step, int, int, int]] = []
 
     class Slow(Observer):
         def step(self, step: Step, batch: int, subtask: int) -> None:
-            steps.append((step, batch, subtask))
+            steps.append((step, batch, subtask, len(engine.acks)))
             engine.clock.advance(0.25)
 
     engine.start(2, 0)
@@ -103,7 +104,7 @@ def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingE
     engine.options = dataclasses.replace(engine.options, observer=Slow())
     add(engine, 0, "x", subtask=1)
     assert engine.ack.subtask_s == pytest.approx(0.25)
-    assert steps == [(step, 0, 1) for step in (Step.RESTORED, Step.ACKING, Step.ACKED)]
+    assert steps == [(Step.RESTORED, 0, 1, 0), (Step.ACKING, 0, 1, 0), (Step.ACKED, 0, 1, 1)]
 
 
 def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine: NotingEngine) -> None:
