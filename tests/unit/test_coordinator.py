@@ -412,15 +412,19 @@ def test_close_keeps_uploads_that_a_newer_run_has_counted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 8 << 20])
-def test_a_revision_in_doubt_is_settled_before_the_next_batch(tmp_path: Path, inline_bytes: int) -> None:
+@pytest.mark.parametrize(("merging", "operation", "call"), [("across", "append", 2), ("within", "put_if_absent", 3)])
+def test_a_revision_in_doubt_is_settled_before_the_next_batch(
+    tmp_path: Path, merging: str, operation: str, call: int, inline_bytes: int
+) -> None:
     """A copy of a task that Spark no longer waits for has another result, and the answer to its revision is lost.
 
     The run and its restart must go on from the same of the two.
     """
-    stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at("append", call=2, when="after"))])
+    stores = iter([FaultStore(LocalStore(tmp_path / "location"), FaultPlan.at(operation, call=call, when="after"))])
     engine = Engine(
         tmp_path,
         lambda key: 0,
+        file_merging=merging,
         inline_budget_bytes=inline_bytes,
         open_store=lambda location: next(stores, None) or LocalStore(location),
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import statelog
 from statelog import Step
+from statelog.changelog.segment import SegmentRef
+from statelog.checkpoint.entry import Checkpoint, encode_frame
+from statelog.checkpoint.leftovers import operators_of
 from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
+from statelog.testing.log_contract import make_claim
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 
@@ -70,6 +75,90 @@ def test_leftovers_of_the_log_are_orphans(tmp_path: Path) -> None:
     store.put_if_absent(name, late)
     found = statelog.list_orphans(engine.location, clock=ManualClock(10**12))
     assert [info.name for info in found] == [name]
+
+
+class Stored:
+    """An operator whose log is in single files, put there one by one; every object was written at second 1000."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.store = LocalStore(directory)
+
+    def put(self, name: str, data: bytes = b"x") -> None:
+        self.store.put(name, data)
+        os.utime(self.directory / name, (1000, 1000))
+
+    def claim(self, number: int, epoch: int) -> None:
+        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(make_claim("run")(epoch), [])))
+
+    def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str) -> None:
+        """A checkpoint that needs some objects."""
+        segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
+        entry = Checkpoint(
+            *(epoch, batch, 0, "query", "run", "uid", len(names), segments, b"", [], 0, 0, b""),
+            element_counts=[[]] * len(names),
+            log_start=log_start,
+        )
+        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(entry, [])))
+
+    def orphans(self, *, age_s: float = 60.0, min_age_s: float = 60.0) -> list[str]:
+        """Those at a time when everything has an age."""
+        clock = ManualClock(1000 + age_s)
+        return [info.name for info in statelog.list_orphans(str(self.directory), min_age_s=min_age_s, clock=clock)]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
+
+
+def test_only_what_the_newest_checkpoint_needs_of_the_log_is_no_leftover(stored: Stored) -> None:
+    """Files in front of its first one go, but for those with a snapshot that has not changed since."""
+    for number in range(1, 7):
+        stored.put(f"op/log/{number:020}.log", b"left behind")
+    stored.claim(5, 2)
+    stored.checkpoint(6, 2, 0, 4, "op/changes/2/0/a")
+    stored.checkpoint(7, 2, 1, 5, f"op/log/{3:020}.log")
+    stored.put("op/log/notes.txt")
+    found = [f"op/log/{number:020}.log" for number in (1, 2, 4)]
+    assert stored.orphans() == found, "nor what is none of the log's files"
+    assert stored.orphans(age_s=59.9) == [], "nor what is young"
+
+
+def test_objects_of_a_run_that_is_about_to_claim_are_no_leftovers(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1, "op/changes/2/0/needed")
+    for epoch in (1, 2, 3):
+        for name in (f"op/changes/{epoch}/0/needed", f"op/runs/{epoch}/0/a"):
+            stored.put(name)
+    assert stored.orphans() == ["op/changes/1/0/needed", "op/runs/1/0/a", "op/runs/2/0/a"]
+    stored.put("another/log/file", b"of an operator without entries")
+    stored.put("another/changes/1/0/a")
+    assert [name for name in stored.orphans() if name.startswith("another/")] == [], "its first claim is still to come"
+
+
+def test_without_a_checkpoint_all_of_the_log_may_be_needed(stored: Stored) -> None:
+    stored.put("op/changes/1/0/a")
+    stored.claim(1, 1)
+    assert stored.orphans() == ["op/changes/1/0/a"]
+
+
+def test_operators_are_the_folders_with_a_log(stored: Stored) -> None:
+    """Whatever else there is, a savepoint of a state that is called log among it."""
+    for name in ("b/log/1.log", "a/log/1.log", "a/log/2.log", "log/log/1.log"):
+        stored.put(name)
+    for name in ("c/log/deeper/1.log", "log/d/1.log", "e/changes/log", "f/log", "log/1", "g"):
+        stored.put(name)
+    assert operators_of(stored.store) == ["a", "b", "log"]
+
+
+def test_the_age_is_told_by_the_machines_clock_unless_there_is_another(tmp_path: Path) -> None:
+    engine = OperatorEngine(tmp_path)
+    engine.start(1, 0)
+    LocalStore(engine.location).put("op/changes/1/0/a", b"x")
+    assert statelog.list_orphans(engine.location) == []
+    assert [info.name for info in statelog.list_orphans(engine.location, min_age_s=0)] == ["op/changes/1/0/a"]
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

@@ -315,6 +315,19 @@ def test_a_repeated_batch_starts_from_the_snapshot_before_it(tmp_path: Path) -> 
     assert [held["items"] for held in lists(engine, 1)] == [["a"], []]
 
 
+def test_only_the_first_batch_of_a_run_is_told_that_its_state_was_restored(tmp_path: Path) -> None:
+    engine = OperatorEngine(tmp_path)
+    told = []
+    for batch, parallelism in ((0, 2), (2, 2), (4, 1)):
+        engine.start(parallelism, batch)
+        for one in (batch, batch + 1):
+            told.append([engine.run_subtask(one, subtask)[0] for subtask in range(parallelism)])
+    later = [[0, 2, False, False], [1, 2, False, False]]
+    assert told[:2] == [later, later]
+    assert told[2:4] == [[[0, 2, True, False], [1, 2, True, False]], later]
+    assert told[4:] == [[[0, 1, True, True]], [[0, 1, False, False]]]
+
+
 def test_union_is_for_everyone_once_per_run(tmp_path: Path) -> None:
     engine = OperatorEngine(tmp_path)
     engine.start(2, 0)

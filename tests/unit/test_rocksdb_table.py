@@ -229,6 +229,105 @@ def test_a_merge_across_the_state_that_a_table_holds(tmp_path: Path, applied: li
     assert applied == ["reset", 2, "reset", 1, 1]
 
 
+def test_a_table_that_is_open_already_is_not_waited_for(tmp_path: Path) -> None:
+    local = local_runs(tmp_path)
+    first = open_rocksdb(local, [], digest("start"), Garbage(Moment(0, 0), {}))
+    assert first is not None
+    assert first.digest == digest("start"), "that of the empty state, without any run"
+    assert open_rocksdb(local, [], digest("start"), Garbage(Moment(0, 0), {})) is None
+    first.close()
+
+
+def test_a_death_before_the_first_run_is_applied_leaves_a_table_that_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a table is made anew as is the empty state, and not yet the one that it is to have."""
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1")]))
+
+    def die(self: RocksTable, run: Run, digest: bytes | None) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksTable, "advance", die)
+        with pytest.raises(KeyboardInterrupt):
+            state_of(local, "two")
+    assert state_of(local, "two") == {0: "0", 1: "1"}
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_runs_that_cannot_be_gone_on_with_make_a_table_anew(
+    tmp_path: Path, applied: list[int | str], damage: str
+) -> None:
+    """The state is at hand in runs that are open already; what leads to it from the table's own is not."""
+    history = [(0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1")])]
+    local = local_runs(tmp_path, *history)
+    assert state_of(local, "one") == {0: "0"}
+    path = local.path(digest("start"), digest("two"))
+    assert path is not None
+    whole = local_runs(tmp_path / "whole", *history)
+    runs = [(edge, whole.open(edge)) for edge in path]
+    other = LocalRuns(tmp_path)
+    file = tmp_path / path[1].file_name
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-7])
+    other.edges = lambda: path  # type: ignore[method-assign]  # of a file that somebody removes before it is opened
+    if damage == "gone":
+        file.unlink()
+    table = open_rocksdb(other, runs, digest("two"), Garbage(Moment(0, 0), {}))
+    assert table is not None
+    assert len(table.get_many(VALUE, make_keys((1, b"a"), (1, b"b"))).positions) == 2
+    table.close()
+    assert applied == ["reset", 1, "reset", 1, 1]
+
+
+def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least so much at a time, or twice as much as has come: so what has expired stays a part of the whole."""
+    monkeypatch.setattr(tables, "_LOOKED_AT_ROWS", 30)
+    brief = replace(VALUE, name="brief", expires_by="processing")
+    local = LocalRuns(tmp_path)
+    heads = ["start", "one", "two", "three"]
+    for batch, (name, count) in enumerate([("brief", 400), ("brief", 50), ("value", 5)]):
+        keys = [(1000 * batch + number, b"%d" % (1000 * batch + number)) for number in range(count)]
+        changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
+        state = brief if name == "brief" else VALUE
+        edge = Edge(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
+        local.write(edge, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token")
+
+    def held(head: str, now_ms: int, generations: dict[str, int]) -> int:
+        path = local.path(digest("start"), digest(head))
+        assert path is not None
+        garbage = Garbage(Moment(now_ms, 0), generations)
+        table = open_rocksdb(local, [(edge, local.open(edge)) for edge in path], digest(head), garbage)
+        assert table is not None
+        count = rows_held(table)
+        table.close()
+        return count
+
+    assert held("one", 0, {}) == 400
+    assert held("two", 2000, {}) == pytest.approx(450 - 100, abs=2)
+    assert held("three", 2000, {}) == pytest.approx(450 - 100 - 30 + 5, abs=4)
+    left = held("three", 0, {})
+    assert held("three", 0, {"value": 1}) == left - 5
+
+
+def test_a_table_that_cannot_be_brought_to_a_state_is_left_to_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]))
+
+    def fail(self: RocksTable, moment: Moment, rows: int) -> None:
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksTable, "drop_expired", fail)
+        with pytest.raises(RuntimeError) as raised:
+            state_of(local, "one")
+    assert state_of(local, "one") == {0: "0"}
+    assert raised.tb, "although the first one's frames are still there"
+
+
 def test_a_table_that_is_not_used_any_more_is_removed() -> None:
     expected = Expected()
     with make_harness() as harness:

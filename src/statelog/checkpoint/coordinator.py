@@ -235,7 +235,7 @@ class OperatorCoordinator:
                 certain_generations={} if before is None else before.generations,
                 closed_ms=self._taken_over.closed_ms,
                 expires_by=self._taken_over.expires_by,
-                initial=self._initial[task.subtask] if self._initial and task.batch == 0 else "",
+                initial=self._initial[task.subtask] if self._initial else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
                 order=self._orders.order(task, origin) if self._run.has_keys else None,
             )
@@ -249,7 +249,7 @@ class OperatorCoordinator:
             raise stale_task(task, current, self._name)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
             raise incomplete_batch(task, current, self._run, self._name)
-        if current is not None and not all(one.is_stored for one in current.acks.values()):
+        if current is not None:
             # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
             self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
@@ -261,7 +261,7 @@ class OperatorCoordinator:
         self._batch = batch
         self._inventory.begin(batch.number)
         if current is not None:
-            self._inventory.remove_lost(current, self._orders.certain(current.lost) if self._run.has_keys else ())
+            self._inventory.remove_lost(current, self._orders.certain(current.lost))
         return batch
 
     def _time_of(self, batch: int) -> BatchTime:
@@ -351,9 +351,6 @@ class OperatorCoordinator:
             return Acked(outcome)
 
     def _take(self, batch: Batch, taken: TakenAck) -> JobOutcome:
-        if not self._run.has_keys:
-            batch.take(taken, self._name)
-            return JobOutcome.NONE
         try:
             return self._orders.take(batch, taken, self._starts.origins[taken.ack.task.subtask])
         except StorageError as error:
@@ -383,15 +380,14 @@ class OperatorCoordinator:
 
     def _commit(self, batch: Batch, received_s: float) -> None:
         taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
-        if batch.durable is not None and all(one.is_stored for one in taken):
+        if all(one.is_stored for one in taken):
             return
-        if not self._run.has_keys:
-            require_equal_copies([one.ack.copies for one in taken], self._name)
+        require_equal_copies([one.ack.copies for one in taken], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._move_from_wasteful_files(taken)
         oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held]))
         log_start = self._history.log_start(oldest, batch.number)
-        cover = self._inventory.cover_to_repeat(batch.number) if self._run.has_keys else None
+        cover = self._inventory.cover_to_repeat(batch.number)
         entry, payload = compose(
             self._run,
             batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
+from statelog.checkpoint.numbered_log import LOG_FILE
 from statelog.checkpoint.open_log import LOG_FOLDER, open_log
 from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.orphans import find_orphans
@@ -69,19 +70,15 @@ def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> 
     first = starts[-1] if starts else 0
     needed = history.object_names()
     now_s = clock.now_s()
+    folder = f"{operator}/{LOG_FOLDER}/"
     return [
         info
         for info in store.list(f"{operator}/")
         if info.name in names
         or (
-            info.name.startswith(f"{operator}/{LOG_FOLDER}/")
+            (match := LOG_FILE.fullmatch(info.name.removeprefix(folder)))
+            and int(match[1]) < first
             and info.name not in needed
-            and _number(info.name) < first
             and now_s - info.modified_s >= min_age_s
         )
     ]
-
-
-def _number(name: str) -> int:
-    digits = name.rpartition("/")[2].removesuffix(".log")
-    return int(digits) if digits.isdecimal() else 0

@@ -1,0 +1,190 @@
+"""An attempt of a subtask with keys: what it tells the coordinator and when, and which answers it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from statelog import Observer, ProtocolError, Step
+from statelog.changelog import chain
+from statelog.changelog.local_runs import LocalRuns
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, Reply, Request
+from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
+from statelog.metrics import Metric, Recorded
+from tests.model.engine import Command, Engine, Key
+
+KEY: Key = (1, None)
+
+
+class NotingEngine(Engine):
+    """Notes the calls of tasks, and may answer in the coordinator's place."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, lambda key: 0, **options)
+        self.acks: list[tuple[Ack, bytes]] = []
+        self.begins: list[Begin] = []
+        self.answers: dict[type[Request], Reply] = {}
+
+    def call(self, request: Request, payload: bytes) -> Reply:
+        if isinstance(request, Ack):
+            self.acks.append((request, payload))
+        if isinstance(request, Begin):
+            self.begins.append(request)
+        return self.answers.get(type(request)) or super().call(request, payload)
+
+    @property
+    def ack(self) -> Ack:
+        return self.acks[-1][0]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> NotingEngine:
+    return NotingEngine(tmp_path)
+
+
+def run(engine: Engine, batch: int, *commands: Command) -> list[Any]:
+    return engine.run_commands(batch, 0, [(KEY, command) for command in commands])
+
+
+# ---- What it tells ----
+
+
+def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1), ("append", "a", "b"), ("read",))
+    ack, payload = engine.acks[-1]
+    assert (ack.checksum, ack.length, ack.name) == (chain.checksum(payload), len(payload), "")
+    assert (ack.rows, ack.input_rows, ack.has_changeset, ack.has_backlog) == (3, 3, True, False)
+    assert (ack.levels, ack.job, ack.materialization_failure, ack.parts) == ([], "", "", [])
+    assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)
+
+
+def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingEngine) -> None:
+    steps: list[tuple[Step, int, int, int]] = []
+
+    class Slow(Observer):
+        def step(self, step: Step, batch: int, subtask: int) -> None:
+            if subtask >= 0:
+                steps.append((step, batch, subtask, len(engine.acks)))
+            engine.clock.advance(0.25)
+
+    engine.start(1, 0)
+    engine.clock.advance(5000.0)
+    engine.options = dataclasses.replace(engine.options, observer=Slow())
+    run(engine, 0, ("set", 1))
+    assert engine.ack.subtask_s == pytest.approx(0.25)
+    assert steps == [(Step.RESTORED, 0, 0, 0), (Step.ACKING, 0, 0, 0), (Step.ACKED, 0, 0, 1)]
+
+
+def test_a_restore_is_measured_from_the_answer_to_begin_until_the_state_can_be_read(engine: NotingEngine) -> None:
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    assert (engine.ack.measured, engine.ack.restored_bytes) == (Recorded(), 0)
+    engine.start(1, 1, keep_local=False)
+    run(engine, 1, ("set", 2))
+    assert engine.ack.measured.counts == {Metric.STATE_FETCHES: 1}
+    assert engine.ack.restored_bytes == len(engine.acks[0][1])
+    run(engine, 2, ("set", 3))
+    assert (engine.ack.measured, engine.ack.restored_bytes) == (Recorded(), 0)
+
+
+def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(
+    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acked: list[bool] = []
+    run_task = BatchTask.run
+
+    def noted(self: BatchTask, read: BatchInput) -> Iterator[Any]:
+        for output in run_task(self, read):
+            acked.append(bool(engine.acks))
+            yield output
+
+    monkeypatch.setattr(BatchTask, "run", noted)
+    engine.start(1, 0)
+    keys: list[Key] = [(number, None) for number in range(30_000)]
+    assert len(engine.run_commands(0, 0, [(key, ("read",)) for key in keys])) == len(keys)
+    assert acked == [False] * (len(acked) - 1) + [True]
+    assert len(acked) > 1
+
+
+# ---- Answers that are refused ----
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "what"),
+    [
+        (Begin, Acked(), "answered begin with Acked"),
+        (Fetch, Acked(), "answered fetch with Acked"),
+        (Ack, None, "answered an ack with Begun"),
+    ],
+)
+def test_an_answer_to_another_call_is_refused(
+    engine: NotingEngine, request_: type[Request], answer: Reply | None, what: str
+) -> None:
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    engine.start(1, 1, keep_local=False)
+    if answer is None:
+        engine.attempts += 1
+        answer = engine.coordinator.begin(Begin(engine.task_id(1, 0, engine.attempts), 0, 0, None))
+    engine.answers[request_] = answer
+    with pytest.raises(ProtocolError, match=what):
+        run(engine, 1, ("set", 2))
+
+
+# ---- What it leaves ----
+
+
+@pytest.mark.parametrize("table", ["runs", "memory", "rocksdb"])
+def test_every_table_holds_the_state_before_the_batch(tmp_path: Path, table: str) -> None:
+    engine = NotingEngine(tmp_path, table=table)
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    run(engine, 1, ("set", 2))
+    for _ in range(2):
+        [[_, found]] = run(engine, 2, ("read",))
+        assert found[0] == [2]
+    engine.start(1, 2)
+    [[_, found]] = run(engine, 2, ("read",))
+    assert found[0] == [2]
+    folder = engine.local / "1" / "0" / "rocksdb"
+    assert folder.exists() == (table == "rocksdb")
+
+
+def test_a_repetition_finds_what_its_batch_started_from(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the batch in progress builds on is swept only when a later one has made it certain."""
+    kept: list[int] = []
+    sweep = LocalRuns.sweep
+
+    def noted(self: LocalRuns, path: Any, *, certain: int, keeps_rocksdb: bool) -> None:
+        kept.append(certain)
+        sweep(self, path, certain=certain, keeps_rocksdb=keeps_rocksdb)
+
+    monkeypatch.setattr(LocalRuns, "sweep", noted)
+    engine.start(1, 0)
+    for batch in (0, 1, 1, 2):
+        run(engine, batch, ("append", str(batch)))
+    assert kept == [-1, 0, 0, 1]
+    assert all(ack.measured == Recorded() for ack, _ in engine.acks), "nothing was fetched"
+
+
+def test_no_rows_of_an_initial_state_are_none() -> None:
+    assert read_initial(initial_of(0)) is None
+    found = read_initial(initial_of(3))
+    assert found is not None
+    assert found.rows.num_rows == 3
+    assert found.hashes.tolist() == [2**64 - 1, 0, 1]
+
+
+def initial_of(count: int) -> bytes:
+    """The rows of an initial state as they are stored; hashes are signed, as Spark's."""
+    rows = pa.table({"n": pa.array(range(count), pa.int64()), "hash": pa.array(range(-1, count - 1), pa.int64())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())

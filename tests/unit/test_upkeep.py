@@ -1,0 +1,172 @@
+"""The upkeep of a subtask's state: which local runs are merged at once, and what is left to the job in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.changelog.local_runs import Edge, LocalRuns
+from statelog.changelog.materializer import Materialized, Order
+from statelog.checkpoint import upkeep
+from statelog.checkpoint.upkeep import Upkeep
+from statelog.observer import Step
+from statelog.state.merge import Garbage
+from statelog.state.run_format import Operation
+from statelog.state.schema import TimeDomain
+from statelog.state.times import Moment
+from statelog.testing.table_contract import VALUE, encode_changes
+
+BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
+ORDER = Order(0.25, 0, None, is_due=False)
+DONE = Materialized([], "job")
+LARGE = 17_000
+"""Rows of a run that is not merged with small ones."""
+
+
+@dataclass
+class Jobs:
+    """Notes what it is to do, and what is there meanwhile."""
+
+    is_merging: bool = False
+    busy: set[str] = field(default_factory=set)
+    worked: list[tuple[Order, list[Edge], list[Edge]]] = field(default_factory=list)
+    stored: list[list[Edge]] = field(default_factory=list)
+
+    def inputs(self) -> set[str]:
+        return self.busy
+
+    def work(self, order: Order, path: list[Edge], merges: list[Edge]) -> None:
+        self.worked.append((order, path, merges))
+
+    def store_now(self, order: Order, path: list[Edge]) -> Materialized:
+        self.stored.append(path)
+        return DONE
+
+
+def digest(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def edge_of(batch: int) -> Edge:
+    return Edge(batch, batch, digest(batch), digest(batch + 1))
+
+
+class Subtask:
+    """A subtask after batches that each changed so many rows."""
+
+    def __init__(self, directory: Path, *rows: int) -> None:
+        self.local = LocalRuns(directory)
+        self.jobs = Jobs()
+        self.steps: list[tuple[Step, int, int]] = []
+        self.path = [edge_of(batch) for batch in range(len(rows))]
+        for edge, count in zip(self.path, rows, strict=True):
+            self.write(edge, count)
+
+    def write(self, edge: Edge, count: int) -> None:
+        keys = range(LARGE * edge.first, LARGE * edge.first + count)
+        changes: list[Any] = [(key, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
+        self.local.write(edge, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
+
+    def upkeep(self, order: Order | None = None, now_ms: int = 0) -> Upkeep:
+        def step(step: Step) -> None:
+            self.steps.append((step, len(self.jobs.worked), len(self.local.edges())))
+
+        return Upkeep(
+            local=self.local,
+            path=self.path,
+            materializer=self.jobs,  # type: ignore[arg-type]  # what it is called for
+            order=order,
+            genesis=digest(0),
+            fan_in=2,
+            garbage=Garbage(Moment(now_ms, 0), {}),
+            token="token",
+            step=step,
+        )
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., Subtask]:
+    return lambda *rows: Subtask(tmp_path, *rows)
+
+
+def test_small_runs_are_merged_at_once_and_the_job_goes_on_from_there(made: Callable[..., Subtask]) -> None:
+    subtask = made(LARGE, 3, 3)
+    subtask.upkeep(ORDER).work()
+    merged = Edge(1, 2, digest(1), digest(3))
+    assert subtask.local.open(merged).rows == 6
+    assert subtask.jobs.worked == [(ORDER, [edge_of(0), merged], [])]
+    assert subtask.steps == [(Step.MERGING, 0, 3), (Step.MATERIALIZING, 0, 2)], "each is told before it is done"
+    assert subtask.path == [edge_of(batch) for batch in range(3)], "others go by it"
+
+
+def test_without_an_order_runs_are_only_merged(made: Callable[..., Subtask]) -> None:
+    subtask = made(3, 3)
+    subtask.upkeep().work()
+    assert (subtask.jobs.worked, [step for step, *_ in subtask.steps]) == ([], [Step.MERGING])
+    assert Edge(0, 1, digest(0), digest(2)) in subtask.local.edges()
+
+
+def test_a_merge_leaves_out_what_has_expired(made: Callable[..., Subtask]) -> None:
+    subtask = made(3, 3)
+    subtask.upkeep(now_ms=2000).work()
+    assert subtask.local.open(Edge(0, 1, digest(0), digest(2))).rows == 0
+
+
+def test_where_nothing_is_to_be_merged_the_job_has_its_turn_all_the_same(made: Callable[..., Subtask]) -> None:
+    subtask = made(LARGE, 3)
+    subtask.upkeep(ORDER).work()
+    assert subtask.jobs.worked == [(ORDER, subtask.path, [])]
+    assert [step for step, *_ in subtask.steps] == [Step.MATERIALIZING]
+    assert not subtask.upkeep().has_backlog
+
+
+@pytest.mark.parametrize("limit", ["_AT_ONCE_ROWS", "_AT_ONCE_BYTES"])
+@pytest.mark.parametrize("is_too_large", [False, True])
+def test_large_runs_are_left_to_the_job(
+    made: Callable[..., Subtask], monkeypatch: pytest.MonkeyPatch, limit: str, is_too_large: bool
+) -> None:
+    subtask = made(LARGE, 3, 3)
+    edges = subtask.path[1:]
+    size = 6 if limit == "_AT_ONCE_ROWS" else sum(subtask.local.open(edge).size_bytes for edge in edges)
+    monkeypatch.setattr(upkeep, limit, size - is_too_large)
+    assert subtask.upkeep().has_backlog == is_too_large
+    subtask.upkeep(ORDER).work()
+    [(_, path, merges)] = subtask.jobs.worked
+    assert merges == (edges if is_too_large else [])
+    assert len(path) == (3 if is_too_large else 2)
+
+
+def test_a_merge_that_goes_on_is_a_backlog(made: Callable[..., Subtask]) -> None:
+    subtask = made(3)
+    assert not subtask.upkeep().has_backlog
+    subtask.jobs.is_merging = True
+    assert subtask.upkeep().has_backlog
+
+
+@pytest.mark.parametrize(
+    ("busy", "merged"),
+    [([], (0, 5)), ([0], (1, 5)), ([0, 1], (2, 5)), ([1, 2], (3, 5)), ([0, 1, 2, 3], (4, 5)), ([0, 1, 2, 3, 4], None)],
+)
+def test_what_a_job_is_about_is_left_alone_and_what_is_before_it(
+    made: Callable[..., Subtask], busy: list[int], merged: tuple[int, int] | None
+) -> None:
+    subtask = made(3, 3, 3, 3, 3, 3)
+    subtask.jobs.busy = {edge_of(batch).file_name for batch in busy}
+    subtask.upkeep().work()
+    new = [edge for edge in subtask.local.edges() if edge.first < edge.last]
+    assert [(edge.first, edge.last) for edge in new] == ([] if merged is None else [merged])
+
+
+@pytest.mark.parametrize(("rows", "is_due", "is_stored"), [(0, False, False), (0, True, True), (2, False, True)])
+def test_a_state_is_stored_as_a_part_of_its_batch_if_it_has_changed_or_is_due(
+    made: Callable[..., Subtask], rows: int, is_due: bool, is_stored: bool
+) -> None:
+    subtask = made(3)
+    subtask.write(edge_of(1), rows)
+    found = subtask.upkeep(Order(0.25, 0, None, is_due=is_due)).store_now(edge_of(1))
+    assert found is (DONE if is_stored else None)
+    assert subtask.jobs.stored == ([[edge_of(0), edge_of(1)]] if is_stored else [])
