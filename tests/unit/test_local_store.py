@@ -87,6 +87,38 @@ def test_a_folder_that_is_removed_while_it_is_looked_at(tmp_path: Path, monkeypa
     assert removed
 
 
+def test_a_folder_that_is_removed_and_made_again_while_it_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there, then not, and is there again: two looks that disagree are no failure."""
+    folder = str(tmp_path / "a")
+    made: list[str] = []
+    mkdir = Path.mkdir
+
+    def already_there(path: Path, *arguments: Any, **more: Any) -> None:
+        if str(path) == folder and not made:
+            raise FileExistsError(errno.EEXIST, "another process has made it")
+        mkdir(path, *arguments, **more)
+
+    def gone_once(look: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def stat_of(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+            if os.fspath(path) == folder and not made:
+                made.append(folder)
+                os.mkdir(folder)
+                raise FileNotFoundError(errno.ENOENT, "another process has removed it")
+            return look(path, *arguments, **more)
+
+        return stat_of
+
+    monkeypatch.setattr(Path, "mkdir", already_there)
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, gone_once(getattr(os, name)))
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    assert made == [folder]
+    assert store.read("a/x") == b"1"
+
+
 def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(StorageError, match="File exists|Not a directory") as raised:

@@ -203,9 +203,13 @@ class LocalStore(Store):
                 path.mkdir(0o700)
                 made = True
             except OSError as error:
-                if not path.is_dir():
-                    if isinstance(error, FileExistsError) and not os.path.lexists(path):
+                try:
+                    mode = os.lstat(path).st_mode  # one look: meanwhile others may remove it and make it again
+                except FileNotFoundError:
+                    if isinstance(error, FileExistsError):
                         raise FileNotFoundError(errno.ENOENT, "another process removed it just now") from error
+                    raise error from None
+                if not stat.S_ISDIR(mode) and not path.is_dir():  # nor a link to a directory
                     raise
                 made = False
             if made or str(path).startswith(f"{self._root}/"):
