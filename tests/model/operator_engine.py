@@ -268,6 +268,13 @@ class OperatorEngine:
         self, batch: int, subtask: int, commands: Sequence[Command] = (), broadcast: Sequence[Command] = ()
     ) -> list[Any]:
         """Run one attempt of one subtask and return its output."""
+        outputs = self.outputs(batch, subtask, commands, broadcast)
+        return [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
+
+    def outputs(
+        self, batch: int, subtask: int, commands: Sequence[Command] = (), broadcast: Sequence[Command] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, as the attempt yields it."""
         self.attempts += 1
         operator = Operator(
             uid=self.uid,
@@ -291,4 +298,4 @@ class OperatorEngine:
         )
         rows, copies = _batch(commands), _batch(broadcast)
         read = OperatorInput([rows], [copies], subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
-        return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]
+        return task.run(read)

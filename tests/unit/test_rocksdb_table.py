@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog import ConfigurationError, Options, Ttl
+from statelog import ConfigurationError, Options, Step, Ttl
 from statelog.changelog.local_runs import ROCKSDB_FOLDER, Edge, LocalRuns
 from statelog.checkpoint import tables, upkeep
 from statelog.checkpoint.tables import open_rocksdb
@@ -31,6 +31,7 @@ from statelog.state.run_format import Operation, change_schema
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.times import Moment
 from statelog.testing import Harness
+from statelog.testing.crashes import Crash
 from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
 
 KEYS = [f"key {number}" for number in range(40)]
@@ -229,6 +230,37 @@ def test_a_merge_across_the_state_that_a_table_holds(tmp_path: Path, applied: li
     assert applied == ["reset", 2, "reset", 1, 1]
 
 
+def test_a_table_is_made_anew_if_a_run_on_its_way_is_damaged(tmp_path: Path, applied: list[int | str]) -> None:
+    """It may be of no path any more, so that nobody has found it before."""
+    changes: list[Any] = [(b"b", "1")]
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]), (1, "one", "two", changes))
+    assert state_of(local, "one") == {0: "0"}
+    merged = Edge(0, 1, digest("start"), digest("two"))
+    local.write(
+        merged, encode_changes(VALUE, [(1, b"a", b"", Operation.PUT, "0"), (1, b"b", b"", Operation.PUT, "1")]), "token"
+    )
+    [damaged] = [edge for edge in local.edges() if edge.before == digest("one")]
+    (tmp_path / damaged.file_name).write_bytes(b"x" * 1000)
+    assert state_of(LocalRuns(tmp_path), "two") == {0: "0", 1: "1"}
+    assert applied == ["reset", 1, "reset", 2]
+
+
+def test_a_death_while_a_table_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table does not pass for the state whose runs it lacks, and others can open it."""
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]))
+    edges = local.path(digest("start"), digest("one"))
+    assert edges is not None
+
+    def dies(table: RocksTable, run: Run, head: bytes | None) -> int:
+        raise Crash(Step.RESTORED)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RocksTable, "advance", dies)
+        with pytest.raises(Crash):
+            open_rocksdb(local, [(edge, local.open(edge)) for edge in edges], digest("one"), Garbage(Moment(0, 0), {}))
+    assert state_of(local, "one") == {0: "0"}
+
+
 def test_a_table_that_is_not_used_any_more_is_removed() -> None:
     expected = Expected()
     with make_harness() as harness:
@@ -261,6 +293,39 @@ def test_what_has_expired_goes(tmp_path: Path) -> None:
     for _ in range(5):
         table.drop_expired(Moment(90_000, 0), 230)
     assert rows_held(table) == 1
+    table.close()
+
+
+@pytest.mark.parametrize(("changed", "gone"), [(0, 1000), (10, 1000), (2000, 4000)])
+def test_a_batch_looks_at_twice_as_many_rows_as_have_changed_for_what_has_expired(
+    tmp_path: Path, changed: int, gone: int
+) -> None:
+    """At a thousand at least. So the expired ones stay a part of the whole, and a batch's work one of its changes."""
+    state = replace(VALUE, name="brief", expires_by="processing")
+    local, never = LocalRuns(tmp_path), Garbage(Moment(0, 0), {})
+    edges = [Edge(0, 0, digest("start"), digest("one")), Edge(1, 1, digest("one"), digest("two"))]
+    for edge, rows in zip(edges, (range(6000), range(6000, 6000 + changed)), strict=True):
+        changes: list[Any] = [(number, b"k", b"", Operation.PUT, "x") for number in rows]
+        local.write(edge, encode_changes(state, changes, expiry_ms=1000), "token")
+    runs = [(edge, local.open(edge)) for edge in edges]
+    for end in (1, 2):
+        table = open_rocksdb(
+            local, runs[:end], edges[end - 1].after, Garbage(Moment(5000, 0), {}) if end == 2 else never
+        )
+        assert table is not None
+        held = rows_held(table)
+        table.close()
+    assert held == 6000 + changed - gone
+
+
+def test_deleted_states_are_gone_when_a_table_is_opened(tmp_path: Path) -> None:
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0"), (b"b", "1")]))
+    path = local.path(digest("start"), digest("one"))
+    assert path is not None
+    runs = [(edge, local.open(edge)) for edge in path]
+    table = open_rocksdb(local, runs, digest("one"), Garbage(Moment(0, 0), {VALUE.name: 1}))
+    assert table is not None
+    assert rows_held(table) == 0
     table.close()
 
 
