@@ -10,6 +10,7 @@ import pytest
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.checkpoint.tables import MemoryTables
 from statelog.state.memory_table import MemoryTable
+from statelog.state.run import Run
 from statelog.state.run_format import Operation
 from statelog.testing.table_contract import VALUE, encode_changes, make_keys
 
@@ -37,8 +38,14 @@ def held(table: MemoryTable) -> list[str]:
     return [str(text) for text in found]
 
 
+def runs_to(local: LocalRuns, head: str) -> list[tuple[Edge, Run]]:
+    path = local.path(digest("start"), digest(head))
+    assert path is not None
+    return [(edge, local.open(edge)) for edge in path]
+
+
 def at(tables: MemoryTables, local: LocalRuns, head: str) -> MemoryTable:
-    return tables.at(local, digest("start"), digest(head))
+    return tables.at(local, runs_to(local, head), digest(head))
 
 
 def test_a_table_goes_on_from_where_it_was_left(local: LocalRuns) -> None:
@@ -57,11 +64,18 @@ def test_a_table_of_another_history_is_made_anew(local: LocalRuns) -> None:
     assert held(at(tables, local, "one")) == ["one"], "a batch that is repeated"
 
 
+def test_a_table_has_the_restored_state_even_if_its_files_have_gone_since(local: LocalRuns) -> None:
+    """Another attempt may find one of them damaged, and remove it."""
+    runs = runs_to(local, "two")
+    local.remove(edge.file_name for edge, _ in runs)
+    assert held(MemoryTables().at(local, runs, digest("two"))) == ["one", "two"]
+
+
 def test_a_process_keeps_a_table_for_each_subtask_until_it_forgets_it(local: LocalRuns, tmp_path: Path) -> None:
     tables = MemoryTables()
     first = at(tables, local, "one")
     other = LocalRuns(tmp_path / "another subtask's")
-    assert held(tables.at(other, digest("start"), digest("start"))) == []
+    assert held(tables.at(other, [], digest("start"))) == []
     assert at(tables, local, "one") is first
     tables.forget(tmp_path)
     tables.forget(tmp_path)

@@ -22,7 +22,7 @@ from statelog.checkpoint.redistribution import SnapshotSlice
 from statelog.metrics import Measurements, Metric, Recorded
 from statelog.state.operator_subtask import Operator, OperatorInput
 from statelog.storage import LocalStore
-from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _batch, _to_rows
+from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _to_rows
 
 
 @dataclass
@@ -115,7 +115,7 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine
     engine.start(1, 0)
     task = task_of(engine, Many())
     acked, texts = [], []
-    for output in task.run(OperatorInput(_batch([]), None, 0, None)):
+    for output in task.run(OperatorInput([], None, 0, None)):
         acked.append(bool(engine.acks))
         texts += output.column(0).to_pylist()
     assert acked == [False] * (len(acked) - 1) + [True]

@@ -29,13 +29,18 @@ class MemoryTables:
     def __init__(self) -> None:
         self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
 
-    def at(self, local: LocalRuns, genesis: bytes, head: bytes) -> MemoryTable:
-        """A table brought to a digest, from where it was left if that is on the way."""
-        left_at, table = self._tables.pop(local.directory, (genesis, MemoryTable()))
-        path = local.path(left_at, head)
+    def at(self, local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes) -> MemoryTable:
+        """A table brought to a digest, from where it was left if that is on the way, or else of the state's runs.
+
+        Parameters are those of :func:`open_rocksdb`.
+        """
+        left_at, table = self._tables.pop(local.directory, (None, MemoryTable()))
+        path = None if left_at is None else local.path(left_at, head)
         if path is None:
-            table, path = MemoryTable(), local.path(genesis, head) or []
-        table.apply([local.open(edge) for edge in path])
+            table = MemoryTable()
+            table.apply([run for _, run in runs])
+        else:
+            table.apply([local.open(edge) for edge in path])
         self._tables[local.directory] = (head, table)
         return table
 

@@ -287,7 +287,7 @@ class BatchTask:
     def _table(self, begun: Begun, runs: list[tuple[Edge, Run]]) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it, and the runs are to be read."""
         if self.options.table == "memory":
-            return self.tables.at(self.local, begun.genesis, begun.head)
+            return self.tables.at(self.local, runs, begun.head)
         if self.options.table == "rocksdb":
             return open_rocksdb(self.local, runs, begun.head, self._garbage(begun))
         return RunsTable([run for _, run in runs])
