@@ -16,6 +16,8 @@ from statelog.changelog.local_runs import LocalRuns
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, Reply, Request
 from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
 from statelog.metrics import Metric, Recorded
+from statelog.state.byte_slices import Budget
+from statelog.storage import LocalStore
 from tests.model.engine import Command, Engine, Key
 
 KEY: Key = (1, None)
@@ -112,6 +114,15 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(
     assert len(acked) > 1
 
 
+def test_without_changelog_no_part_of_one_is_written(engine: NotingEngine) -> None:
+    engine.options = dataclasses.replace(engine.options, changelog=False, upload_part_bytes=1, inline_budget_bytes=0)
+    engine.operator = engine.operator.with_budget(Budget(window_keys=10))
+    engine.start(1, 0)
+    engine.run_commands(0, 0, [((number, None), ("set", number)) for number in range(100)])
+    assert not engine.ack.has_changeset
+    assert LocalStore(engine.location).list("op/changes/") == []
+
+
 # ---- Answers that are refused ----
 
 
@@ -156,7 +167,10 @@ def test_every_table_holds_the_state_before_the_batch(tmp_path: Path, table: str
     assert folder.exists() == (table == "rocksdb")
 
 
-def test_a_repetition_finds_what_its_batch_started_from(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("table", ["runs", "memory", "rocksdb"])
+def test_a_repetition_finds_what_its_batch_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
     """What the batch in progress builds on is swept only when a later one has made it certain."""
     kept: list[int] = []
     sweep = LocalRuns.sweep
@@ -166,11 +180,24 @@ def test_a_repetition_finds_what_its_batch_started_from(engine: NotingEngine, mo
         sweep(self, path, certain=certain, keeps_rocksdb=keeps_rocksdb)
 
     monkeypatch.setattr(LocalRuns, "sweep", noted)
+    engine = NotingEngine(tmp_path, table=table)
     engine.start(1, 0)
     for batch in (0, 1, 1, 2):
         run(engine, batch, ("append", str(batch)))
     assert kept == [-1, 0, 0, 1]
     assert all(ack.measured == Recorded() for ack, _ in engine.acks), "nothing was fetched"
+
+
+def test_what_is_fetched_is_kept_as_the_state_after_the_batch_before(engine: NotingEngine) -> None:
+    """It can be merged and materialized at once: that batch is certain."""
+    engine.start(1, 0)
+    for batch in range(3):
+        run(engine, batch, ("append", str(batch)))
+    engine.start(1, 3, keep_local=False)
+    run(engine, 3, ("append", "3"))
+    edges = LocalRuns(engine.local / "1" / "0").edges()
+    assert sorted((edge.first, edge.last) for edge in edges)[-1] == (3, 3)
+    assert max(edge.last for edge in edges if edge.first < 3) == 2
 
 
 def test_no_rows_of_an_initial_state_are_none() -> None:
