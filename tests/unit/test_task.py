@@ -13,10 +13,14 @@ import pytest
 from statelog import Observer, ProtocolError, Step
 from statelog.changelog import chain
 from statelog.changelog.local_runs import LocalRuns
+from statelog.changelog.local_use import SPARE_BATCHES, in_use
+from statelog.changelog.shared_reads import SHARED_FOLDER
+from statelog.checkpoint import task
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, Reply, Request
 from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
 from statelog.metrics import Metric, Recorded
 from statelog.state.byte_slices import Budget
+from statelog.state.rocksdb_table import RocksTable
 from statelog.storage import LocalStore
 from tests.model.engine import Command, Engine, Key
 
@@ -198,6 +202,63 @@ def test_what_is_fetched_is_kept_as_the_state_after_the_batch_before(engine: Not
     edges = LocalRuns(engine.local / "1" / "0").edges()
     assert sorted((edge.first, edge.last) for edge in edges)[-1] == (3, 3)
     assert max(edge.last for edge in edges if edge.first < 3) == 2
+
+
+def test_directories_of_subtasks_that_are_elsewhere_go_in_their_turn(engine: NotingEngine) -> None:
+    engine.start(1, 0)
+    run(engine, 0, ("append", "0"))
+    other = engine.local / "1" / "7"
+    other.mkdir()
+    with in_use(other, 0):
+        pass  # a subtask that has run here once
+    for batch in range(1, 2 * SPARE_BATCHES + 2):
+        assert other.exists() or batch > SPARE_BATCHES
+        run(engine, batch, ("append", str(batch)))
+    assert not other.exists()
+
+
+def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(tmp_path: Path) -> None:
+    """The state is read from the local runs meanwhile, and those that lead on from the table stay."""
+    engine = NotingEngine(tmp_path, table="rocksdb")
+    engine.start(1, 0)
+    for batch in range(3):
+        run(engine, batch, ("append", str(batch)))
+    local = LocalRuns(engine.local / "1" / "0")
+    table = RocksTable.open(local.directory / "rocksdb")
+    assert table is not None, "a batch closes its table"
+    for batch in range(3, 9):
+        [_, [_, found]] = run(engine, batch, ("append", str(batch)), ("read",))
+        assert found[1] == [str(number) for number in range(batch + 1)]
+    held = table.digest
+    assert local.path(held, max(local.edges(), key=lambda edge: edge.last).after) is not None
+    table.close()
+    run(engine, 9, ("append", "9"))
+    table = RocksTable.open(local.directory / "rocksdb")
+    assert table is not None
+    assert table.digest != held
+    table.close()
+
+
+def test_shared_reads_stay_until_every_subtask_of_their_batch_has_its_state(engine: NotingEngine) -> None:
+    engine.start(1, 0)
+    run(engine, 0, ("append", "0"))
+    folder = engine.local / "1" / SHARED_FOLDER
+    folder.mkdir()
+    for batch in range(4):
+        (folder / f"{batch}-of-a-start").touch()
+    run(engine, 1, ("append", "1"))
+    run(engine, 2, ("append", "2"))
+    assert sorted(path.name[0] for path in folder.iterdir()) == ["2", "3"]
+
+
+@pytest.mark.parametrize("table", ["memory", "rocksdb"])
+def test_a_batch_reads_the_table_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    monkeypatch.setattr(task, "RunsTable", None)
+    engine = NotingEngine(tmp_path, table=table)
+    engine.start(1, 0)
+    run(engine, 0, ("append", "0"))
+    [[_, found]] = run(engine, 1, ("read",))
+    assert found[1] == ["0"]
 
 
 def test_no_rows_of_an_initial_state_are_none() -> None:
