@@ -14,10 +14,12 @@ from statelog import Observer, ProtocolError, Step
 from statelog.changelog import chain
 from statelog.changelog.local_runs import LocalRuns
 from statelog.changelog.local_use import SPARE_BATCHES, in_use
+from statelog.changelog.materializer import Materialized, Materializer
 from statelog.changelog.shared_reads import SHARED_FOLDER
 from statelog.checkpoint import task
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, Reply, Request
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, JobOutcome, Reply, Request
 from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
+from statelog.checkpoint.upkeep import Upkeep
 from statelog.metrics import Metric, Recorded
 from statelog.state.byte_slices import Budget
 from statelog.state.rocksdb_table import RocksTable
@@ -249,6 +251,24 @@ def test_shared_reads_stay_until_every_subtask_of_their_batch_has_its_state(engi
     run(engine, 1, ("append", "1"))
     run(engine, 2, ("append", "2"))
     assert sorted(path.name[0] for path in folder.iterdir()) == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ended"), [(JobOutcome.TAKEN, ["job"]), (JobOutcome.VOID, ["job"]), (JobOutcome.OPEN, [])]
+)
+def test_a_job_goes_when_its_grant_has_ended(
+    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, ended: list[str]
+) -> None:
+    """Nothing else is merged after a batch that offers one."""
+    gone: list[str] = []
+    monkeypatch.setattr(Materializer, "result", lambda self, grant: Materialized([], "job", failure="disk full"))
+    monkeypatch.setattr(Materializer, "end", lambda self, job: gone.append(job))
+    monkeypatch.setattr(Upkeep, "work", lambda self: gone.append("inputs"))
+    engine.start(1, 0)
+    engine.answers[Ack] = Acked(outcome)
+    run(engine, 0, ("append", "0"))
+    assert (engine.ack.job, engine.ack.materialization_failure) == ("job", "disk full")
+    assert gone == ended
 
 
 @pytest.mark.parametrize("table", ["memory", "rocksdb"])
