@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog import CorruptionError
+from statelog import CorruptionError, ErrorKind, StatelogError, StorageError
 from statelog.changelog import chain
 from statelog.changelog.base import StoredRun
 from statelog.changelog.stored_reader import RunMemory, read_ahead, read_run
 from statelog.state.key_groups import HashRange
 from statelog.state.merge import clip_run
 from statelog.state.run import Run
-from statelog.state.run_format import Operation, change_schema
+from statelog.state.run_format import MAGIC, Operation, change_schema
 from statelog.state.run_writer import Section, encode_run
 from statelog.storage import LocalStore
 from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
@@ -68,6 +68,10 @@ class Counting(LocalStore):
 
     read_bytes = 0
 
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.requests: list[tuple[int, int]] = []
+
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         data = super().read(name, offset=offset, length=length)
         self.read_bytes += len(data)
@@ -76,6 +80,7 @@ class Counting(LocalStore):
     def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
         length = super().read_into(buffer, name, offset=offset)
         self.read_bytes += length
+        self.requests.append((offset, offset + length))
         return length
 
 
@@ -105,6 +110,36 @@ def test_a_part_holds_what_is_wanted(tmp_path: Path, within: tuple[int, int]) ->
     assert rows(clip_run(found, part)) == rows(expected)
     share = (within[1] - within[0] + 1) / (1 << 64)
     assert 0 < store.read_bytes <= share * len(DATA) + 600_000
+
+
+def test_blocks_that_follow_each_other_are_read_with_one_request(tmp_path: Path) -> None:
+    """The wanted blocks of the two states are far apart, and neither are the first of the object."""
+    store = Counting(tmp_path)
+    stored = put(store, DATA)
+    read_run(store, stored, "a run", HashRange(LAST // 3, LAST // 3 + LAST // 8))
+    ends = store.requests[:2]
+    assert [end - start for start, end in ends] == [len(MAGIC), 64 << 10]
+    assert len(store.requests) == len(ends) + 2
+    for start, end in store.requests[2:]:
+        assert end - start > 200_000
+
+
+@pytest.mark.parametrize("within", [None, HashRange(0, LAST)])
+@pytest.mark.parametrize("kind", [ErrorKind.OBJECT_MISSING, ErrorKind.STORE_BUSY])
+def test_a_missing_object_is_damage_and_a_store_that_does_not_answer_is_not(
+    tmp_path: Path, kind: ErrorKind, within: HashRange | None
+) -> None:
+    class Failing(LocalStore):
+        def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
+            raise StorageError("no answer.", kind=kind)
+
+    store = Failing(tmp_path)
+    with pytest.raises(StatelogError, match="no answer") as failure:
+        read_run(store, put(store, DATA), "the base of subtask 3", within)
+    assert failure.value.kind is kind
+    is_missing = kind is ErrorKind.OBJECT_MISSING
+    assert isinstance(failure.value, CorruptionError) == is_missing
+    assert ("It holds the base of subtask 3 at offset 100." in failure.value.message) == is_missing
 
 
 def test_memory_is_used_again(tmp_path: Path) -> None:
