@@ -22,6 +22,7 @@ from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
 from statelog.checkpoint.upkeep import Upkeep
 from statelog.metrics import Metric, Recorded
 from statelog.state.byte_slices import Budget
+from statelog.state.changes import ChangeBuffer
 from statelog.state.rocksdb_table import RocksTable
 from statelog.storage import LocalStore
 from tests.model.engine import Command, Engine, Key
@@ -37,12 +38,14 @@ class NotingEngine(Engine):
         self.acks: list[tuple[Ack, bytes]] = []
         self.begins: list[Begin] = []
         self.answers: dict[type[Request], Reply] = {}
+        self.waits: dict[type[Request], float] = {}
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Ack):
             self.acks.append((request, payload))
         if isinstance(request, Begin):
             self.begins.append(request)
+        self.clock.advance(self.waits.get(type(request), 0.0))
         return self.answers.get(type(request)) or super().call(request, payload)
 
     @property
@@ -72,7 +75,9 @@ def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
     assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)
 
 
-def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingEngine) -> None:
+def test_the_time_of_an_ack_is_that_of_the_changes_and_since_the_processor_returned(
+    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[tuple[Step, int, int, int]] = []
 
     class Slow(Observer):
@@ -81,11 +86,18 @@ def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingE
                 steps.append((step, batch, subtask, len(engine.acks)))
             engine.clock.advance(0.25)
 
+    add = ChangeBuffer.add
+
+    def slow_add(self: ChangeBuffer, *arguments: Any, **options: Any) -> None:
+        add(self, *arguments, **options)
+        engine.clock.advance(0.125)
+
     engine.start(1, 0)
+    monkeypatch.setattr(ChangeBuffer, "add", slow_add)
     engine.clock.advance(5000.0)
     engine.options = dataclasses.replace(engine.options, observer=Slow())
     run(engine, 0, ("set", 1))
-    assert engine.ack.subtask_s == pytest.approx(0.25)
+    assert engine.ack.subtask_s == pytest.approx(3 * 0.125 + 0.25), "three states, and the step that took time"
     assert steps == [(Step.RESTORED, 0, 0, 0), (Step.ACKING, 0, 0, 0), (Step.ACKED, 0, 0, 1)]
 
 
@@ -94,7 +106,9 @@ def test_a_restore_is_measured_from_the_answer_to_begin_until_the_state_can_be_r
     run(engine, 0, ("set", 1))
     assert (engine.ack.measured, engine.ack.restored_bytes) == (Recorded(), 0)
     engine.start(1, 1, keep_local=False)
+    engine.waits[Fetch] = 0.5
     run(engine, 1, ("set", 2))
+    assert engine.ack.restore_s == pytest.approx(0.5)
     assert engine.ack.measured.counts == {Metric.STATE_FETCHES: 1}
     assert engine.ack.restored_bytes == len(engine.acks[0][1])
     run(engine, 2, ("set", 3))
