@@ -42,7 +42,7 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
         counts |= {group: new for group in SAMPLES if group * parallelism // KEY_GROUPS == subtask}
     assert sorted(map(id, pieces)) == sorted(map(id, cover.pieces)), "what is added and removed is what is there"
     for piece in cover.pieces:
-        number = piece.base.levels[0].through
+        number = piece.base.levels[0].last
         assert [run.name for run in piece.runs] == [f"{number}-low", f"{number}-high"]
     for group in SAMPLES:
         found = [piece.base for piece in cover.pieces if piece.first_hash <= group * GROUP <= piece.last_hash]
