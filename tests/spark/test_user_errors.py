@@ -188,7 +188,7 @@ class Writes(Ledger):
     [
         (Raises(), ErrorKind.PROCESSOR_FAILED, ["('user-3',)", "ZeroDivisionError: an account without orders"]),
         (OtherColumns(), ErrorKind.OUTPUT_MISMATCH, ["Row(name=", "(user, count, amount, history, items)"]),
-        (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type int64"]),
+        (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type bigint"]),
         (Writes(("five", "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "'five'"]),
         (Writes((1,)), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "2 values (small, name)"]),
         (Writes(1), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "Wrap a single value as (value,)"]),

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, LongType, StructType
 
 from statelog import ErrorKind, ProcessorError
+from statelog.spark.types import row_codec
 from statelog.state import cursor
 from statelog.state.changes import ChangeBuffer, ListPosition
 from statelog.state.cursor import KeyCursor
@@ -21,13 +23,12 @@ from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import StateTable
 from statelog.state.times import Moment
 from statelog.state.value_states import ValueState
-from statelog.state.values import FieldCodec, RowCodec
 from statelog.testing.table_contract import make_keys
 
-NUMBERS = RowCodec([FieldCodec("n", pa.int32(), int)], "state 'numbers'")
-TEXTS = RowCodec([FieldCodec("t", pa.string(), str)], "map key of state 'numbers'")
-LISTS = RowCodec([FieldCodec("l", pa.list_(pa.int64()))], "state 'lists'")
-FLOATS = RowCodec([FieldCodec("f", pa.float64(), float)], "state 'floats'")
+NUMBERS = row_codec(StructType().add("n", "integer"), "state 'numbers'")
+TEXTS = row_codec(StructType().add("t", "string"), "map key of state 'numbers'")
+LISTS = row_codec(StructType().add("l", ArrayType(LongType())), "state 'lists'")
+FLOATS = row_codec(StructType().add("f", "double"), "state 'floats'")
 
 
 class Window:
@@ -174,16 +175,42 @@ def test_large_maps_are_read_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ((1, 2), r"takes a tuple of 1 values \(n\), not tuple \(1, 2\)"),
-        (7, "takes a tuple of 1 values"),
-        (("x",), "str 'x' does not fit field 'n' of type int32"),
-        ((1.5,), "float 1.5 does not fit field 'n'"),
+        ((1, 2), r"takes a tuple of 1 \(n int\), not tuple \(1, 2\) of 2 values"),
+        ({"n": 7}, r"takes a tuple of 1 \(n int\), not dict"),
+        (None, "not NoneType None"),
+        (("x",), "str 'x' does not fit field 'n' of type int: it is not a number"),
+        ("x", "str 'x' does not fit field 'n' of type int"),
+        ((1.5,), "float 1.5 does not fit field 'n' of type int: it is not a whole number"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_at_once(value: Any, message: str) -> None:
     with pytest.raises(ProcessorError, match=message) as caught:
         Window().value.update(value)
     assert caught.value.kind is ErrorKind.VALUE_MISMATCH
+
+
+def test_a_bare_value_is_that_of_the_only_field() -> None:
+    window = Window()
+    window.value.update(7)
+    window.map.updateValue("a", 1)
+    assert window.value.get() == (7,)
+    assert window.map.getValue(("a",)) == window.map.getValue("a") == (1,)
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**63])
+def test_a_map_key_beyond_its_type_is_refused(number: int) -> None:
+    state = MapState(
+        Window().cursor,
+        StateDescriptor("map", StateKind.MAP, NUMBERS.schema, NUMBERS.schema),
+        NUMBERS,
+        row_codec(StructType().add("n", "integer"), "map key of state 'map'"),
+        lambda row: row,
+    )
+    state.open()
+    with pytest.raises(
+        ProcessorError, match=f"map key of state 'map': int {number} does not fit field 'n' of type int"
+    ):
+        state.updateValue((number,), (1,))
 
 
 def test_overflow_is_refused_with_the_key() -> None:

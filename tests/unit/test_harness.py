@@ -429,7 +429,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         ([("a", 1), 5], "row 1 is 5"),
         ([{"key": "a", "m": 1}], r"row 0 has the columns \(key, m\)"),
         ([Row(key="a")], r"row 0 has the columns \(key\)"),
-        ([("a", 1), ("a", "two")], "row 1 has str 'two' in column 'n' of type int64"),
+        ([("a", 1), ("a", "two")], "row 1 has str 'two' in column 'n' of type bigint"),
         ([("a", 1 << 63)], "row 0 has int 9223372036854775808 in column 'n'"),
     ],
 )

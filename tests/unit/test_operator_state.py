@@ -9,12 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
 from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint import operator_task, redistribution
 from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.open_log import open_log
+from statelog.spark.types import field_codecs
 from statelog.state.operator_state import (
     BroadcastState,
     OperatorListState,
@@ -26,7 +28,7 @@ from statelog.state.operator_state import (
 )
 from statelog.state.schema import StateSchema, encode_schema
 from statelog.state.snapshot import Elements, Section, Snapshot, encode_snapshot, join_elements, section_schema
-from statelog.state.values import FieldCodec, RowCodec
+from statelog.state.values import RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings
@@ -48,7 +50,7 @@ class CountingCodec(RowCodec):
 
 
 def codec() -> CountingCodec:
-    return CountingCodec([FieldCodec("name", pa.string(), str), FieldCodec("offset", pa.int64(), int)], "state 's'")
+    return CountingCodec(field_codecs(StructType().add("name", "string").add("offset", "long"), "field"), "state 's'")
 
 
 def section(pairs: Sequence[Pair], state: StateSchema = LIST) -> Section:
@@ -122,7 +124,7 @@ def test_a_list_that_was_only_read_keeps_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda state: state.add("text"), ErrorKind.VALUE_MISMATCH, "takes a tuple of 2 values"),
+        (lambda state: state.add("text"), ErrorKind.VALUE_MISMATCH, "takes a tuple of 2"),
         (lambda state: state.addAll([("a", 1.5)]), ErrorKind.VALUE_MISMATCH, "does not fit field 'offset'"),
         (lambda state: state.update(state.get()), ErrorKind.STATE_USAGE, r"update\(\) takes a list of tuples"),
     ],

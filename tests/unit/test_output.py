@@ -51,7 +51,7 @@ def test_rows_are_matched_by_name() -> None:
         (("a",), ["tuple ('a',)"]),
         (None, ["NoneType None"]),
         ({"k": "a", "n": 1}, ["dict"]),
-        (Row(k="a", n="one"), ["'one'", "'n'", "int64"]),
+        (Row(k="a", n="one"), ["'one'", "'n'", "bigint"]),
         (Row(k="a", n=1.5), ["1.5", "whole number"]),
         (Row(k="a", n=2**63), ["'n'"]),
     ],

@@ -13,13 +13,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.spark.types import arrow_type, storage_converter
-from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
-from statelog.state.values import MISFITS
+from statelog.spark.types import field_codecs
+from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
+from statelog.state.values import MISFITS, FieldCodec
 
 __all__ = ["FrameOutput", "RowOutput"]
-
-_Convert = Callable[[Any], Any]
 
 
 class RowOutput:
@@ -35,10 +33,9 @@ class RowOutput:
     """
 
     def __init__(self, schema: StructType) -> None:
-        fields = [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
-        self.schema = pa.schema(fields)
+        self._fields = field_codecs(schema, "output column")
+        self.schema = pa.schema([(field.name, field.type) for field in self._fields])
         self._names = schema.names
-        self._converters = [storage_converter(field.dataType) for field in schema]
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows.
@@ -60,10 +57,7 @@ class RowOutput:
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         columns = zip(*self._in_order(rows, owner_of), strict=True)
-        arrays = [
-            _column(field, convert, values, owner_of)
-            for field, convert, values in zip(self.schema, self._converters, columns, strict=True)
-        ]
+        arrays = [_column(field, values, owner_of) for field, values in zip(self._fields, columns, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _in_order(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> Sequence[Any]:
@@ -106,9 +100,8 @@ class FrameOutput:
     """
 
     def __init__(self, schema: StructType, zone: str) -> None:
-        fields = [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
-        self.schema = pa.schema(fields)
-        self._converters = [storage_converter(field.dataType) for field in schema]
+        self._fields = field_codecs(schema, "output column", nan_is_null=True)
+        self.schema = pa.schema([(field.name, field.type) for field in self._fields])
         self._zone = zone
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
@@ -134,8 +127,8 @@ class FrameOutput:
         parts = [self._columns_of(frame, index, owner_of) for index, frame in frames]
         owners = [index for index, frame in frames for _ in range(len(frame))]
         arrays = [
-            self._column(field, convert, column, lambda row: owner_of(owners[row]))
-            for field, convert, column in zip(self.schema, self._converters, zip(*parts, strict=True), strict=True)
+            self._column(field, column, lambda row: owner_of(owners[row]))
+            for field, column in zip(self._fields, zip(*parts, strict=True), strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -167,9 +160,7 @@ class FrameOutput:
         # What the frame's own methods read columns with: making a Series of each takes ten times as long.
         return [frame._get_column_array(place) for place in places]
 
-    def _column(
-        self, field: pa.Field, convert: _Convert | None, parts: Sequence[Any], owner_of: Callable[[int], str]
-    ) -> pa.Array:
+    def _column(self, field: FieldCodec, parts: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
         """A column from the same column of all frames; those of one NumPy type are converted together."""
         arrays: list[pa.Array] = []
         start = 0
@@ -179,8 +170,7 @@ class FrameOutput:
             values = held[0] if len(held) == 1 else _joined(held)
             array = None if dtype.kind == "O" else self._from_numpy(field, values)
             if array is None:
-                plain = [None if _is_missing(value) else value for value in values]
-                array = _column(field, convert, plain, partial(_owner_from, owner_of, start))
+                array = _column(field, values, partial(_owner_from, owner_of, start))
             arrays.append(array)
             start += rows
         if len(arrays) == 1:
@@ -189,26 +179,41 @@ class FrameOutput:
             raise RowsTooLarge(f"{size_bytes:,} bytes of {field.type}")
         return pa.concat_arrays(arrays)
 
-    def _from_numpy(self, field: pa.Field, values: Any) -> pa.Array | None:
-        """Convert numbers, booleans and times at once; None if they have to be converted one by one."""
+    def _from_numpy(self, field: FieldCodec, values: Any) -> pa.Array | None:
+        """Convert numbers, texts and times at once; None if they have to be converted one by one."""
         try:
             array = pa.array(values, from_pandas=True)
             if isinstance(array, pa.ChunkedArray):
                 if array.nbytes > MAX_COLUMN_BYTES:
                     raise RowsTooLarge(f"{array.nbytes:,} bytes of {field.type}")
                 array = array.combine_chunks()
-            if pa.types.is_string(field.type) and not pa.types.is_string(array.type):
-                return None  # a cast would make texts of numbers
-            if pa.types.is_timestamp(array.type) and array.type.tz is None and field.type.tz is not None:
-                local = array.cast(pa.timestamp("us"), safe=False)
-                return pc.assume_timezone(local, self._zone, ambiguous="earliest", nonexistent="latest").cast(
-                    field.type
-                )
-            if pa.types.is_timestamp(array.type):
-                return array.cast(field.type, safe=False)
-            return array.cast(field.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, AttributeError):
+            return self._cast(array, field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             return None
+
+    def _cast(self, array: pa.Array, wanted: pa.DataType) -> pa.Array | None:
+        """The column as another type, None if Arrow's cast could change a value; raises Arrow's errors."""
+        own = array.type
+        if pa.types.is_timestamp(own) and pa.types.is_timestamp(wanted):
+            if own.tz is not None:
+                return (array if wanted.tz else pc.local_timestamp(array)).cast(wanted, safe=False)
+            local = array.cast(pa.timestamp("us"), safe=False)
+            if wanted.tz is None:
+                return local
+            # Of two equal local times the later one, and after a gap: as Spark's.
+            return pc.assume_timezone(local, self._zone, ambiguous="latest", nonexistent="latest").cast(wanted)
+        if _is_number(own) and _is_number(wanted):
+            cast = array.cast(wanted)
+            if pa.types.is_floating(own) and pa.types.is_floating(wanted) and wanted.bit_width < own.bit_width:
+                return cast if pc.is_inf(array).equals(pc.is_inf(cast)) else None
+            return cast
+        is_same = own == wanted or (pa.types.is_duration(own) and pa.types.is_duration(wanted))
+        is_text = pa.types.is_large_string(own) and pa.types.is_string(wanted)
+        return array.cast(wanted) if is_same or is_text else None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -222,47 +227,20 @@ def _owner_from(owner_of: Callable[[int], str], first: int, row: int) -> str:
     return owner_of(first + row)
 
 
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NaTType", "NAType")
-    )
-
-
-def _column(
-    field: pa.Field, convert: _Convert | None, values: Sequence[Any], owner_of: Callable[[int], str]
-) -> pa.Array:
+def _column(field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
     try:
-        return _to_array(field.type, convert, values)
+        return field.to_array(values)
     except MISFITS as failure:
         for index, value in enumerate(values):
-            try:
-                _to_array(field.type, convert, [value])
-            except MISFITS as error:
+            if (reason := field.misfit(value)) is not None:
                 raise ProcessorError(
                     f"{owner_of(index)} returned {type(value).__name__} {value!r:.80} for output column"
-                    f" '{field.name}' of type {field.type}: {error}.",
+                    f" '{field.name}' of type {field.declared}: {reason}.",
                     kind=ErrorKind.OUTPUT_MISMATCH,
                     hint="Convert the value, or declare the column with another type.",
-                ) from error
+                ) from reason
         raise ProcessorError(
-            f"output column '{field.name}' of type {field.type}: {failure}.",
+            f"output column '{field.name}' of type {field.declared}: {failure}.",
             kind=ErrorKind.OUTPUT_MISMATCH,
             hint="Return values of one type per column.",
         ) from failure
-
-
-def _to_array(kind: pa.DataType, convert: _Convert | None, values: Sequence[Any]) -> pa.Array:
-    if convert is not None:
-        values = [convert(value) for value in values]
-    if pa.types.is_integer(kind):
-        _require_whole(values)
-    return to_array(values, kind)
-
-
-def _require_whole(values: Sequence[Any]) -> None:
-    """Refuse numbers with a fraction, which Arrow would cut off."""
-    if set(map(type, values)) <= {int, type(None)}:
-        return
-    for value in values:
-        if value is not None and value != int(value):
-            raise ValueError("it is not a whole number")

@@ -18,8 +18,9 @@ from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.operator_task import OperatorTask
 from statelog.clock import SystemClock
 from statelog.options import Options
+from statelog.spark.conversions import row_maker
 from statelog.spark.output import RowOutput
-from statelog.spark.types import row_maker, state_codecs
+from statelog.spark.types import state_codecs
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
 from statelog.state.byte_slices import BUDGET, gather_rows

@@ -1,11 +1,9 @@
-"""Spark's types as storage types, and Spark's values as stored values."""
+"""Spark's types as storage types, and the codecs of states and keys of such types."""
 
 from __future__ import annotations
 
 import datetime
-import operator
 from collections.abc import Callable, Iterable
-from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -25,7 +23,6 @@ from pyspark.sql.types import (
     LongType,
     MapType,
     NullType,
-    Row,
     ShortType,
     StringType,
     StructField,
@@ -36,12 +33,11 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.spark.conversions import exact_type, from_storage, row_maker, to_storage
 from statelog.state.keys import KeyCodec
 from statelog.state.values import FieldCodec, RowCodec
 
-__all__ = ["arrow_type", "key_decoder", "key_schema", "row_codec", "row_maker", "state_codecs", "storage_converter"]
-
-_Convert = Callable[[Any], Any]
+__all__ = ["arrow_type", "field_codecs", "key_decoder", "key_schema", "row_codec", "state_codecs"]
 
 _ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
     BooleanType: pa.bool_(),
@@ -58,19 +54,6 @@ _ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
     DayTimeIntervalType: pa.duration("us"),
     TimeType: pa.time64("ns"),
     NullType: pa.null(),
-}
-_DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
-# Float and decimal are missing: a Python float must be rounded to 32 bits, a decimal to its scale.
-_EXACT: Final[dict[type[DataType], type]] = {
-    BooleanType: bool,
-    ByteType: int,
-    ShortType: int,
-    IntegerType: int,
-    LongType: int,
-    DoubleType: float,
-    StringType: str,
-    BinaryType: bytes,
-    DateType: datetime.date,
 }
 
 
@@ -119,19 +102,32 @@ def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
     )
 
 
-def row_codec(schema: StructType, subject: str) -> RowCodec:
-    """Codec of the rows of a Spark schema; `subject` names them in messages."""
-    fields = [
+def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False) -> list[FieldCodec]:
+    """Codecs of a schema's fields; `subject` says what a field is of, in messages.
+
+    With `nan_is_null` NaN is null in every field, as in frames.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field's type is not supported.
+    """
+    return [
         FieldCodec(
             name=field.name,
-            type=arrow_type(field.dataType, f"{subject}, field '{field.name}',"),
-            exact=_EXACT.get(type(field.dataType)),
-            to_storage=_to_storage(field.dataType),
-            from_storage=_from_storage(field.dataType),
+            type=arrow_type(field.dataType, f"{subject} '{field.name}'"),
+            exact=exact_type(field.dataType),
+            to_storage=to_storage(field.dataType, nan_is_null=nan_is_null),
+            from_storage=from_storage(field.dataType),
+            declared=field.dataType.simpleString(),
         )
         for field in schema
     ]
-    return RowCodec(fields, subject)
+
+
+def row_codec(schema: StructType, subject: str) -> RowCodec:
+    """Codec of the rows of a Spark schema; `subject` names them in messages."""
+    return RowCodec(field_codecs(schema, f"{subject}, field"), subject)
 
 
 def state_codecs(name: str, value: StructType, entry: StructType | None) -> tuple[RowCodec, RowCodec | None]:
@@ -180,25 +176,6 @@ def _nullable(kind: DataType) -> DataType:
     return kind
 
 
-def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
-    """Make a function that turns columns of values into Spark rows.
-
-    The rows are a subclass of :class:`pyspark.sql.Row` with the field names in the class, which makes them
-    several times faster to build and to read than rows that carry the names one by one.
-    """
-    attributes: dict[str, Any] = {"__fields__": list(names)}
-    for index, name in enumerate(names):
-        if not hasattr(Row, name) and name not in attributes:
-            attributes[name] = property(operator.itemgetter(index))
-    kind = type("Row", (Row,), attributes)
-    new = tuple.__new__
-
-    def make(columns: list[list[Any]]) -> list[Any]:
-        return [new(kind, values) for values in zip(*columns, strict=True)]
-
-    return make
-
-
 def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
     """Make a function that turns canonical bytes into the key that ``handleExpiredTimer`` gets: a row, as in Spark.
 
@@ -216,116 +193,3 @@ def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]
 
     make = row_maker(codec.schema.names)
     return lambda data: make([[in_zone(value)] for value in codec.decode(data)])[0]
-
-
-def storage_converter(kind: DataType) -> Callable[[Any], Any] | None:
-    """Conversion of a value of a Spark type, or None, before Arrow takes it; None if none is needed."""
-    return _each(_to_storage(kind))
-
-
-def _to_storage(kind: DataType) -> _Convert | None:
-    if isinstance(kind, TimestampType):
-        return _local_to_utc
-    if isinstance(kind, DecimalType):
-        return _DecimalScale(kind)
-    if isinstance(kind, StructType):
-        return _struct_to_storage(kind)
-    return _within_collections(kind, _to_storage)
-
-
-def _from_storage(kind: DataType) -> _Convert | None:
-    """Conversion of a value that Arrow does not give as Spark does."""
-    if isinstance(kind, TimestampType):
-        return _utc_to_local
-    if isinstance(kind, StructType):
-        return _struct_from_storage(kind)
-    if isinstance(kind, MapType) and isinstance(kind.keyType, TimestampType):
-        return _map_by_local_time(_each(_from_storage(kind.valueType)))
-    return _within_collections(kind, _from_storage)
-
-
-def _within_collections(kind: DataType, converter: Callable[[DataType], _Convert | None]) -> _Convert | None:
-    """Apply a conversion to the elements of an array, or to the keys and values of a map."""
-    if isinstance(kind, ArrayType):
-        convert = _each(converter(kind.elementType))
-        return None if convert is None else lambda values: [convert(value) for value in values]
-    if isinstance(kind, MapType):
-        of_key, of_value = _each(converter(kind.keyType)), _each(converter(kind.valueType))
-        if of_key is None and of_value is None:
-            return None
-        first, second = of_key or _same, of_value or _same
-        return lambda values: {first(key): second(value) for key, value in values.items()}
-    return None
-
-
-def _each(convert: _Convert | None) -> _Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _local_to_utc(value: datetime.datetime) -> datetime.datetime:
-    # A datetime without a zone is local time, as everywhere in PySpark; pandas' own does not take it so.
-    plain: datetime.datetime = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
-    return plain.astimezone(datetime.UTC)
-
-
-def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
-    try:
-        # Unlike astimezone() it says by `fold` which of two equal local times it is.
-        local = datetime.datetime.fromtimestamp(value.replace(microsecond=0).timestamp())
-    except (ValueError, OverflowError):  # within a day of the first and the last that there are
-        return value.astimezone().replace(tzinfo=None)
-    return local.replace(microsecond=value.microsecond)
-
-
-def _map_by_local_time(of_value: _Convert | None) -> _Convert:
-    """Convert a map with timestamps as keys; of two instants with one local time the second keeps its zone."""
-
-    def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
-        converted: dict[datetime.datetime, Any] = {}
-        for key, value in values.items():
-            local = _utc_to_local(key)
-            converted[key if local in converted else local] = value if of_value is None else of_value(value)
-        return converted
-
-    return convert
-
-
-class _DecimalScale:
-    """Rounds numbers to a decimal type's scale, half away from zero as Spark does; Arrow refuses to."""
-
-    def __init__(self, kind: DecimalType) -> None:
-        self._step = Decimal(1).scaleb(-kind.scale)
-
-    def __call__(self, value: Any) -> Decimal:
-        exact = value if isinstance(value, Decimal) else Decimal(str(value))
-        return exact.quantize(self._step, context=_DECIMALS)
-
-
-def _struct_to_storage(kind: StructType) -> _Convert:
-    names = kind.names
-    converts = [_each(_to_storage(field.dataType)) or _same for field in kind]
-
-    def convert(value: Any) -> dict[str, Any]:
-        if isinstance(value, dict):
-            values = [value.get(name) for name in names]
-        else:
-            values = list(value)
-            if len(values) != len(names):
-                raise ValueError(f"it has {len(values)} fields, not {len(names)}")
-        return {name: one(item) for name, one, item in zip(names, converts, values, strict=True)}
-
-    return convert
-
-
-def _struct_from_storage(kind: StructType) -> _Convert:
-    converts = [_each(_from_storage(field.dataType)) or _same for field in kind]
-    make = row_maker(kind.names)
-
-    def convert(value: dict[str, Any]) -> Any:
-        return make([[one(item)] for one, item in zip(converts, value.values(), strict=True)])[0]
-
-    return convert

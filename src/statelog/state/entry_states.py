@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +15,7 @@ from statelog.state.keys import KeyCodec
 from statelog.state.run_format import Operation
 from statelog.state.schema import StateDescriptor
 from statelog.state.times import Ttl
-from statelog.state.values import RowCodec
+from statelog.state.values import MISFITS, RowCodec
 
 __all__ = ["ListState", "MapState"]
 
@@ -241,16 +242,22 @@ class MapState(KeyedState):
 
     def _encode(self, key: Row) -> bytes:
         row = self._entry_codec.normalize(key)
-        if self._entry_codec.is_mutable:
-            return self._keys.encode(self._entry_codec.to_storage(row))  # lists and maps have no hash
         # As it is stored: of local times the two of an hour that a clock goes through twice are equal.
         stored = self._entry_codec.to_storage(row)
+        if self._entry_codec.is_mutable:
+            return self._encode_stored(row, stored)  # lists and maps have no hash
         entry = self._encoded.get(stored)
         if entry is None:
             if len(self._encoded) >= _CACHE_LIMIT:
                 self._encoded.clear()
-            entry = self._encoded[stored] = self._keys.encode(stored)
+            entry = self._encoded[stored] = self._encode_stored(row, stored)
         return entry
+
+    def _encode_stored(self, row: Row, stored: Row) -> bytes:
+        try:
+            return self._keys.encode(stored)
+        except (struct.error, *MISFITS) as error:
+            raise self._entry_codec.misfit(row, error) from error
 
     def _decode(self, entry: bytes) -> Row:
         return self._entry_codec.from_storage(self._keys.decode(entry))

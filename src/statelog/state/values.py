@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from types import NoneType
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
@@ -32,7 +36,10 @@ class FieldCodec:
         Values of exactly this Python class are stored as they are; others are converted one by one. None
         if every value must be converted, as mutable ones must.
     to_storage, from_storage : callable or None
-        Convert a value that is not None before Arrow takes it, and after Arrow gave it.
+        Convert a value that is not None before Arrow takes it, and after Arrow gave it. The first may give None, and
+        raises one of `MISFITS` for a value that does not fit.
+    declared : str
+        What the user calls the type, for messages; the default is Arrow's name.
     """
 
     name: str
@@ -40,16 +47,34 @@ class FieldCodec:
     exact: type | None = None
     to_storage: Callable[[Any], Any] | None = None
     from_storage: Callable[[Any], Any] | None = None
+    declared: str = ""
 
     def normalize(self, value: Any) -> Any:
         """The value as it would be read back, without sharing anything with `value`."""
-        if value is None or type(value) is self.exact:
+        if value is None or type(value) is self.exact or self.to_storage is None:
             return value
-        stored = value if self.to_storage is None else self.to_storage(value)
-        read = pa.scalar(stored, self.type).as_py(maps_as_pydicts="strict")
-        if pa.types.is_integer(self.type) and read != value:
-            raise ValueError("it is not a whole number")  # Arrow cuts fractions off
-        return read if self.from_storage is None else self.from_storage(read)
+        stored = self.to_storage(value)
+        return stored if self.from_storage is None or stored is None else self.from_storage(stored)
+
+    def to_array(self, values: Sequence[Any]) -> pa.Array:
+        """A column of values; raises one of `MISFITS` if one does not fit, and RowsTooLarge."""
+        convert = self.to_storage
+        if convert is not None and not {self.exact, NoneType}.issuperset(map(type, values)):
+            values = [None if value is None else convert(value) for value in values]
+        return to_array(values, self.type)
+
+    def misfit(self, value: Any) -> Exception | None:
+        """Why a value cannot be stored; None if it can."""
+        try:
+            stored = value if value is None or self.to_storage is None else self.to_storage(value)
+            pa.scalar(stored, self.type)
+        except MISFITS as error:
+            return error
+        return None
+
+
+_SCALARS: Final = (str, bytes, bytearray, int, float, Decimal, date, time, timedelta, np.generic)
+"""What can only be the value of a single field."""
 
 
 class _NoValue:
@@ -72,7 +97,9 @@ class RowCodec:
         self.subject = subject
         self.schema = pa.schema([(field.name, field.type) for field in fields])
         self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
-        self._converts = any(field.to_storage is not None for field in fields)
+        # What is of a field's exact class is stored as it is, without being converted.
+        self._converts = [field.to_storage if field.exact is None else None for field in fields]
+        self._is_converted = any(self._converts)
         self._exact_types = tuple(field.exact for field in fields)
         # A class that no value has, if the schema has several fields or its field takes no value as it is.
         self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
@@ -92,11 +119,14 @@ class RowCodec:
                     return row
             elif tuple(map(type, row)) == self._exact_types:
                 return row
+        if len(self.fields) == 1 and isinstance(row, _SCALARS):
+            row = (row,)
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
+            names = ", ".join(f"{field.name} {field.declared or field.type}" for field in self.fields)
+            count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
             raise self._mismatch(
-                f"{self.subject} takes a tuple of {len(self.fields)} values"
-                f" ({', '.join(self.schema.names)}), not {_shown(row)}.",
-                "Wrap a single value as (value,).",
+                f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {_shown(row)}{count}.",
+                "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field.",
             )
         values: list[Any] = []
         for field, value in zip(self.fields, row, strict=True):
@@ -144,12 +174,19 @@ class RowCodec:
 
     def to_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """One normalized row in storage types."""
-        if not self._converts:
+        if not self._is_converted:
             return row
         return tuple(
-            value if value is None or field.to_storage is None else field.to_storage(value)
-            for field, value in zip(self.fields, row, strict=True)
+            value if value is None or convert is None else convert(value)
+            for convert, value in zip(self._converts, row, strict=True)
         )
+
+    def misfit(self, row: tuple[Any, ...], error: Exception, owner: str = "") -> ProcessorError:
+        """The error of a normalized row that could not be stored: names the field and the value."""
+        for field, value in zip(self.fields, row, strict=True):
+            if (reason := field.misfit(value)) is not None:
+                return self._misfit(field, value, reason, owner)
+        return self._misfit(self.fields[0], row[0], error, owner)
 
     def from_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """One row of storage types as the user sees it."""
@@ -159,17 +196,12 @@ class RowCodec:
         )
 
     def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
-        convert = field.to_storage
-        if convert is not None:
-            values = [None if value is None else convert(value) for value in values]
         try:
-            return to_array(values, field.type)
+            return field.to_array(values)
         except MISFITS:
             for index, value in enumerate(values):
-                try:
-                    pa.scalar(value, field.type)
-                except MISFITS as error:
-                    raise self._misfit(field, value, error, f" of key {owner_of(index)}") from error
+                if (reason := field.misfit(value)) is not None:
+                    raise self._misfit(field, value, reason, f" of key {owner_of(index)}") from reason
             raise
 
     def copied(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -178,7 +210,8 @@ class RowCodec:
 
     def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
         return self._mismatch(
-            f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type {field.type}: {error}.",
+            f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type"
+            f" {field.declared or field.type}: {error}.",
             "Convert the value, or declare the field with another type.",
         )
 

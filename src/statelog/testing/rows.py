@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.types import arrow_type, row_codec, row_maker, storage_converter
+from statelog.spark.conversions import row_maker
+from statelog.spark.types import field_codecs, row_codec
 from statelog.state.values import MISFITS
 
 __all__ = ["ColumnReader", "ColumnWriter"]
@@ -31,10 +32,10 @@ class ColumnWriter:
     def __init__(self, schema: StructType, subject: str, zone: str) -> None:
         self._names = schema.names
         self._subject = subject
-        stored = [arrow_type(field.dataType, f"{subject}: column '{field.name}'") for field in schema]
-        self._types = stored
-        self._converters = [storage_converter(field.dataType) for field in schema]
-        self._schema = pa.schema([(f"c{index}", _in_zone(kind, zone)) for index, kind in enumerate(stored)])
+        self._fields = field_codecs(schema, f"{subject}: column")
+        self._schema = pa.schema(
+            [(f"c{place}", _in_zone(field.type, zone)) for place, field in enumerate(self._fields)]
+        )
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Columns named c0, c1, ... of rows.
@@ -73,24 +74,17 @@ class ColumnWriter:
         return tuple(held.get(name) for name in self._names)
 
     def _column(self, place: int, values: list[Any]) -> pa.Array:
+        field = self._fields[place]
         try:
-            return self._convert(place, values).cast(self._schema.field(place).type)
+            return field.to_array(values).cast(self._schema.field(place).type)
         except MISFITS:
             for index, value in enumerate(values):
-                try:
-                    self._convert(place, [value])
-                except MISFITS as error:
+                if (reason := field.misfit(value)) is not None:
                     raise self._misuse(
-                        f"row {index} has {type(value).__name__} {value!r:.80} in column '{self._names[place]}' of type"
-                        f" {self._types[place]}: {error}"
-                    ) from error
+                        f"row {index} has {type(value).__name__} {value!r:.80} in column '{field.name}' of type"
+                        f" {field.declared}: {reason}"
+                    ) from reason
             raise
-
-    def _convert(self, place: int, values: list[Any]) -> pa.Array:
-        convert = self._converters[place]
-        if convert is not None:
-            values = [convert(value) for value in values]
-        return pa.array(values, self._types[place])
 
     def _misuse(self, what: str) -> ConfigurationError:
         return ConfigurationError(

@@ -1,0 +1,56 @@
+"""Asks statelog, without Spark: the same probes' values through the codecs that every table and every mode uses."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.types import StructType
+
+from statelog.errors import ConfigurationError, ProcessorError
+from statelog.spark.ddl import parse_ddl
+from statelog.spark.forms import FrameForm, RowForm
+from statelog.spark.types import state_codecs
+from statelog.state.keys import KeyCodec
+from tests.conversions.answers import Answers
+from tests.conversions.cases import TYPES, VALUES, ZONE, show, value
+from tests.conversions.probes import STATES, frame_of
+
+WAYS = (*STATES, "output row", "output frame")
+
+
+def ask() -> Answers:
+    """What becomes of every value, in all types and ways; the processes' zone must be that of the cases."""
+    return {(kind, way, text): answer(kind, way, text) for kind in TYPES for way in WAYS for text in VALUES}
+
+
+def answer(kind: str, way: str, text: str) -> str:
+    """What becomes of a value."""
+    try:
+        schema = parse_ddl(f"text string, f {kind}")
+        assert isinstance(schema, StructType)
+        if way in STATES:
+            return _of_state(StructType([schema["f"]]), way, text)
+        form = FrameForm() if way == "output frame" else RowForm()
+        given = frame_of(text, value(text)) if way == "output frame" else Row(text=text, f=value(text))
+        batch = form.output(schema, ZONE).encode([given], lambda row: "the key")
+        (result,) = batch.column("f").to_pylist()
+        return show(result)
+    except ProcessorError:
+        return "error"
+    except ConfigurationError as error:
+        return f"refused: {error.message}"
+
+
+def _of_state(schema: StructType, way: str, text: str) -> str:
+    codec, entry_codec = state_codecs("state", schema, schema if way.endswith("map key") else None)
+    row = value(text) if way.startswith("bare") else (value(text),)
+    if entry_codec is not None:
+        key = entry_codec.normalize(row)
+        encoded = KeyCodec(entry_codec.schema, "map key").encode(entry_codec.to_storage(key))
+        (result,) = entry_codec.from_storage(KeyCodec(entry_codec.schema, "map key").decode(encoded))
+    else:
+        row = codec.normalize(row)
+        (column,) = codec.encode([row], lambda row: "the key")
+        ((result,),) = codec.decode(pa.RecordBatch.from_arrays([column], names=["f"]))
+        assert show(result) == show(row[0]), "what is read in the batch is what is read in the next"
+    return show(result)
