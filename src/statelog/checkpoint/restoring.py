@@ -88,16 +88,16 @@ class Restoring:
         self._table_bytes, self._added_bytes = size_bytes, 0
 
     def added(self, size_bytes: int) -> None:
-        """The next part of the runs is in the table.
+        """So much of the runs is in the table so far.
 
         Raises
         ------
         StorageError
-            If the deadline is over.
+            If the deadline is over, and that is not all.
         """
-        self._added_bytes += size_bytes
+        self._added_bytes = size_bytes
         now_s = self._clock.monotonic_s()
-        if self._is_over(now_s):
+        if size_bytes < self._table_bytes and self._is_over(now_s):
             raise StorageError(
                 f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, and"
                 f" {self._added_bytes / 1e6:.1f} of their {self._table_bytes / 1e6:.1f} MB are in its table.",
@@ -138,7 +138,7 @@ class Restoring:
 
     def _tell(self, now_s: float) -> None:
         self._reported_s, self._has_reported = now_s, True
-        done_bytes = min(self._read_bytes, self.known_bytes) + min(self._added_bytes, self._table_bytes)
+        done_bytes = min(self._read_bytes, self.known_bytes) + self._added_bytes
         self._report(done_bytes, self.known_bytes + self._table_bytes)
 
 

@@ -56,7 +56,7 @@ class Filling(Protocol):
         """So much is to be added to it."""
 
     def added(self, size_bytes: int) -> None:
-        """The next part of it is added; what this raises ends the work."""
+        """So much of it is added so far; what this raises ends the work."""
 
 
 def open_rocksdb(
@@ -118,11 +118,12 @@ def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling)
 
 def _apply(table: RocksTable, runs: Sequence[tuple[Edge, Run]], filling: Filling) -> int:
     filling.begin_table(sum(run.size_bytes for _, run in runs))
+    before_bytes = 0
     for edge, run in runs:
-        bytes_per_row = run.size_bytes / max(run.rows, 1)
 
-        def note_rows(rows: int, bytes_per_row: float = bytes_per_row) -> None:
-            filling.added(int(rows * bytes_per_row))
+        def note_rows(rows: int, run: Run = run, before_bytes: int = before_bytes) -> None:
+            filling.added(before_bytes + run.size_bytes * rows // run.rows)
 
         table.advance(run, edge.after, note_rows)
+        before_bytes += run.size_bytes
     return sum(run.rows for _, run in runs)

@@ -162,7 +162,7 @@ class RocksTable(StateTable):
         """Add the changes of a run, which lead to a digest; returns their number.
 
         A run that is larger than what is written at once has a digest of None meanwhile. `note_rows` is told how many
-        rows have been added since the last time; what it raises ends the work.
+        rows are added so far; what it raises ends the work.
         """
         fills = not self._contents.states and run.size_bytes > _BATCH_BYTES
         self._contents.digest = None
@@ -175,10 +175,12 @@ class RocksTable(StateTable):
     def _put(self, run: Run, note_rows: Callable[[int], object]) -> Any:
         """Write the changes of a run but the last ones, which are returned as a batch of writes."""
         batch = self._new_batch()
+        count = 0
         for rows, state, number, form in self._chunks(run):
             self._add(batch, rows, state, number, form)
             batch = self._written_if_large(batch)
-            note_rows(rows.num_rows)
+            count += rows.num_rows
+            note_rows(count)
         return batch
 
     def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
@@ -186,7 +188,7 @@ class RocksTable(StateTable):
         # The files are there for good at once: no digest of before may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
-        batch = self._new_batch()
+        batch, count = self._new_batch(), 0
         files = SortedFiles(self._folder.parent / "new", self._new_file)
         try:
             for rows, state, number, form in self._chunks(run):
@@ -198,7 +200,8 @@ class RocksTable(StateTable):
                     for key in timer_keys(number, puts):
                         batch.put(key, b"")
                 batch = self._written_if_large(batch)
-                note_rows(rows.num_rows)
+                count += rows.num_rows
+                note_rows(count)
             if paths := files.finish():
                 taken_over = self._rocksdict.IngestExternalFileOptions()
                 taken_over.set_move_files(True)
