@@ -33,10 +33,10 @@ def restrain_adaptive_execution(query: StreamingQuery) -> None:
         excluded = [rule for rule in internals.own(query, _EXCLUDED_RULES, "").split(",") if rule]
         internals.set_own(query, _EXCLUDED_RULES, ",".join([*excluded, _EMPTY_RELATION]))
         sources = internals.python_sources(query)
-        if internals.own(query, _REUSE, "true") == "true":
+        if internals.own(query, _REUSE, "true").lower() == "true":
             sources = [name for name in sources if name != CLOCK_SOURCE]  # is behind an exchange, which all share
         repeated = sorted({name for name in sources if sources.count(name) > 1})
-        if repeated and internals.own(query, _ADAPTIVE, "true") == "true":
+        if repeated and internals.own(query, _ADAPTIVE, "true").lower() == "true":
             internals.set_own(query, _ADAPTIVE, "false")
             _log.info("query %s runs without adaptive execution: it reads %s several times", query.id, repeated)
     except Exception as error:
