@@ -136,7 +136,7 @@ class RestoreProgress:
     subtasks : int
         Subtasks that have told.
     read_bytes, known_bytes : int
-        How much they have read, and of how much, as stored.
+        How much they have read, and of how much, as stored. Runs that are then added to a RocksDB table count too.
     """
 
     query_id: str

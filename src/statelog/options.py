@@ -54,7 +54,8 @@ class Options:
     replay_budget_s : float
         A subtask whose changesets would take longer to be read by a restart, by estimate, is materialized earlier.
     restore_deadline_s : float or None
-        A subtask whose state is not restored after so long fails, and says what it lacks. None is never.
+        A subtask whose state is not restored after so long, its RocksDB table included, fails and says what it lacks.
+        None is never.
     driver_timeout_s : float
         A task that waits longer for an answer of the driver fails. The last task of a batch waits until the checkpoint
         is durable.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.state import rocksdb_table
 from statelog.state.memory_table import MemoryTable
 from statelog.state.rocksdb_table import RocksTable
 from statelog.state.runs_table import RunsTable
@@ -33,3 +34,11 @@ class TestRocksTable(TableContract):
         assert table is not None
         yield table
         table.close()
+
+
+class TestRocksTableThatTakesOverSortedFiles(TestRocksTable):
+    """The first run that it is given becomes files of RocksDB."""
+
+    @pytest.fixture(autouse=True)
+    def _files(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rocksdb_table, "_BATCH_BYTES", 0)

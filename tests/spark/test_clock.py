@@ -31,6 +31,7 @@ pytestmark = pytest.mark.spark
 
 START = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 START_MS = int(START.timestamp() * 1000)
+EXCLUDED_RULES = "spark.sql.adaptive.optimizer.excludedRules"
 NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -48,6 +49,19 @@ class Remind(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         due_ms = expiredTimerInfo.getExpiryTimeInMs()
         yield Row(user=key[0], at=START + datetime.timedelta(milliseconds=due_ms - START_MS))
+
+    def close(self) -> None:
+        pass
+
+
+class Echo(StatefulProcessor):
+    """Returns the rows."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from rows
 
     def close(self) -> None:
         pass
@@ -241,6 +255,100 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
     assert watermarks(job) == [-1, 15, 35]
     expected = model(FIRST | {2: {}})
     assert job.results() == {batch: sorted(rows * 2) for batch, rows in expected.items()}
+
+
+@pytest.mark.parametrize("filtered", [False, True], ids=["two equal branches", "a filtered branch"])
+def test_adaptive_execution_does_not_stop_the_watermark_of_an_output_that_is_used_twice(
+    spark: SparkSession, tmp_path: Path, filtered: bool
+) -> None:
+    """It left out what had no rows, and with it what Spark asks for the watermark."""
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    rows = reminders(job, spark)
+    other = rows.filter("user != 'nobody'") if filtered else rows
+    run(job, rows.repartition(2).union(other.repartition(2)))
+
+    assert watermarks(job) == [-1, 15, 35]
+    assert job.results() == {batch: sorted(rows * 2) for batch, rows in model(FIRST | {2: {}}).items()}
+
+
+def test_rules_that_a_user_has_excluded_stay_excluded(spark: SparkSession, tmp_path: Path) -> None:
+    session = spark.newSession()
+    session.conf.set(EXCLUDED_RULES, "some.Rule")
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    found = set()
+    job.run(reminders(job, session), lambda df, _: found.add(df.sparkSession.conf.get(EXCLUDED_RULES)))
+    (rules,) = found
+    assert rules == "some.Rule,org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+    assert session.conf.get(EXCLUDED_RULES) == "some.Rule"
+
+
+def run_without_adaptive_execution(job: Job, df: DataFrame) -> None:
+    def write(rows: DataFrame, batch: int) -> None:
+        assert rows.sparkSession.conf.get("spark.sql.adaptive.enabled") == "false"
+        save(job, rows, batch)
+
+    assert df.sparkSession.conf.get("spark.sql.adaptive.enabled") == "true"
+    await_end(job.start(df, write))
+
+
+def test_operators_side_by_side_whose_exchanges_are_not_reused(spark: SparkSession, tmp_path: Path) -> None:
+    """Each plans the clock then; at once, if adaptive execution did it, and they took each other's answers."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.exchange.reuse", "false")
+    job = Job(tmp_path).add(events(*FIRST.values()))
+    rows = read(job, session).withWatermark("at", "5 seconds")
+    frames = [reminders(job, session, rows=rows, uid=uid).repartition(2) for uid in ("one", "two", "three")]
+    run_without_adaptive_execution(job, frames[0].union(frames[1]).union(frames[2]))
+
+    assert watermarks(job) == [-1, 15, 35]
+    assert job.results() == {batch: sorted(rows * 3) for batch, rows in model(FIRST | {2: {}}).items()}
+
+
+class TwoEvents(DataSource):
+    """A streaming source written in Python, which has two rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "two-events"
+
+    def schema(self) -> str:
+        return "user string, at timestamp"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return TwoEventsReader()
+
+
+class TwoEventsReader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:
+        return {"rows": 0}
+
+    def latestOffset(self) -> dict[str, int]:
+        return {"rows": 2}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        return iter([("a", START + datetime.timedelta(seconds=10)), ("b", START + datetime.timedelta(seconds=20))])
+
+
+def test_operators_side_by_side_over_a_python_source(spark: SparkSession, tmp_path: Path) -> None:
+    """Adaptive execution would plan its reads at once."""
+    session = spark.newSession()
+    session.dataSource.register(TwoEvents)
+    job = Job(tmp_path)
+    rows = session.readStream.format("two-events").load().withWatermark("at", "5 seconds")
+    frames = [
+        statelog.key_by(rows, "user").transformWithState(
+            Echo(), "user string, at timestamp", "append", "None", uid=uid, parallelism=2
+        )
+        for uid in ("one", "two", "three")
+    ]
+    run_without_adaptive_execution(
+        job, frames[0].repartition(2).union(frames[1].repartition(2)).union(frames[2].repartition(2))
+    )
+    assert job.results()[0] == sorted([["a", 10], ["b", 20]] * 3)
 
 
 def test_each_session_has_its_clock(spark: SparkSession, tmp_path: Path) -> None:

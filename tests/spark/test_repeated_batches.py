@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -105,5 +106,27 @@ def test_a_batch_repeated_after_a_failure_of_the_sink_counts_once(spark: SparkSe
     for parallelism in (2, 2, 3):
         assert "the sink is full" in job.fail(job.ledger(spark, parallelism), save)
     job.run(job.ledger(spark, 2))
+
+    job.require_exact()
+
+
+@pytest.mark.parametrize("table", ["runs", "memory", "rocksdb"])
+def test_an_operator_that_runs_twice_in_every_batch_counts_once(
+    spark: SparkSession, tmp_path: Path, table: Literal["runs", "memory", "rocksdb"]
+) -> None:
+    """Both branches of a union run it if exchanges are not reused, at the same time or one after the other."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.exchange.reuse", "false")
+    job = Job(tmp_path)
+
+    def save(df: DataFrame, batch: int) -> None:
+        rows = sorted(list(row) for row in df.collect())
+        assert rows[::2] == rows[1::2]
+        job.write_output(batch, rows[::2])
+
+    for parallelism in (2, 3):
+        job.add(make_orders(2, seed=77))
+        ledger = job.ledger(session, parallelism, Options(table=table))
+        job.run(ledger.repartition(2).union(ledger.repartition(2)), save)
 
     job.require_exact()

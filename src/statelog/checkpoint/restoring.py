@@ -54,6 +54,8 @@ class Restoring:
         self._missing: list[tuple[str, int]] = []
         self._read = 0
         self._read_bytes = 0
+        self._table_bytes = 0
+        self._added_bytes = 0
         self.took_s = 0.0
         self.known_bytes = 0
 
@@ -76,10 +78,37 @@ class Restoring:
         self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
         self._read += 1
         now_s = self._clock.monotonic_s()
-        if self._deadline_s is not None and now_s - self._started_s > self._deadline_s:
+        if self._is_over(now_s):
             self._require_all(now_s)
-        if now_s - self._reported_s >= _INTERVAL_S:
-            self._tell(now_s)
+        self._tell_now_and_then(now_s)
+
+    def begin_table(self, size_bytes: int) -> None:
+        """All of it is here, and runs of so many bytes are to be added to a table, instead of what was last said."""
+        self._read_bytes = self.known_bytes
+        self._table_bytes, self._added_bytes = size_bytes, 0
+
+    def added(self, size_bytes: int) -> None:
+        """So much of the runs is in the table so far.
+
+        Raises
+        ------
+        StorageError
+            If the deadline is over, and that is not all.
+        """
+        self._added_bytes = size_bytes
+        now_s = self._clock.monotonic_s()
+        if size_bytes < self._table_bytes and self._is_over(now_s):
+            raise StorageError(
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, and"
+                f" {self._added_bytes / 1e6:.1f} of their {self._table_bytes / 1e6:.1f} MB are in its table.",
+                kind=ErrorKind.RESTORE_DEADLINE,
+                hint="Is the local disk slow? Options(restore_deadline_s=...) says how long it may take;"
+                " Options(table='runs') needs no table besides the runs.",
+            )
+        self._tell_now_and_then(now_s)
+
+    def _is_over(self, now_s: float) -> bool:
+        return self._deadline_s is not None and now_s - self._started_s > self._deadline_s
 
     def _require_all(self, now_s: float) -> None:
         """The deadline is over: fail if something is missing."""
@@ -100,12 +129,17 @@ class Restoring:
         now_s = self._clock.monotonic_s()
         self.took_s = now_s - self._started_s
         if self._has_reported:
-            self._read_bytes = self.known_bytes
+            self._read_bytes, self._added_bytes = self.known_bytes, self._table_bytes
+            self._tell(now_s)
+
+    def _tell_now_and_then(self, now_s: float) -> None:
+        if now_s - self._reported_s >= _INTERVAL_S:
             self._tell(now_s)
 
     def _tell(self, now_s: float) -> None:
         self._reported_s, self._has_reported = now_s, True
-        self._report(min(self._read_bytes, self.known_bytes), self.known_bytes)
+        done_bytes = min(self._read_bytes, self.known_bytes) + self._added_bytes
+        self._report(done_bytes, self.known_bytes + self._table_bytes)
 
 
 class RestoringSubtasks:

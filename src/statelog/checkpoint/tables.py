@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from statelog.changelog.local_runs import ROCKSDB_FOLDER, Edge, LocalRuns
-from statelog.errors import CorruptionError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, StorageError
 from statelog.state.memory_table import MemoryTable
 from statelog.state.merge import Garbage
 from statelog.state.rocksdb_table import RocksTable
 from statelog.state.run import Run
 
-__all__ = ["MemoryTables", "open_rocksdb"]
+__all__ = ["Filling", "MemoryTables", "open_rocksdb"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,18 @@ class MemoryTables:
         self._tables.pop(directory, None)
 
 
+class Filling(Protocol):
+    """Is told how far a table is brought to a state."""
+
+    def begin_table(self, size_bytes: int) -> None:
+        """So much is to be added to it."""
+
+    def added(self, size_bytes: int) -> None:
+        """So much of it is added so far; what this raises ends the work."""
+
+
 def open_rocksdb(
-    local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes, garbage: Garbage
+    local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes, garbage: Garbage, filling: Filling
 ) -> RocksTable | None:
     """Open a subtask's RocksDB table and bring it to a state.
 
@@ -67,6 +77,8 @@ def open_rocksdb(
         Its chain digest.
     garbage : Garbage
         What need not be kept.
+    filling : Filling
+        Is told how far it is.
 
     Returns
     -------
@@ -78,13 +90,15 @@ def open_rocksdb(
         return None
     try:
         try:
-            applied = _advance(table, local, head)
+            applied = _advance(table, local, head, filling)
         except (CorruptionError, StorageError, FileNotFoundError, pa.ArrowInvalid) as error:
+            if isinstance(error, StorageError) and error.kind is ErrorKind.RESTORE_DEADLINE:
+                raise
             _log.warning("a RocksDB table is made anew: %s", error)
             applied = None
         if applied is None:
             table.reset(runs[0][0].before if runs else head)
-            applied = sum(table.advance(run, edge.after) for edge, run in runs)
+            applied = _apply(table, runs, filling)
         table.drop_deleted(garbage.generations)
         # Twice as many as could have expired since, so that what has expired stays a part of the whole.
         table.drop_expired(garbage.moment, max(_LOOKED_AT_ROWS, 2 * applied))
@@ -94,9 +108,22 @@ def open_rocksdb(
         raise
 
 
-def _advance(table: RocksTable, local: LocalRuns, head: bytes) -> int | None:
+def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling) -> int | None:
     """Apply the runs from where the table is to a digest: how many rows they had; None if no runs lead there."""
     path = None if table.digest is None else local.path(table.digest, head)
     if path is None:
         return None
-    return sum(table.advance(run, edge.after) for edge, run in [(edge, local.open(edge)) for edge in path])
+    return _apply(table, [(edge, local.open(edge)) for edge in path], filling)
+
+
+def _apply(table: RocksTable, runs: Sequence[tuple[Edge, Run]], filling: Filling) -> int:
+    filling.begin_table(sum(run.size_bytes for _, run in runs))
+    before_bytes = 0
+    for edge, run in runs:
+
+        def note_rows(rows: int, run: Run = run, before_bytes: int = before_bytes) -> None:
+            filling.added(before_bytes + run.size_bytes * rows // run.rows)
+
+        table.advance(run, edge.after, note_rows)
+        before_bytes += run.size_bytes
+    return sum(run.rows for _, run in runs)

@@ -154,7 +154,7 @@ class BatchTask:
         path = [edge for edge, _ in runs]
         upkeep = self._upkeep(begun, path)
         # Before the sweep: it may go on from where it was with runs that others have replaced.
-        found = self._table(begun, runs)
+        found = self._table(begun, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if found is None else found) as table:
             if found is not None:
                 self.local.sweep(path, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
@@ -284,12 +284,12 @@ class BatchTask:
         restoring.begin(reply.missing)
         return reply.missing
 
-    def _table(self, begun: Begun, runs: list[tuple[Edge, Run]]) -> StateTable | None:
+    def _table(self, begun: Begun, runs: list[tuple[Edge, Run]], restoring: Restoring) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it, and the runs are to be read."""
         if self.options.table == "memory":
             return self.tables.at(self.local, runs, begun.head)
         if self.options.table == "rocksdb":
-            return open_rocksdb(self.local, runs, begun.head, self._garbage(begun))
+            return open_rocksdb(self.local, runs, begun.head, self._garbage(begun), restoring)
         return RunsTable([run for _, run in runs])
 
     def _ack(

@@ -31,9 +31,9 @@ except ImportError:  # Spark 4.1: with the trigger availableNow the query is a s
         """Stands in for what this version of Spark lacks."""
 
 
-__all__ = ["ClockReader", "with_clock"]
+__all__ = ["CLOCK_SOURCE", "ClockReader", "with_clock"]
 
-_SOURCE: Final = "statelog-clock"
+CLOCK_SOURCE: Final = "statelog-clock"
 _POLL_S: Final = 0.05
 """Spark asks every 10 ms while a query has nothing to do; the driver is asked less often."""
 
@@ -57,7 +57,7 @@ def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataF
     DataFrame
         The same rows and columns. Every batch without data must run all subtasks, so the rows must be observed.
     """
-    if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, _SOURCE):
+    if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
         return rows
     session = rows.sparkSession
     if session not in endpoint.clock_frames:
@@ -73,7 +73,7 @@ def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
     # Adaptive execution plans shuffles in threads of their own. Where several of a query's shuffles read one Python
     # source, they call its process over one socket at once and take each other's answers: the query fails or waits for
     # ever (Spark 4.3.0). Behind an exchange, which all of them reuse, the source is planned once.
-    return session.readStream.format(_SOURCE).load().repartition(1)
+    return session.readStream.format(CLOCK_SOURCE).load().repartition(1)
 
 
 def _source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
@@ -86,7 +86,7 @@ def _source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
     class ClockSource(DataSource):
         @classmethod
         def name(cls) -> str:
-            return _SOURCE
+            return CLOCK_SOURCE
 
         def schema(self) -> str:
             return "tick long"

@@ -37,6 +37,7 @@ from statelog.errors import (
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark import internals
+from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.initial_state import store_initial_state
 from statelog.spark.initial_tables import InitialTable, joined_runs, store_initial_table
 from statelog.spark.placement import Placement
@@ -119,11 +120,6 @@ class OperatorPlan:
         """Whether something is to be stored before the first batch."""
         return self.initial is not None or bool(self.tables)
 
-    @property
-    def waits_for_start(self) -> bool:
-        """Whether there is something to do before a query's first batch."""
-        return self.has_initial or self.placement is not None
-
 
 @dataclass(frozen=True)
 class _Initial:
@@ -204,24 +200,21 @@ class Endpoint:
         """Make an operator known before its first task calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        if plan.waits_for_start:
-            when_queries_start(plan.session, self._prepare)
+        when_queries_start(plan.session, self._prepare)
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Do what a query's operators need before its first batch."""
-        observed: dict[SparkSession, set[str]] = {}
-        for plan in self.plans():
-            query = plan.session.streams.get(query_id) if plan.waits_for_start else None
-            if query is None:
+        for session in dict.fromkeys(plan.session for plan in self.plans()):
+            query = internals.active_query(session, query_id)
+            plans = [] if query is None else self._plans_of(query)
+            if query is None or not plans:
                 continue
-            if plan.session not in observed:
-                observed[plan.session] = internals.observations(query)
-            if plan.observation not in observed[plan.session]:
-                continue
-            if plan.placement is not None:
-                plan.placement.keep_during(query)
-            if plan.has_initial and internals.is_first_start(query):
-                self._store_initial_state(plan, query, run_id)
+            restrain_adaptive_execution(query)
+            for plan in plans:
+                if plan.placement is not None:
+                    plan.placement.keep_during(query)
+                if plan.has_initial and internals.is_first_start(query):
+                    self._store_initial_state(plan, query, run_id)
 
     def _store_initial_state(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
         try:

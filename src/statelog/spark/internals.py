@@ -17,6 +17,7 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError
 __all__ = [
     "active",
     "active_queries",
+    "active_query",
     "add_listener",
     "batch_time",
     "cache_partitions",
@@ -31,6 +32,8 @@ __all__ = [
     "is_first_start",
     "next_batch",
     "observations",
+    "own",
+    "python_sources",
     "reads_source",
     "require_synchronous_progress",
     "run_tasks_on",
@@ -95,6 +98,12 @@ def active_queries(session: SparkSession) -> list[StreamingQuery]:
     return [] if context._jsc is None else list(session.streams.active)
 
 
+def active_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
+    """A session's running query of an id; None if there is none, or the session has been stopped."""
+    context: Any = session.sparkContext
+    return None if context._jsc is None else session.streams.get(query_id)
+
+
 def next_batch(query: StreamingQuery) -> int:
     """The batch that is being run, or the next one between two batches."""
     return int(_execution(query).getLatestExecutionContext().batchId())
@@ -116,8 +125,13 @@ def committed_offsets(query: StreamingQuery) -> str:
     return str(_execution(query).committedOffsets())
 
 
+def own(query: StreamingQuery, name: str, default: str) -> str:
+    """What is configured in a query's own session, a copy of the one that it was started in."""
+    return str(_execution(query).sparkSessionForStream().conf().get(name, default))
+
+
 def set_own(query: StreamingQuery, name: str, value: str) -> None:
-    """Set what is configured in a query's own session, a copy of the one that it was started in."""
+    """Set what is configured in a query's own session."""
     _execution(query).sparkSessionForStream().conf().set(name, value)
 
 
@@ -132,6 +146,13 @@ def reads_source(df: DataFrame, name: str) -> bool:
     frame: Any = df
     nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
+
+
+def python_sources(query: StreamingQuery) -> list[str]:
+    """The names of the streaming sources written in Python that a query reads; one for each time."""
+    nodes = _plan_nodes(_execution(query).analyzedPlan())
+    streams = (node for node in nodes if _class_name(node) == "StreamingRelationV2")
+    return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:

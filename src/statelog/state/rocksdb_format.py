@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.state.byte_slices import BUDGET, in_parts, to_array
 from statelog.state.evolution import project
@@ -29,14 +31,15 @@ __all__ = [
     "Contents",
     "HeldState",
     "after",
-    "by_time",
     "decode_expiry",
     "decode_values",
     "encode_values",
     "key_prefixes",
     "of_state",
+    "row_keys",
     "split_by_time",
     "time_entry",
+    "timer_keys",
 ]
 
 VERSION: Final = 1
@@ -121,10 +124,34 @@ def time_entry(time_ms: int) -> bytes:
     return (time_ms + _SIGN).to_bytes(_TIME_BYTES, "big")
 
 
-def by_time(prefix: bytes, entry: bytes) -> bytes:
-    """The second row of a timer, from what the rows of its key begin with and its entry."""
-    start = len(_ROWS) + _NUMBER.size
-    return _TIMES + prefix[len(_ROWS) : start] + entry + prefix[start:]
+def row_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
+    """The keys of some rows of a run; with no entry what all rows of the key begin with."""
+    prefix, _ = of_state(number)
+    return _joined(prefix, *_hash_and_key(rows), rows.column(2))
+
+
+def timer_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
+    """The keys of the second rows of some timers of a run."""
+    _, prefix = of_state(number)
+    return _joined(prefix, rows.column(2), *_hash_and_key(rows))
+
+
+def _hash_and_key(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+    hashes, keys = rows.column(0).to_numpy(), rows.column(1)
+    lengths = pc.binary_length(keys).to_numpy()
+    return _big_endian(hashes, _HASH_BYTES), _big_endian(lengths, _LENGTH.size), keys
+
+
+def _big_endian(numbers: np.ndarray[Any, Any], width: int) -> pa.Array:
+    stored = pa.py_buffer(numbers.astype(f">u{width}"))
+    return pa.Array.from_buffers(pa.binary(width), len(numbers), [None, stored])
+
+
+def _joined(prefix: bytes, *parts: pa.Array) -> list[bytes]:
+    # Large ones: the keys of some rows may fill an array almost, and are longer then.
+    whole = [pa.scalar(prefix, pa.large_binary()), *(part.cast(pa.large_binary()) for part in parts)]
+    joined: list[bytes] = pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.large_binary())).to_pylist()
+    return joined
 
 
 def split_by_time(row: bytes) -> tuple[int, bytes, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -14,23 +14,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, StorageError
 from statelog.state.branched_table import BranchedTable
+from statelog.state.rocksdb_files import SortedFiles
 from statelog.state.rocksdb_format import (
     CONTENTS_KEY,
     VERSION,
     Contents,
     HeldState,
     after,
-    by_time,
     decode_expiry,
     decode_values,
     encode_values,
     key_prefixes,
     of_state,
+    row_keys,
     split_by_time,
     time_entry,
+    timer_keys,
 )
 from statelog.state.run import Run
 from statelog.state.run_format import Operation
@@ -48,6 +51,8 @@ _CACHE_BYTES: Final = 16 << 20
 _COUNTED_ENTRIES: Final = 4096
 _VERY_MANY: Final = 1 << 31
 _DELETED_ONE_BY_ONE: Final = 1000
+
+_Row = tuple[bytes, bytes]
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Contents)
@@ -153,27 +158,66 @@ class RocksTable(StateTable):
         for run in runs:
             self.advance(run, None)
 
-    def advance(self, run: Run, digest: bytes | None) -> int:
+    def advance(self, run: Run, digest: bytes | None, note_rows: Callable[[int], object] = lambda rows: None) -> int:
         """Add the changes of a run, which lead to a digest; returns their number.
 
-        A run that is larger than what is written at once has a digest of None meanwhile.
+        A run that is larger than what is written at once has a digest of None meanwhile. `note_rows` is told how many
+        rows are added so far; what it raises ends the work.
         """
-        contents = self._contents
-        contents.digest = None
+        fills = not self._contents.states and run.size_bytes > _BATCH_BYTES
+        self._contents.digest = None
         with self._translated():
-            batch = self._new_batch()
-            for section in run.sections.values():
-                number, form = self._number(section.state)
-                for block in section.blocks:
-                    rows = block.load()
-                    for start in range(0, rows.num_rows, _CHUNK_ROWS):
-                        self._add(batch, rows.slice(start, _CHUNK_ROWS), section.state, number, form)
-                        if batch.size_in_bytes() >= _BATCH_BYTES:
-                            self._write(batch)
-                            batch = self._new_batch()
-            contents.digest = digest
-            self._write(batch)
+            last = self._fill(run, note_rows) if fills else self._put(run, note_rows)
+            self._contents.digest = digest
+            self._write(last)
         return run.rows
+
+    def _put(self, run: Run, note_rows: Callable[[int], object]) -> Any:
+        """Write the changes of a run but the last ones, which are returned as a batch of writes."""
+        batch = self._new_batch()
+        count = 0
+        for rows, state, number, form in self._chunks(run):
+            self._add(batch, rows, state, number, form)
+            batch = self._written_if_large(batch)
+            count += rows.num_rows
+            note_rows(count)
+        return batch
+
+    def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
+        """The same for an empty table, which takes over sorted files: only what they cannot hold is written."""
+        # The files are there for good at once: no digest of before may be found beside them.
+        self._write(self._new_batch())
+        self._database.flush()
+        batch, count = self._new_batch(), 0
+        files = SortedFiles(self._folder.parent / "new", self._new_file)
+        try:
+            for rows, state, number, form in self._chunks(run):
+                # What it removes is not there.
+                puts = rows.filter(pc.equal(rows.column(3), pa.scalar(Operation.PUT, pa.uint8())))
+                for key, value in files.add(self._rows(puts, state, number, form)):
+                    batch.put(key, value)
+                if state.kind is StateKind.TIMER:
+                    for key in timer_keys(number, puts):
+                        batch.put(key, b"")
+                batch = self._written_if_large(batch)
+                count += rows.num_rows
+                note_rows(count)
+            if paths := files.finish():
+                taken_over = self._rocksdict.IngestExternalFileOptions()
+                taken_over.set_move_files(True)
+                self._database.ingest_external_file(paths, taken_over)
+        finally:
+            files.remove()
+        return batch
+
+    def _chunks(self, run: Run) -> Iterator[tuple[pa.RecordBatch, StateDescriptor, int, int]]:
+        """The rows of a run, in order, each with its state and the numbers of that and of its form."""
+        for section in run.sections.values():
+            number, form = self._number(section.state)
+            for block in section.blocks:
+                rows = block.load()
+                for start in range(0, rows.num_rows, _CHUNK_ROWS):
+                    yield rows.slice(start, _CHUNK_ROWS), section.state, number, form
 
     def drop_deleted(self, generations: Mapping[str, int]) -> None:
         """Remove the states that were deleted; for each state that ever was, `generations` says how often."""
@@ -241,24 +285,24 @@ class RocksTable(StateTable):
         return next((number for number, state in enumerate(self._contents.states) if state.name == name), None)
 
     def _add(self, batch: Any, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> None:
-        keys = KeyBatch(rows.column(0).to_numpy(), rows.column(1))
-        entries, operations = rows.column(2).to_pylist(), rows.column(3).to_pylist()
-        values = encode_values(rows, state, form)
-        is_timer = state.kind is StateKind.TIMER
-        for prefix, entry, operation, value in zip(
-            key_prefixes(number, keys), entries, operations, values, strict=True
-        ):
+        operations = rows.column(3).to_pylist()
+        for (key, value), operation in zip(self._rows(rows, state, number, form), operations, strict=True):
             if operation == Operation.PUT:
-                batch.put(prefix + entry, value)
-                if is_timer:
-                    batch.put(by_time(prefix, entry), b"")
+                batch.put(key, value)
             elif operation == Operation.DELETE:
-                batch.delete(prefix + entry)
-                if is_timer:
-                    batch.delete(by_time(prefix, entry))
+                batch.delete(key)
             else:
                 # The key's rows in this batch of writes come after, so all that is to be removed can be seen.
-                self._clear(batch, prefix)
+                self._clear(batch, key)
+        if state.kind is StateKind.TIMER:
+            for key, operation in zip(timer_keys(number, rows), operations, strict=True):
+                if operation == Operation.PUT:
+                    batch.put(key, b"")
+                else:
+                    batch.delete(key)
+
+    def _rows(self, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> Iterator[_Row]:
+        return zip(row_keys(number, rows), encode_values(rows, state, form), strict=True)
 
     def _clear(self, batch: Any, prefix: bytes) -> None:
         for count, (key, _) in enumerate(self._scan(prefix, prefix)):
@@ -269,6 +313,15 @@ class RocksTable(StateTable):
 
     def _new_batch(self) -> Any:
         return self._rocksdict.WriteBatch(raw_mode=True)
+
+    def _new_file(self) -> Any:
+        return self._rocksdict.SstFileWriter(self._options())
+
+    def _written_if_large(self, batch: Any) -> Any:
+        if batch.size_in_bytes() < _BATCH_BYTES:
+            return batch
+        self._write(batch)
+        return self._new_batch()
 
     def _write(self, batch: Any) -> None:
         batch.put(CONTENTS_KEY, _encoder.encode(self._contents))

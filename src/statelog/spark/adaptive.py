@@ -1,0 +1,45 @@
+"""What adaptive execution must not do in a query with stateful operators.
+
+It must not leave out a part of a batch. Once a shuffle has no rows, it leaves out what reads it. Spark looks for what
+`withWatermark` has seen in the plan that is left, so the watermark would stand still while an operator returns no rows.
+
+It must not plan the reads of one Python source at once. Spark does that in threads that call the source's process over
+one socket and take each other's answers (Spark 4.3.0), so the query would fail or wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.spark import internals
+from statelog.spark.clock_source import CLOCK_SOURCE
+
+__all__ = ["restrain_adaptive_execution"]
+
+_log = logging.getLogger(__name__)
+
+_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+_EXCLUDED_RULES: Final = "spark.sql.adaptive.optimizer.excludedRules"
+_EMPTY_RELATION: Final = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+_REUSE: Final = "spark.sql.exchange.reuse"
+
+
+def restrain_adaptive_execution(query: StreamingQuery) -> None:
+    """Set in the session of its own of a query that is about to start what adaptive execution must not do."""
+    try:
+        excluded = [rule for rule in internals.own(query, _EXCLUDED_RULES, "").split(",") if rule]
+        internals.set_own(query, _EXCLUDED_RULES, ",".join([*excluded, _EMPTY_RELATION]))
+        sources = internals.python_sources(query)
+        if internals.own(query, _REUSE, "true").lower() == "true":
+            sources = [name for name in sources if name != CLOCK_SOURCE]  # is behind an exchange, which all share
+        repeated = sorted({name for name in sources if sources.count(name) > 1})
+        if repeated and internals.own(query, _ADAPTIVE, "true").lower() == "true":
+            internals.set_own(query, _ADAPTIVE, "false")
+            _log.info("query %s runs without adaptive execution: it reads %s several times", query.id, repeated)
+    except Exception as error:
+        _log.warning(
+            "query %s: adaptive execution could not be restrained, set %s=false: %s", query.id, _ADAPTIVE, error
+        )
