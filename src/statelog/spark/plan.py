@@ -16,6 +16,7 @@ from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
+from statelog.spark import internals
 from statelog.spark.arguments import (
     check_output_mode,
     check_session,
@@ -26,6 +27,7 @@ from statelog.spark.arguments import (
     pickled_processor,
     require_endpoint,
     task_function,
+    warn_of_no_watermark,
 )
 from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
@@ -136,6 +138,8 @@ def build_operator(
     time_mode = TimeMode.parse(arguments.time_mode)
     event_time = _event_time(df, time_mode, setting.watermark, form)
     has_watermark = setting.watermark is not None or _watermark_column(df) is not None
+    if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
+        warn_of_no_watermark(uid)
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     domains = {TimeDomain.EVENT} if setting.watermark else set()
     if time_mode.domain is not None:
