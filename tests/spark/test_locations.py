@@ -400,7 +400,8 @@ def test_a_relative_location_is_the_driver_s(
 ) -> None:
     job = Job(tmp_path, location="state").add(make_orders(2, seed=66))
     monkeypatch.chdir(tmp_path)
-    job.run(job.ledger(spark, 2))
+    as_path: Any = Path("state")
+    job.run(replace(job, location=as_path).ledger(spark, 2))
     job.add(make_orders(1, seed=67))
     job.run(job.ledger(spark, 3))
 

@@ -16,15 +16,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StructType
 
+from statelog.checkpoint.query_operators import noted_location
 from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, ProcessorError, StateMissingError
+from statelog.options import Options
 from statelog.spark.endpoint import Endpoint, RunningOperator
 from statelog.spark.interpreter import check_interpreter, is_on_this_machine
 from statelog.spark.types import arrow_type
 from statelog.state.key_groups import KEY_GROUPS
+from statelog.storage import open_store
 
 __all__ = [
+    "check_options",
     "check_output_mode",
     "check_session",
+    "checked_location",
     "checked_parallelism",
     "checked_uid",
     "incomplete_end",
@@ -137,8 +142,8 @@ def warn_of_no_watermark(uid: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("statelog."):
         level, frame = level + 1, frame.f_back
     warnings.warn(
-        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers, TTL and windows in event"
-        " time will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...).",
+        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
+        " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...).",
         ConfigurationWarning,
         stacklevel=level,
     )
@@ -154,6 +159,22 @@ def checked_uid(uid: str | None) -> str:
     if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
         raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
     return _DEFAULT_UID if uid is None else uid
+
+
+def checked_location(location: object) -> str | None:
+    """A location that tasks on all hosts understand alike: a path is one of the driver's."""
+    if location is None:
+        return None
+    if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
+        raise ConfigurationError(f"location is {location!r}.", hint="It must be a path, or like s3://bucket/folder.")
+    open_store(text)
+    return noted_location(text)
+
+
+def check_options(options: object) -> None:
+    """Refuse what are no options."""
+    if not isinstance(options, Options):
+        raise ConfigurationError(f"options is {options!r:.80}.", hint="Pass statelog.Options(...).")
 
 
 def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:

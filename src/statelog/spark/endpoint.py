@@ -395,7 +395,7 @@ class Endpoint:
 
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
-    return noted_location(plan.location) or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
+    return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
 def _run_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorRun:
