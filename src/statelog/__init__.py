@@ -3,6 +3,7 @@
 from statelog.checkpoint.leftovers import list_orphans
 from statelog.errors import (
     ConfigurationError,
+    ConfigurationWarning,
     CorruptionError,
     ErrorKind,
     FencedError,
@@ -18,6 +19,7 @@ from statelog.options import Options
 from statelog.spark.keyed_stream import KeyedStream, key_by
 from statelog.spark.placement import spark_conf
 from statelog.spark.process import process
+from statelog.spark.query_errors import error_of
 from statelog.spark.rewind import Rewound, rewind
 from statelog.spark.savepoints import Restored, Savepoint, restore, savepoint
 from statelog.state.operator_processor import OperatorContext, OperatorHandle, OperatorProcessor
@@ -36,6 +38,7 @@ __all__ = [
     "CheckpointMetrics",
     "Collect",
     "ConfigurationError",
+    "ConfigurationWarning",
     "CorruptionError",
     "Count",
     "CountDistinct",
@@ -78,6 +81,7 @@ __all__ = [
     "WindowHandle",
     "WindowProcessor",
     "WindowedStream",
+    "error_of",
     "key_by",
     "late",
     "list_orphans",

@@ -11,15 +11,21 @@
       CorruptionError      stored bytes are damaged: restore, and report it
       ProtocolError        a message of another version or from a stranger: check the installation
 
-Every error has a stable ``kind``, the object it concerns in its message, and a hint that says what to do.
+Every error has a stable ``kind``, the object it concerns in its message, and a hint that says what to do. Its text has
+all three, so that an error can be read back from the text that Spark's JVM makes of it.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
+import traceback
 from enum import StrEnum
+from typing import Final
 
 __all__ = [
     "ConfigurationError",
+    "ConfigurationWarning",
     "CorruptionError",
     "ErrorKind",
     "FencedError",
@@ -28,8 +34,14 @@ __all__ = [
     "StateMissingError",
     "StatelogError",
     "StorageError",
+    "WorkerTraceback",
     "error_from_parts",
+    "error_in_text",
+    "note_cause",
 ]
+
+
+_HINT: Final = " Hint: "
 
 
 class ErrorKind(StrEnum):
@@ -58,6 +70,7 @@ class ErrorKind(StrEnum):
     COPIES_DIFFER = "copies-differ"
     CHECKPOINT_MISSING = "checkpoint-missing"
     CHECKPOINT_INCOMPLETE = "checkpoint-incomplete"
+    LOCATION_NOT_SHARED = "location-not-shared"
     NEWER_EPOCH = "newer-epoch"
     STALE_RUN = "stale-run"
     STALE_BATCH = "stale-batch"
@@ -92,7 +105,7 @@ class StatelogError(Exception):
         self.message = message
         self.kind = kind or self.default_kind
         self.hint = hint
-        super().__init__(f"{message} {hint}".strip() + f" [{self.kind}]")
+        super().__init__(message + (f"{_HINT}{hint}" if hint else "") + f" [{self.kind}]")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (error_from_parts, (type(self).__name__, self.message, str(self.kind), self.hint))
@@ -145,6 +158,14 @@ class ProtocolError(StatelogError):
     default_kind = ErrorKind.RPC
 
 
+class ConfigurationWarning(UserWarning):
+    """A query is built that runs, but hardly does what it is meant to."""
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an error in another process, as text; the ``__cause__`` of what `error_of` gives."""
+
+
 _CLASSES: dict[str, type[StatelogError]] = {
     cls.__name__: cls
     for cls in (
@@ -163,3 +184,40 @@ _CLASSES: dict[str, type[StatelogError]] = {
 def error_from_parts(name: str, message: str, kind: str, hint: str) -> StatelogError:
     """Rebuild an error that crossed a process boundary as text."""
     return _CLASSES.get(name, StatelogError)(message, kind=ErrorKind(kind), hint=hint)
+
+
+# ---- Errors that cross Spark's JVM as text ----
+
+_CAUSE: Final = "Its cause:"
+_INDENT: Final = "    "
+_SHOWN: Final = re.compile(
+    rf"\bstatelog\.errors\.({'|'.join(_CLASSES)}): (.*?) \[({'|'.join(ErrorKind)})\]$"
+    rf"(?:\n{_CAUSE}\n((?:{_INDENT}[^\n]*\n?)+))?",
+    re.DOTALL | re.MULTILINE,
+)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+
+
+def note_cause(error: BaseException) -> None:
+    """Have the traceback of an error's cause shown behind it: Spark leaves out the cause of what a task raises."""
+    if isinstance(error, StatelogError) and error.__cause__ is not None and not hasattr(error, "__notes__"):
+        cause = "".join(traceback.format_exception(error.__cause__))
+        error.add_note(f"{_CAUSE}\n{textwrap.indent(cause.rstrip(), _INDENT, lambda _: True)}")
+
+
+def error_in_text(text: str) -> StatelogError | None:
+    """The last error that a text shows, caused by the traceback that it is shown with; None if it shows none."""
+    shown = list(_SHOWN.finditer(text))
+    if not shown:
+        return None
+    found = shown[-1]
+    name, told, kind, cause = found.groups()
+    message, _, hint = told.rpartition(_HINT) if _HINT in told else (told, "", "")
+    error = error_from_parts(name, message, kind, hint)
+    if cause is None:
+        # Of one process: between two tracebacks there are frames of Java.
+        since = text.rfind("\n\tat ", 0, found.start()) + 1
+        start = text.find(_TRACEBACK, since, found.start())
+        cause = text[start : found.end()] if start >= 0 else found[0]
+    error.__cause__ = WorkerTraceback(textwrap.dedent(cause).rstrip())
+    return error

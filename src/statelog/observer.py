@@ -44,7 +44,8 @@ class CheckpointMetrics:
     parallelism : int
         Number of subtasks.
     input_rows, late_rows, changes : int
-        Rows read, how many of them were late and left out, and changes logged, of all subtasks.
+        Rows read, how many of them were late (left out, or returned in a `lateColumn`), and changes logged, of all
+        subtasks.
     watermark_ms : int
         The watermark of the batch, milliseconds since the Unix epoch.
     changed_bytes : int

@@ -17,8 +17,15 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def uses_spark(page: str) -> bool:
     """Whether the examples of a page use a session called spark."""
-    blocks = "".join(BLOCK.findall((REPOSITORY / page).read_text()))
-    return re.search(r"\bspark\b\.", blocks) is not None
+    return re.search(r"\bspark\b\.", _program(page)) is not None
+
+
+def _makes_session(page: str) -> bool:
+    return re.search(r"^spark = ", _program(page), re.MULTILINE) is not None
+
+
+def _program(page: str) -> str:
+    return "".join(BLOCK.findall((REPOSITORY / page).read_text()))
 
 
 def run(page: str) -> None:
@@ -26,7 +33,7 @@ def run(page: str) -> None:
     text = (REPOSITORY / page).read_text()
     # As in a program of the user's own, so that its classes are sent to the workers by value.
     names: dict[str, Any] = {"__name__": "__main__"}
-    if uses_spark(page):
+    if uses_spark(page) and not _makes_session(page):
         from tests.spark.support import make_session
 
         names["spark"] = make_session()
@@ -37,7 +44,4 @@ def run(page: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "README.md":  # which reads what the reader has
-        Path("events").mkdir()
-        Path("events/first.json").write_text('{"user": "ann", "page": "home"}\n')
     run(sys.argv[1])

@@ -259,8 +259,7 @@ def _check(choices: list[Setting], kind: str, story: Story, *, is_event_time: bo
                 late = [row.late for row in output if row.late is not None]
                 assert sorted(row.n for row in late) == sorted(event.n for event in answer.late), f"batch {number}"
                 output = [row[:-1] for row in output if row.late is None]
-            else:
-                assert harness.checkpoints[number].late_rows == len(answer.late), f"batch {number}"
+            assert harness.checkpoints[number].late_rows == len(answer.late), f"batch {number}"
             found, expected = found_rows(output, kind), expected_rows(answer, kind)
             assert Counter(map(repr, found)) == Counter(map(repr, expected)), f"batch {number}"
 

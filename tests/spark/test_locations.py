@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import shutil
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import statelog
-from statelog import ConfigurationError, Options, Step
+from statelog import ConfigurationError, ErrorKind, Options, Step
 from tests.spark.faults import wait_until
 from tests.spark.support import Job, Ledger, make_orders, start_driver
 
@@ -360,3 +363,47 @@ def test_a_damaged_local_copy_is_fetched_again(spark: SparkSession, tmp_path: Pa
     job.run(job.ledger(spark, 2, options))
 
     job.require_exact()
+
+
+# ---- Places that are not what they seem ----
+
+
+@pytest.mark.parametrize("has_other_state", [False, True])
+def test_a_directory_that_workers_do_not_share_is_refused_in_the_first_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_other_state: bool
+) -> None:
+    """The path leads the driver and the workers, which have other working directories, to different directories."""
+    job = Job(tmp_path, location=f"/proc/self/cwd/{tmp_path.name}-state").add(make_orders(2, seed=65))
+    workers_directory = Path(tmp_path.name + "-state").absolute()
+    if has_other_state:
+        earlier = job.elsewhere("earlier")
+        other = replace(earlier, location=str(workers_directory))
+        other.run(other.ledger(spark, 2))
+    monkeypatch.chdir(tmp_path)
+    try:
+        query = job.start(job.ledger(spark, 2))
+        with pytest.raises(StreamingQueryException) as failure:
+            query.awaitTermination()
+    finally:
+        shutil.rmtree(workers_directory, ignore_errors=True)
+    error = statelog.error_of(failure.value)
+    assert isinstance(error, ConfigurationError)
+    assert error.kind is ErrorKind.LOCATION_NOT_SHARED
+    seen = "sees another object in the place of" if has_other_state else "does not see"
+    assert f"batch 0: host {socket.gethostname()} {seen} main/log/" in error.message
+    assert "all executors mount under one path" in error.hint
+    assert not (job.checkpoint / "commits" / "0").exists()
+
+
+def test_a_relative_location_is_the_driver_s(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, location="state").add(make_orders(2, seed=66))
+    monkeypatch.chdir(tmp_path)
+    as_path: Any = Path("state")
+    job.run(replace(job, location=as_path).ledger(spark, 2))
+    job.add(make_orders(1, seed=67))
+    job.run(job.ledger(spark, 3))
+
+    job.require_exact()
+    assert (tmp_path / "state" / "main" / "log").is_dir()

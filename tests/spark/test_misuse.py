@@ -17,7 +17,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import statelog
-from statelog import ConfigurationError
+from statelog import ConfigurationError, ErrorKind, StateMissingError
+from tests.spark.faults import wait_until
 from tests.spark.support import LEDGER, Job, Ledger, ledger_model, make_orders
 
 pytestmark = pytest.mark.spark
@@ -111,21 +112,63 @@ def test_no_action_in_the_first_batch_is_an_error_that_says_how_to_start_again(
     anew.require_exact()
 
 
-def test_a_limit_in_the_last_batch_is_noticed_at_the_next_start(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("action", "what"), [(limit, "these subtasks did not run"), (no_action, "no subtask ran")])
+def test_a_last_batch_that_was_not_read_is_told_at_the_end_and_stops_the_next_start(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    action: Callable[[DataFrame], None],
+    what: str,
+) -> None:
     job = Job(tmp_path).add(make_orders(3, seed=23))
 
     def save(df: DataFrame, batch: int) -> None:
-        limit(df) if batch == 2 else job.save(df, batch)
+        action(df) if batch == 2 else job.save(df, batch)
 
-    job.run(job.ledger(spark, 3), save)
+    query = job.start(job.ledger(spark, 3), save)
+    query.awaitTermination()
+    error = statelog.error_of(query)
+    assert isinstance(error, StateMissingError)
+    assert error.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+    assert "checkpoint 2 does not exist" in error.message
+    assert what in error.message
+    assert "statelog.rewind(checkpointLocation)" in error.hint
+    wait_until(lambda: "has ended, and cannot go on" in caplog.text, "the driver's log", 10)
+    assert str(error) in caplog.text
+
     job.add(make_orders(1, seed=24))
-    text = job.fail(job.ledger(spark, 3))
-    assert "batch 3, which needs checkpoint 2, but the newest is checkpoint 1" in text
-    assert "statelog.rewind" in text
+    again = job.start(job.ledger(spark, 3))
+    with pytest.raises(StreamingQueryException):
+        again.awaitTermination()
+    refusal = statelog.error_of(again)
+    assert isinstance(refusal, StateMissingError)
+    assert "batch 3, which needs checkpoint 2, but the newest is checkpoint 1" in refusal.message
+    assert "statelog.rewind" in refusal.hint
     statelog.rewind(job.checkpoint)
     job.run(job.ledger(spark, 3))
 
     job.require_exact()
+
+
+def test_a_run_in_which_no_subtask_ran_has_an_incomplete_end(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path).add(make_orders(2, seed=28))
+    first = job.start(job.ledger(spark, 2))
+    first.awaitTermination()
+    job.add(make_orders(1, seed=29))
+    unread = job.start(job.ledger(spark, 2), lambda df, batch: no_action(df))
+    unread.awaitTermination()
+    error = statelog.error_of(unread)
+    assert isinstance(error, StateMissingError)
+    assert "checkpoint 2 does not exist: no subtask ran in batch 2" in error.message
+    assert statelog.error_of(first) is None
+
+    statelog.rewind(job.checkpoint)
+    last = job.start(job.ledger(spark, 2))
+    last.awaitTermination()
+    job.require_exact()
+    idle = job.start(job.ledger(spark, 2))
+    idle.awaitTermination()
+    assert [statelog.error_of(query) for query in (last, idle)] == [None, None]
 
 
 # ---- Partitions that Spark renumbers ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,10 @@ def test_a_processor_that_cannot_run_is_refused_when_the_query_is_built(
         ({"outputStructType": "user strin"}, ["'user strin'"]),
         ({"parallelism": 0}, ["parallelism is 0", "1 to 32768"]),
         ({"uid": ""}, ["uid is ''"]),
+        ({"location": 5}, ["location is 5", "It must be a path"]),
+        ({"location": " "}, ["location is ' '"]),
+        ({"location": "hdfs://host/state"}, ["hdfs", "not supported"]),
+        ({"options": {"table": "memory"}}, ["options is {'table': 'memory'}", "statelog.Options(...)"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -143,6 +148,37 @@ def test_a_key_type_that_is_not_supported_is_refused(spark: SparkSession, tmp_pa
     with pytest.raises(ConfigurationError, match="grouping column 'key'") as failure:
         statelog.key_by(job.read(spark).selectExpr(f"{key} AS key", "*"), "key")
     assert failure.value.kind == ErrorKind.UNSUPPORTED_KEY_TYPE
+
+
+def test_an_interpreter_of_another_version_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path).add(make_orders(1))
+    python = tmp_path / "python3.8"
+    python.write_text("#!/bin/sh\necho '[[3, 8], []]'\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    with pytest.raises(ConfigurationError, match=f"would run {python}, of Python 3.8, and the driver runs") as failure:
+        job.ledger(spark, 2)
+    assert failure.value.kind is ErrorKind.WORKER_IMPORT
+    assert f"here {sys.executable}, before the session is created" in failure.value.hint
+
+
+def test_event_time_without_a_watermark_is_warned_of_once(spark: SparkSession) -> None:
+    def build(stream: DataFrame, **more: Any) -> None:
+        statelog.key_by(stream, "value").transformWithState(Ledger(), LEDGER, "update", "EventTime", **more)
+
+    rows = spark.readStream.format("rate").load()
+    with pytest.warns(statelog.ConfigurationWarning, match="operator 'main': timeMode is 'EventTime'") as told:
+        build(rows)
+    (warning,) = told
+    assert warning.filename == __file__, "the user's line"
+    marked = rows.withWatermark("timestamp", "1 second")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(marked)
+        build(rows, watermark=statelog.Watermark("timestamp"))
+        build(marked.drop("timestamp"))
 
 
 # ---- Found when rows are processed ----

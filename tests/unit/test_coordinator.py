@@ -160,6 +160,22 @@ def test_incomplete_batch_stops_the_next(engine: Engine) -> None:
         begin(engine, 3, 0, 300)
 
 
+def test_a_committed_batch_needs_a_checkpoint(engine: Engine) -> None:
+    engine.start(2, 0)
+    with pytest.raises(StateMissingError, match="checkpoint 0 does not exist: no subtask ran in batch 0"):
+        engine.coordinator.require_committed(0)
+    complete(engine, 0, b"0", b"1")
+    engine.coordinator.require_committed(0)
+    with pytest.raises(StateMissingError, match="no subtask ran in batch 1"):
+        engine.coordinator.require_committed(1)
+    begin(engine, 1, 1, 101)
+    ack(engine, 1, 1, 101, b"only one")
+    engine.coordinator.require_committed(0)
+    with pytest.raises(StateMissingError, match=r"of batch 1 these subtasks did not run to their end: 0\.") as caught:
+        engine.coordinator.require_committed(1)
+    assert caught.value.kind is ErrorKind.CHECKPOINT_INCOMPLETE
+
+
 @pytest.mark.parametrize(
     ("subtask", "partition", "rows"), [(3, 3, 0), (0, 1, 5), (-1, 0, 0)], ids=["beyond", "moved", "negative"]
 )

@@ -34,9 +34,9 @@ from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
+from statelog.checkpoint.entry import FOUNDING_BATCH, FRAME_HEADER_BYTES, Checkpoint
 from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId, Witness
 from statelog.checkpoint.redistribution import Start
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import ManualClock
@@ -258,6 +258,7 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
     runs.coordinator.offer_initial_state(["", "op/initial/1"])
     origin = chain.genesis("query", "op", 1, 2)
     head = chain.extend(origin, 0, [chain.checksum(b"one")])
+    newest = runs.store.list("op/log/")[-1].name
     expected = Begun(
         epoch=2,
         genesis=origin,
@@ -276,6 +277,7 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
         initial="op/initial/1",
         start=None,
         order=None,
+        witness=Witness(newest, runs.store.read(newest, length=FRAME_HEADER_BYTES)),
     )
     assert runs.begin(2, 1) == expected
 

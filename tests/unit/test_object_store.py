@@ -28,7 +28,7 @@ from statelog.storage.object_client import Bucket, Clients
 from statelog.storage.object_errors import Answer, storage_error
 from statelog.storage.objects import ObjectStore
 from statelog.storage.open import local_path
-from statelog.storage.probe import check_put_if_absent
+from statelog.storage.probe import check_put_if_absent, require_shared
 
 SECRET = "c2VjcmV0c2VjcmV0"
 SETTINGS = {
@@ -837,6 +837,28 @@ def test_probe(tmp_path: Path) -> None:
         check_put_if_absent(CreatesNothing(inner, FaultPlan()))
     assert raised.value.kind == ErrorKind.STORE_UNSAFE
     assert [info.name for info in inner.list()] == ["x"]
+
+
+def test_a_place_is_shared_if_what_the_driver_has_written_is_seen_there(tmp_path: Path) -> None:
+    driver, host = LocalStore(tmp_path / "driver"), LocalStore(tmp_path / "host")
+    driver.put("log/1", b"head and more")
+
+    def look(store: Store, head: bytes = b"head") -> None:
+        require_shared(store, "log/1", head, host="worker-7", who="operator 'main'")
+
+    look(driver)
+    with pytest.raises(
+        ConfigurationError, match="operator 'main': host worker-7 does not see log/1 in LocalStore"
+    ) as raised:
+        look(host)
+    assert raised.value.kind is ErrorKind.LOCATION_NOT_SHARED
+    assert "executors mount under one path" in raised.value.hint
+    host.put("log/1", b"heap and more")
+    with pytest.raises(ConfigurationError, match="sees another object in the place of log/1"):
+        look(host)
+    with pytest.raises(StorageError):
+        look(FaultStore(driver, FaultPlan.at("read", call=1, when="before")))
+    assert [info.name for info in driver.list()] == ["log/1"], "nothing is left there"
 
 
 def test_probe_of_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_calls_and_payloads_arrive(server: RpcServer, handler: Handler) -> None:
 
 def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
     client = RpcClient(HOST, server.port, SECRET)
-    with pytest.raises(FencedError, match=r"a newer run Stop\. \[newer-epoch\]"):
+    with pytest.raises(FencedError, match=r"a newer run Hint: Stop\. \[newer-epoch\]"):
         client.call(ack(0))
     with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
         client.call(ack(1))

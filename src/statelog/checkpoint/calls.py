@@ -19,16 +19,16 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
-def incomplete_batch(task: TaskId, current: Batch, run: OperatorRun, name: str) -> StateMissingError:
-    """A task of a batch has called although the one before has no checkpoint."""
-    missing = current.missing(run.parallelism)
-    shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-    if task.batch > current.number + 1:
-        what = f"no subtask ran in batch {task.batch - 1}"
+def incomplete_batch(batch: int, current: Batch | None, run: OperatorRun, name: str) -> StateMissingError:
+    """A batch is over for Spark and has no checkpoint; `current` is the newest batch that subtasks have begun."""
+    if current is None or batch > current.number:
+        what = f"no subtask ran in batch {batch}"
     else:
-        what = f"of batch {current.number} these subtasks did not run to their end: {shown}"
+        missing = current.missing(run.parallelism)
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        what = f"of batch {batch} these subtasks did not run to their end: {shown}"
     return StateMissingError(
-        f"{name}: checkpoint {task.batch - 1} does not exist: {what}. An action of the query did not"
+        f"{name}: checkpoint {batch} does not exist: {what}. An action of the query did not"
         " read the operator's whole output (limit, take, first, isEmpty, or no action at all in"
         " foreachBatch).",
         kind=ErrorKind.CHECKPOINT_INCOMPLETE,

@@ -25,7 +25,7 @@ from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.log import Log
 from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.orders import Orders
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId, Witness
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
 from statelog.checkpoint.restoring import RestoringSubtasks
 from statelog.checkpoint.settings import TakenOver, take_over
@@ -238,6 +238,7 @@ class OperatorCoordinator:
                 initial=self._initial[task.subtask] if self._initial else "",
                 start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
                 order=self._orders.order(task, origin) if self._run.has_keys else None,
+                witness=Witness(self._log.file_name, self._log.head),
             )
 
     def _enter(self, task: TaskId) -> Batch:
@@ -248,7 +249,7 @@ class OperatorCoordinator:
         if current is not None and task.batch < current.number:
             raise stale_task(task, current, self._name)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
-            raise incomplete_batch(task, current, self._run, self._name)
+            raise incomplete_batch(task.batch - 1, current, self._run, self._name)
         if current is not None:
             # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
             self._commit(current, self._clock.monotonic_s())
@@ -349,6 +350,19 @@ class OperatorCoordinator:
             if len(batch.acks) == self._run.parallelism:
                 self._commit(batch, received_s)
             return Acked(outcome)
+
+    def require_committed(self, batch: int) -> None:
+        """Make sure that a batch that Spark has committed has a checkpoint.
+
+        Raises
+        ------
+        StateMissingError
+            If it has none, because its subtasks did not all run to their end.
+        """
+        with self._lock:
+            current = self._batch
+            if current is None or batch > current.number or (batch == current.number and current.durable is None):
+                raise incomplete_batch(batch, current, self._run, self._name)
 
     def _take(self, batch: Batch, taken: TakenAck) -> JobOutcome:
         try:

@@ -28,6 +28,11 @@ class Log(ABC):
     def file_name(self) -> str:
         """The object that is the writer's newest file."""
 
+    @property
+    @abstractmethod
+    def head(self) -> bytes:
+        """How the writer's newest file begins, which tells it from any other."""
+
     @abstractmethod
     def name_of(self, number: int) -> str:
         """The object that is a file of the log."""

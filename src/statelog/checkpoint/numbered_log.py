@@ -112,7 +112,6 @@ class NumberedLog(Log):
         self._claim: Claim | None = None
         self._number = 0
         self._end = 0
-        # How the newest file begins, which tells it from any other.
         self._head = b""
         # Whether an entry was begun and not seen to succeed, in the newest file or in the next one.
         self._is_in_doubt = False
@@ -135,6 +134,10 @@ class NumberedLog(Log):
     @property
     def file_name(self) -> str:
         return self.name_of(self._number)
+
+    @property
+    def head(self) -> bytes:
+        return self._head
 
     def name_of(self, number: int) -> str:
         return f"{self._prefix}/{base_name(number)}"

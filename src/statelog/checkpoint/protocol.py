@@ -28,6 +28,7 @@ __all__ = [
     "Tick",
     "Ticked",
     "UploadedPart",
+    "Witness",
 ]
 
 
@@ -80,6 +81,21 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     batch_time_ms: int | None
 
 
+class Witness(msgspec.Struct, frozen=True, array_like=True):
+    """An object of the location that the driver has written: whoever does not see it has another place before it.
+
+    Parameters
+    ----------
+    name : str
+        The object.
+    head : bytes
+        How it begins.
+    """
+
+    name: str
+    head: bytes
+
+
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """What the subtask starts from.
 
@@ -112,6 +128,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         For each state that has no TTL any more the time that what is there expires by.
     order : Order or None
         What to do after the batch for the upkeep of keyed state, or before its end if the changelog is off.
+    witness : Witness or None
+        What a process of another host looks for, once in a run, before it works on the location.
     """
 
     epoch: int
@@ -131,6 +149,7 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     expires_by: dict[str, str] = {}
     start: Start | None = None
     order: Order | None = None
+    witness: Witness | None = None
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
@@ -201,7 +220,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     subtask_s : float
         Time spent on the checkpoint since the processor returned, and on encoding before.
     late_rows : int
-        How many of the rows were late and left out.
+        How many of the rows were late, left out or returned.
     max_event_ms : list of (int or None)
         The largest event time of each input, late rows included; None for an input without rows. Empty if the
         operator has no watermark of its own.

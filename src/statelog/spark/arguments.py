@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -14,21 +16,30 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StructType
 
-from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.checkpoint.query_operators import noted_location
+from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, ProcessorError, StateMissingError
+from statelog.options import Options
 from statelog.spark.endpoint import Endpoint, RunningOperator
+from statelog.spark.interpreter import check_interpreter, is_on_this_machine
 from statelog.spark.types import arrow_type
 from statelog.state.key_groups import KEY_GROUPS
+from statelog.storage import open_store
 
 __all__ = [
+    "check_options",
     "check_output_mode",
     "check_session",
+    "checked_location",
     "checked_parallelism",
     "checked_uid",
+    "incomplete_end",
     "new_instance",
+    "operators_of_query",
     "parse_output",
     "pickled_processor",
     "require_endpoint",
     "task_function",
+    "warn_of_no_watermark",
 ]
 
 _DEFAULT_UID = "main"
@@ -66,7 +77,13 @@ def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterat
                 " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
                 " of the environment that has it before the session is created. [worker-import]"
             ) from error
-        return task.run(batches)
+        from statelog.errors import note_cause
+
+        try:
+            yield from task.run(batches)
+        except Exception as error:
+            note_cause(error)
+            raise
 
     return run
 
@@ -116,6 +133,20 @@ def check_session(session: SparkSession) -> None:
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Set spark.speculation to false for applications with stateful operators.",
         )
+    check_interpreter(session)
+
+
+def warn_of_no_watermark(uid: str) -> None:
+    """Warn, at the user's line, that nothing moves the event time of an operator."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("statelog."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
+        " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...).",
+        ConfigurationWarning,
+        stacklevel=level,
+    )
 
 
 def new_instance() -> str:
@@ -128,6 +159,22 @@ def checked_uid(uid: str | None) -> str:
     if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
         raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
     return _DEFAULT_UID if uid is None else uid
+
+
+def checked_location(location: object) -> str | None:
+    """A location that tasks on all hosts understand alike: a path is one of the driver's."""
+    if location is None:
+        return None
+    if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
+        raise ConfigurationError(f"location is {location!r}.", hint="It must be a path, or like s3://bucket/folder.")
+    open_store(text)
+    return noted_location(text)
+
+
+def check_options(options: object) -> None:
+    """Refuse what are no options."""
+    if not isinstance(options, Options):
+        raise ConfigurationError(f"options is {options!r:.80}.", hint="Pass statelog.Options(...).")
 
 
 def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
@@ -159,7 +206,7 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
     """The address that executors reach the driver at, and the process's endpoint."""
     global _endpoint
     conf = session.sparkContext.getConf()
-    is_local = str(session.sparkContext.master).split("[")[0] in ("local", "local-cluster")
+    is_local = is_on_this_machine(session.sparkContext)
     host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
     reachable = str(conf.get("spark.statelog.coordinator.host", host))
     bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
@@ -181,3 +228,10 @@ def operators_of_query(query: StreamingQuery) -> list[RunningOperator]:
     with _endpoint_lock:
         endpoint = _endpoint
     return endpoint.operators_of(query) if endpoint is not None else []
+
+
+def incomplete_end(query: StreamingQuery) -> StateMissingError | None:
+    """What a query of this process that has ended without an error lacks: the checkpoint of its last batch."""
+    with _endpoint_lock:
+        endpoint = _endpoint
+    return endpoint.incomplete_end(query) if endpoint is not None and not query.isActive else None

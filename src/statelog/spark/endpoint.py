@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.changelog.base import StoredRun
 from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.calls import incomplete_batch
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.entry import QueryOperators
 from statelog.checkpoint.history import History
@@ -191,6 +192,7 @@ class Endpoint:
         self._initial: dict[tuple[str, str], _Initial | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._checked: set[str] = set()
+        self._ends: dict[tuple[str, str], StateMissingError | None] = {}
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
         self._server = RpcServer(host, port, self.secret, self._handle)
@@ -248,6 +250,24 @@ class Endpoint:
                 )
             found.append(RunningOperator(plan.session, plan.uid, _location(plan, query), slot.root, slot.coordinator))
         return found
+
+    def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
+        """Why a query that has ended without an error cannot go on; None if nothing is missing.
+
+        Spark commits a batch after its last action. If that did not run the operator to its end, the next batch is
+        refused; of the last batch only this tells.
+        """
+        run_id = str(query.runId)
+        for plan in self._plans_of(query):
+            with self._lock:
+                is_known, known = (run_id, plan.uid) in self._ends, self._ends.get((run_id, plan.uid))
+                slot = self._slots.get((str(query.id), plan.uid))
+            if not is_known:
+                coordinator = slot.coordinator if slot is not None and slot.run_id == run_id else None
+                known = _incomplete_end(plan, query, coordinator)
+            if known is not None:
+                return known
+        return None
 
     def _plans_of(self, query: StreamingQuery) -> list[OperatorPlan]:
         observed = internals.observations(query)
@@ -342,7 +362,23 @@ class Endpoint:
         slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
         with self._lock:  # Until now every subtask has to find it, and with it why it could not be stored.
             self._initial.pop((task.run_id, plan.instance), None)
-        _close_at_end(query, coordinator)
+        self._close_at_end(plan, query, coordinator)
+
+    def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: OperatorCoordinator) -> None:
+        def wait() -> None:
+            end = None
+            try:
+                query.awaitTermination()
+                end = _incomplete_end(plan, query, coordinator)
+            except Exception:
+                _log.debug("query %s ended with an error", query.id)
+            if end is not None:
+                _log.error("query %s has ended, and cannot go on: %s", query.id, end)
+            with self._lock:
+                self._ends[str(query.runId), plan.uid] = end
+            coordinator.close()
+
+        threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
 
     def _check_once(self, location: str, store: Store) -> None:
         """Ask an object store once whether it can be trusted with a log."""
@@ -394,12 +430,18 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     return _Initial(rows, joined_runs(runs))
 
 
-def _close_at_end(query: StreamingQuery, coordinator: OperatorCoordinator) -> None:
-    def wait() -> None:
-        try:
-            query.awaitTermination()
-        except Exception:
-            _log.debug("query %s ended with an error", query.id)
-        coordinator.close()
-
-    threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
+def _incomplete_end(
+    plan: OperatorPlan, query: StreamingQuery, coordinator: OperatorCoordinator | None
+) -> StateMissingError | None:
+    """What the operator lacks at the end of a run; without a coordinator no subtask has run in it."""
+    batch = internals.last_committed(query)
+    if batch is None:
+        return None
+    if coordinator is None:
+        run = _run_of(plan, str(query.id), str(query.runId))
+        return incomplete_batch(batch, None, run, f"operator '{plan.uid}' at {_location(plan, query)}")
+    try:
+        coordinator.require_committed(batch)
+    except StateMissingError as error:
+        return error
+    return None

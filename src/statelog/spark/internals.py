@@ -29,7 +29,9 @@ __all__ = [
     "executors",
     "find_query",
     "has_no_data_batches",
+    "has_watermark",
     "is_first_start",
+    "last_committed",
     "next_batch",
     "observations",
     "own",
@@ -120,6 +122,15 @@ def has_no_data_batches(query: StreamingQuery) -> bool:
     return bool(conf.streamingNoDataMicroBatchesEnabled())
 
 
+def last_committed(query: StreamingQuery) -> int | None:
+    """The newest batch of a run, if Spark has committed it; None if not, or if the run had no batch."""
+    execution = _execution(query)
+    last, latest = execution.lastExecution(), execution.commitLog().getLatest()
+    if last is None or latest.isEmpty() or int(latest.get()._1()) < int(last.currentBatchId()):
+        return None
+    return int(last.currentBatchId())
+
+
 def committed_offsets(query: StreamingQuery) -> str:
     """The sources' offsets after the last batch, as JSON within other text."""
     return str(_execution(query).committedOffsets())
@@ -153,6 +164,13 @@ def python_sources(query: StreamingQuery) -> list[str]:
     nodes = _plan_nodes(_execution(query).analyzedPlan())
     streams = (node for node in nodes if _class_name(node) == "StreamingRelationV2")
     return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
+
+
+def has_watermark(df: DataFrame) -> bool:
+    """Whether a DataFrame comes from rows with a watermark, be their column still there or not."""
+    frame: Any = df
+    nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
+    return any(_class_name(node).endswith("EventTimeWatermark") for node in nodes)
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:

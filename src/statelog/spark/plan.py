@@ -16,9 +16,12 @@ from statelog.checkpoint.ticks import TickRule
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
+from statelog.spark import internals
 from statelog.spark.arguments import (
+    check_options,
     check_output_mode,
     check_session,
+    checked_location,
     checked_parallelism,
     checked_uid,
     new_instance,
@@ -26,6 +29,7 @@ from statelog.spark.arguments import (
     pickled_processor,
     require_endpoint,
     task_function,
+    warn_of_no_watermark,
 )
 from statelog.spark.clock_source import with_clock
 from statelog.spark.declare import declare_states
@@ -127,6 +131,7 @@ def build_operator(
     session = df.sparkSession
     _check_arguments(arguments)
     check_session(session)
+    check_options(setting.options)
     if setting.options.table == "rocksdb":
         rocksdict_library()
     uid = checked_uid(setting.uid)
@@ -137,6 +142,8 @@ def build_operator(
     event_time = _event_time(df, time_mode, setting.watermark, form)
     has_watermark = setting.watermark is not None or _watermark_column(df) is not None
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
+    if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
+        warn_of_no_watermark(uid)
     domains = {TimeDomain.EVENT} if setting.watermark else set()
     if time_mode.domain is not None:
         domains.add(time_mode.domain)
@@ -154,7 +161,7 @@ def build_operator(
         session=session,
         uid=uid,
         parallelism=parallelism,
-        location=setting.location,
+        location=checked_location(setting.location),
         key_schema=encode_schema(keys),
         states=[descriptor.to_stored() for descriptor in descriptors],
         options=setting.options,

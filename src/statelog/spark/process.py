@@ -13,8 +13,10 @@ from statelog.checkpoint.ticks import TickRule
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.spark.arguments import (
+    check_options,
     check_output_mode,
     check_session,
+    checked_location,
     checked_parallelism,
     checked_uid,
     new_instance,
@@ -103,7 +105,8 @@ def process(
     check_session(session)
     uid = checked_uid(uid)
     subtasks = checked_parallelism(parallelism, session)
-    settings = options or Options()
+    settings = Options() if options is None else options
+    check_options(settings)
     output = parse_output(outputStructType)
     pickled = pickled_processor(processor, uid)
     states = declare_operator_states(pickled, uid, subtasks)
@@ -114,7 +117,7 @@ def process(
         session=session,
         uid=uid,
         parallelism=subtasks,
-        location=location,
+        location=checked_location(location),
         key_schema=b"",
         states=[bind_operator_state(state).descriptor.to_stored() for state in states],
         options=settings,

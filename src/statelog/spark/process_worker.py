@@ -120,7 +120,7 @@ def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, contex
         parallelism=spec.parallelism,
         operator=operator,
         options=spec.options,
-        call=process.client(spec, task).call,
+        call=process.caller(spec, task),
         local=LocalSnapshots(local_directory(spec, task)),
         open_store=lambda location: process.open_store(location, spec.options),
         clock=SystemClock(),

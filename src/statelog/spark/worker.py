@@ -181,7 +181,7 @@ def _run_streaming(
         parallelism=spec.parallelism,
         operator=operator,
         options=spec.options,
-        call=process.client(spec, task).call,
+        call=process.caller(spec, task),
         local=process.local_runs(local_directory(spec, task), task.batch),
         tables=process.tables,
         open_store=lambda location: process.open_store(location, spec.options),

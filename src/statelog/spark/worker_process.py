@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +19,7 @@ from statelog.changelog.local_directory import subtask_directory
 from statelog.changelog.local_runs import LocalRuns
 from statelog.changelog.local_use import LocalCache
 from statelog.checkpoint.open_store import open_retrying_store
-from statelog.checkpoint.protocol import TaskId
+from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
 from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
@@ -25,6 +27,7 @@ from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.rpc import RpcClient, RpcPolicy, caller_of
 from statelog.storage import Store
+from statelog.storage.probe import require_shared
 
 __all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]
 
@@ -60,6 +63,7 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._clients: dict[tuple[str, int, bytes, float], RpcClient] = {}
         self._stores: dict[tuple[str, int, float, float], Store] = {}
+        self._seen: set[tuple[str, str]] = set()
         self.tables = MemoryTables()
         self._local = LocalCache(released=self.tables.forget)
         self.measurements = Measurements()
@@ -76,6 +80,20 @@ class WorkerProcess:
             client = RpcClient(spec.host, spec.port, spec.secret, policy, caller=caller_of(task))
             self._clients[key] = client
         return client
+
+    def caller(self, spec: TaskSpec, task: TaskId) -> Callable[[Request, bytes], Reply]:
+        """What a task calls the coordinator by; the first answer of a run makes sure that the location is shared."""
+        client = self.client(spec, task)
+
+        def call(request: Request, payload: bytes) -> Reply:
+            reply = client.call(request, payload)
+            if isinstance(reply, Begun) and reply.witness and (task.run_id, reply.store) not in self._seen:
+                store, host = self.open_store(reply.store, spec.options), socket.gethostname()
+                require_shared(store, reply.witness.name, reply.witness.head, host=host, who=caller_of(task))
+                self._seen.add((task.run_id, reply.store))
+            return reply
+
+        return call
 
     def open_store(self, location: str, options: Options) -> Store:
         """The store of a location, with what it knows of earlier requests and its connections."""

@@ -237,6 +237,6 @@ class OperatorSubtask:
                 raise ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint) from error
             raise ProcessorError(
                 f"{where}: {type(error).__name__}: {error}.",
-                hint="The traceback above shows the line of the processor. Nothing of this batch was kept;"
+                hint="The traceback of the cause shows the line of the processor. Nothing of this batch was kept;"
                 " start the query again when the code is mended.",
             ) from error

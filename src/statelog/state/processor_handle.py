@@ -34,7 +34,7 @@ class ProcessorHandle:
     Attributes
     ----------
     late_rows : int
-        Rows that the processor has left out because they were late.
+        Rows that were too late for the processor.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ProcessorHandle:
             )
 
     def countLateRows(self, rows: int) -> None:
-        """Note that rows were late and have been left out."""
+        """Note that rows were too late, whatever becomes of them."""
         self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:

@@ -29,7 +29,7 @@ class Clock:
     allowed_lateness_ms : int
         How long windows are kept after that.
     returns_late : bool
-        Whether rows that are too late are returned instead of counted.
+        Whether rows that are too late are returned instead of left out.
     """
 
     is_event_time: bool
@@ -103,10 +103,8 @@ class WindowOperator(ABC):
 
     def _late(self, group: RowGroup) -> Iterator[LateRow]:
         """Rows that belong to no window that is still open."""
-        if self._clock.returns_late:
-            return map(LateRow, group.rows())
         self._handle.countLateRows(len(group))
-        return iter(())
+        return map(LateRow, group.rows()) if self._clock.returns_late else iter(())
 
     def _context(self, times: Any, *, is_update: bool = False) -> WindowContext:
         return WindowContext(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs(), is_update)
