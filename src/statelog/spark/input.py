@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.spark.conversions import row_maker
+from statelog.spark.python_values import row_maker
 from statelog.state.grouping import Window
 
 if TYPE_CHECKING:

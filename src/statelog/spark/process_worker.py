@@ -18,8 +18,8 @@ from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.operator_task import OperatorTask
 from statelog.clock import SystemClock
 from statelog.options import Options
-from statelog.spark.conversions import row_maker
 from statelog.spark.output import RowOutput
+from statelog.spark.python_values import row_maker
 from statelog.spark.types import state_codecs
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.conversions import exact_type, from_storage, row_maker, to_storage
+from statelog.spark.python_values import exact_type, from_storage, row_maker, to_storage
 from statelog.state.keys import KeyCodec
 from statelog.state.values import FieldCodec, RowCodec
 

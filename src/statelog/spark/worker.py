@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.clock import SystemClock
 from statelog.options import Options
-from statelog.spark.conversions import row_maker
 from statelog.spark.forms import ProcessorForm
+from statelog.spark.python_values import row_maker
 from statelog.spark.times import SparkTimes, TimeMode
 from statelog.spark.types import key_decoder, state_codecs
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process

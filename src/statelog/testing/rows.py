@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.conversions import row_maker
+from statelog.spark.python_values import row_maker
 from statelog.spark.types import field_codecs, row_codec
 from statelog.state.values import MISFITS
 

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 from pyspark.sql.types import ArrayType, DataType, StructType, TimestampNTZType, TimestampType
 
 from statelog.checkpoint.settings import Settings
-from statelog.spark.conversions import row_maker
 from statelog.spark.input import RowInput
+from statelog.spark.python_values import row_maker
 from statelog.state.event_time import EventTime
 from statelog.windows.output import WindowOutput
 from statelog.windows.rows import Cut, WindowInput
