@@ -1,8 +1,7 @@
 """Which of Spark's types become which others where DataFrames are loaded as state: only where nothing can be lost.
 
 The values are converted by Spark's own cast. Of the casts that Spark itself takes as safe (``Cast.canUpCast``) those
-are left out that can make two values one: long to float and double, int to float, anything to string, timestamps from
-and to times of the session's zone, intervals to shorter fields.
+are left out that can make two values one; docs/savepoints.md has the table.
 """
 
 from __future__ import annotations
@@ -100,18 +99,17 @@ def _misfits(own: DataType, wanted: DataType, path: str, owner: str) -> Iterator
 def _struct_misfits(own: StructType, wanted: StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:
     additional = [name for name in own.names if name not in wanted.names]
     for field in wanted:
-        if own.names.count(field.name) != 1:
+        count = own.names.count(field.name)
+        if count != 1:
             yield (
-                f"column '{path}' has no field '{field.name}' as {owner} has, or has it twice",
+                f"column '{path}' has {'two fields' if count else 'no field'} '{field.name}', and {owner} has one",
                 f"{did_you_mean(field.name, additional)}It must have the fields {', '.join(wanted.names)}.",
             )
     for name in additional:
         yield (
-            f"column '{path}' has a field '{name}' that {owner} has not",
+            f"column '{path}' has a field '{name}', and {owner} has none",
             f"It must have the fields {', '.join(wanted.names)}.",
         )
-    if not own.names:
-        return
     for field in wanted:
         yield from _misfits(own[field.name].dataType, field.dataType, f"{path}.{field.name}", owner)
 

@@ -156,7 +156,8 @@ class KeyedStream:
         initialTables : mapping of str to DataFrame, optional
             Batch DataFrames that are loaded as states before the first batch, by state, ``$timers`` for the timers.
             Their columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
-            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers.
+            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another
+            type is converted if nothing can be lost, else refused; docs/savepoints.md has the rule.
 
         Returns
         -------
