@@ -14,6 +14,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog import ConfigurationError
 from statelog.spark.conversions import converted_columns, require_convertible
+from statelog.spark.ddl import parse_ddl
 
 pytestmark = pytest.mark.spark
 
@@ -63,7 +64,7 @@ PAIRS = {(own, wanted) for own, wide in ALLOWED.items() for wanted in wide.repla
 
 
 def typed(text: str) -> DataType:
-    return DataType.fromDDL(text)
+    return parse_ddl(text)
 
 
 def is_allowed(own: str, wanted: str) -> bool:
