@@ -189,7 +189,7 @@ class Tags(StatefulProcessor):
 
 def test_columns_may_have_any_name(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(1, "x"), (2, "y"), (1, "z")], ["a.b", "odd`name"])
-    df = statelog.key_by(rows, "a.b").transformWithState(
+    df = statelog.key_by(rows, "`a.b`").transformWithState(
         Tags(), "key long, tags array<string>, count long", "update", "None", parallelism=2
     )
     assert sorted(tuple(row) for row in df.collect()) == [(1, ["x", "z"], 2), (2, ["y"], 1)]

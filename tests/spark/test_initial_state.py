@@ -131,10 +131,26 @@ def test_a_query_that_may_not_use_the_location_leaves_the_initial_state_there_al
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
 
 
-def test_keys_of_a_narrower_type_are_converted(spark: SparkSession, tmp_path: Path) -> None:
-    query = Query(spark, tmp_path)
-    query.add(**{"1": 1})
-    assert query.run(spark.createDataFrame([(1, 5)], "k int, start long")) == {0: {"1": 6, "timer 1": 6}}
+class Shown(Total):
+    """The same with keys that are no strings."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        return (Row(k=str(row.k), total=row.total) for row in super().handleInputRows(key, rows, timerValues))
+
+
+def test_keys_are_converted_where_nothing_can_be_lost(spark: SparkSession) -> None:
+    rows = statelog.key_by(spark.createDataFrame([(7, 1)], "k long, n long"), "k")
+    narrow = statelog.key_by(spark.createDataFrame([(5, 7)], "start long, k int"), "k")
+    found = rows.transformWithState(Shown(), OUTPUT, "update", "ProcessingTime", narrow).collect()
+    assert found == [Row(k="7", total=6), Row(k="timer 7", total=6)]
+    wide = statelog.key_by(spark.createDataFrame([(2**32 + 7, 5)], "k long, start long"), "k")
+    for kind in ("int", "string", "double"):
+        rows = statelog.key_by(spark.sql(f"SELECT {kind}(7) AS k, 1L AS n"), "k")
+        message = (
+            rf"keyed by \(k bigint\), the stream by \(k {kind}\): column 'k' is bigint, and the stream's is {kind}"
+        )
+        with pytest.raises(statelog.ConfigurationError, match=message):
+            rows.transformWithState(Shown(), OUTPUT, "update", "ProcessingTime", wide)
 
 
 def test_an_initial_state_that_cannot_be_computed_stops_the_query(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType, TimestampNTZType
 
 import statelog
 from statelog import ConfigurationError, Options
@@ -139,8 +141,24 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
         r"has no column 'value_amount'.*takes the columns key_user, value_count, value_amount": {
             "account": account.drop("value_amount")
         },
-        r"column 'value_count' is list": {
+        r"column 'value_count' is array<int>, and the state's is bigint.*Cast it yourself": {
             "account": account.selectExpr("key_user", "array(1) value_count", "value_amount")
+        },
+        r"has a column 'expires_ms', which is none of the state's": {
+            "account": account.selectExpr("*", "1L expires_ms")
+        },
+        r"has no column 'value_count'.*Did you mean 'value_cuont'": {
+            "account": account.withColumnRenamed("value_count", "value_cuont")
+        },
+        r"has two columns 'key_user'": {"account": account.select("key_user", "*")},
+        r"column 'key_user' is bigint, and the stream's is string. .*Cast it yourself": {
+            "account": account.selectExpr("1L key_user", "value_count", "value_amount")
+        },
+        r"column 'position' is decimal\(5,0\), and the state's is bigint": {
+            "history": good["history"].withColumn("position", F.lit(0).cast("decimal(5,0)"))
+        },
+        r"column 'mapkey_item' is int, and the state's is string": {
+            "items": good["items"].withColumn("mapkey_item", F.lit(0))
         },
         r"is a streaming DataFrame": {"account": job.read(spark)},
     }
@@ -154,3 +172,86 @@ def test_mistakes_are_named(spark: SparkSession, tmp_path: Path) -> None:
     failure = job.fail(ledger(job, spark, twice))
     assert "key ('u',) has two rows for one entry" in failure
     assert "could not be stored before the first batch" in failure
+
+
+class Times(StatefulProcessor):
+    """Returns what was loaded."""
+
+    def init(self, handle: Any) -> None:
+        self._held = handle.getValueState("held", HELD)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        held = self._held.get()
+        yield Row(key=str(key[0]), held="none" if held is None else repr(held))
+
+    def close(self) -> None:
+        pass
+
+
+HELD = StructType(
+    [
+        StructField("local", TimestampNTZType()),
+        StructField("pair", StructType([StructField("b", DoubleType()), StructField("a", TimestampNTZType())])),
+        StructField("path", ArrayType(LongType(), containsNull=False)),
+    ]
+)
+
+
+def test_loaded_values_are_what_spark_casts_them_to(spark: SparkSession, tmp_path: Path) -> None:
+    """An array without nulls is read by Spark as one that may have some, so its values decide."""
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        job = Job(tmp_path)
+        add_json(job.input, [[{"key": 1}, {"key": 2}]])
+
+        def frame(*expressions: str) -> DataFrame:
+            table = spark.sql(f"SELECT {', '.join(expressions)}")
+            return statelog.key_by(job.read(spark, "key int"), "key").transformWithState(
+                Times(), "key string, held string", "update", "None", parallelism=1, initialTables={"held": table}
+            )
+
+        key, local = "1S AS key_key", "date'2024-07-01' AS value_local"
+        pair = "named_struct('a', timestamp_ntz'2024-07-01 12:00:00', 'b', float(0.5)) AS value_pair"
+        failure = job.fail(frame(key, local, pair, "array(1, null) AS value_path"))
+        assert "column 'value_path' holds a null within list" in failure
+        for instant in ("timestamp'2024-07-01 12:00:00'", "now()"):
+            with pytest.raises(
+                ConfigurationError, match=r"'value_local' is timestamp, and the state's is timestamp_ntz"
+            ):
+                frame(key, f"{instant} AS value_local", pair, "array() AS value_path")
+        with pytest.raises(ConfigurationError, match=r"'key_key' is bigint, and the stream's is int"):
+            frame("4294967297L AS key_key", local, pair, "array() AS value_path")
+        job.run(frame(key, local, pair, "array(1, 2Y) AS value_path"))
+        held = "(datetime.datetime(2024, 7, 1, 0, 0), Row(b=0.5, a=datetime.datetime(2024, 7, 1, 12, 0)), [1, 2])"
+        assert job.results() == {0: [["1", held], ["2", "none"]]}
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@pytest.mark.parametrize("kind", ["struct<>", "array<struct<>>", "map<int,struct<>>", "struct<a: struct<>>", "time(9)"])
+def test_types_without_a_stored_form_are_refused_where_they_are_declared(spark: SparkSession, kind: str) -> None:
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        keyed = statelog.key_by(spark.sql(f"SELECT 1 AS k, cast(null AS {kind}) AS x"), "k")
+        with pytest.raises(ConfigurationError, match=r"output column 'x' has type (struct<>|time\(9\))"):
+            keyed.transformWithState(Times(), f"x {kind}", "update", "None")
+        with pytest.raises(ConfigurationError, match=r"grouping column 'x' has type (struct<>|time\(9\))"):
+            statelog.key_by(keyed._frame.df, "x")
+        with pytest.raises(ConfigurationError, match=r"state 'last', field 'x', has type (struct<>|time\(9\))"):
+            keyed.transformWithState(Declares(kind), "k int", "update", "None")
+        found = keyed.transformWithState(Times(), "key string, held string", "update", "None").collect()
+        assert found == [Row(key="1", held="none")]
+    finally:
+        spark.conf.unset("spark.sql.timeType.enabled")
+
+
+class Declares(Times):
+    """Declares a state of a type."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def init(self, handle: Any) -> None:
+        self._held = handle.getValueState("last", f"x {self._kind}")

@@ -7,14 +7,17 @@ import decimal
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
@@ -119,3 +122,116 @@ def test_types_that_cannot_be_keys(spark: SparkSession, expression: str, message
     with pytest.raises(ConfigurationError, match=message) as caught:
         statelog.key_by(spark.range(1).selectExpr(f"{expression} AS k"), "k")
     assert caught.value.kind is ErrorKind.UNSUPPORTED_KEY_TYPE
+
+
+# ---- What names a key ----
+
+
+class Rows(StatefulProcessor):
+    """Returns each key with its number of rows and what the processor sees of it."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        held = list(rows)
+        yield Row(key=str(key[0]), rows=len(held), columns=",".join(held[0].__fields__))
+
+    def close(self) -> None:
+        pass
+
+
+def groups(df: DataFrame, key: str | Column, initial: DataFrame | None = None) -> tuple[dict[str, int], set[str]]:
+    """Keys with their numbers of rows, and the columns that the processor sees."""
+    frame = statelog.key_by(df, key).transformWithState(
+        Rows(),
+        "key string, rows long, columns string",
+        "update",
+        "None",
+        None if initial is None else statelog.key_by(initial, key),
+        parallelism=1,
+    )
+    found = frame.collect()
+    return {row.key: row.rows for row in found}, {row.columns for row in found}
+
+
+@pytest.fixture(name="case_sensitive", params=["true", "false"])
+def set_case_sensitive(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bool]:
+    """Both settings of ``spark.sql.caseSensitive``."""
+    spark.conf.set("spark.sql.caseSensitive", request.param)
+    yield request.param == "true"
+    spark.conf.unset("spark.sql.caseSensitive")
+
+
+NAMED = (
+    "id AS n, id % 2 AS a, id % 3 AS `a.b`, id % 4 AS `my col`, id % 5 AS `odd``name`, named_struct('b', id % 6) AS s"
+)
+NAMES: list[Callable[[DataFrame], str | Column]] = [
+    lambda df: "a",
+    lambda df: "A",
+    lambda df: F.col("A"),
+    lambda df: df["A"],
+    lambda df: "`a.b`",
+    lambda df: "a.b",
+    lambda df: F.col("a.b"),
+    lambda df: df["`a.b`"],
+    lambda df: "my col",
+    lambda df: "`my col`",
+    lambda df: F.col("`my col`"),
+    lambda df: "`odd``name`",
+    lambda df: "odd`name",
+    lambda df: "s.b",
+    lambda df: "S.B",
+    lambda df: F.upper("a").alias("up"),
+    lambda df: df.alias("t")["a"],
+    lambda df: "*",
+    lambda df: "s.*",
+    lambda df: F.explode(F.array("a")),
+    lambda df: F.row_number().over(Window.orderBy("n")),
+]
+
+
+@pytest.mark.parametrize("more", ["", ", id % 7 AS A", ", named_struct('b', id % 8, 'B', id % 9) AS A"])
+def test_a_key_is_what_spark_groups_by(spark: SparkSession, case_sensitive: bool, more: str) -> None:
+    df = spark.sql(f"SELECT {NAMED}{more} FROM range(1000)")
+    of_spark: list[DataFrame] = []
+    own: list[DataFrame] = []
+    for name in NAMES:
+        try:
+            key = name(df)
+            expected = df.groupBy(key).count()
+        except AnalysisException:
+            with pytest.raises((ConfigurationError, AnalysisException)):
+                statelog.key_by(df, name(df))
+            continue
+        frame = statelog.key_by(df, key)._frame
+        assert frame.columns[0].lower() == expected.columns[0].lower()
+        [place] = frame.key_columns
+        assert len(frame.df.columns) == len(df.columns) or place == 0, "only what is computed is a column more"
+        label = F.lit(f"{key} {len(own)}")
+        of_spark.append(expected.toDF("value", "count").select(label, F.col("value").cast("string"), "count"))
+        plain = frame.df.toDF(*[f"c{index}" for index in range(len(frame.df.columns))])
+        own.append(plain.select(label, F.col(f"c{place}").cast("string")))
+    assert len(own) >= 8
+    counts = {(label, value): count for label, value, count in reduce(DataFrame.union, of_spark).collect()}
+    assert Counter(map(tuple, reduce(DataFrame.union, own).collect())) == counts
+
+
+def test_a_key_whose_name_differs_in_case_only_has_its_own_groups(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        df = spark.range(60).selectExpr("id % 2 AS a", "id % 3 AS A", "id % 5 AS `a.b`")
+        for key, count in (("A", 3), (F.col("A"), 3), (df["A"], 3), ("`a.b`", 5), ("a", 2)):
+            initial = df if isinstance(key, str) else None
+            assert groups(df, key, initial) == ({str(one): 60 // count for one in range(count)}, {"a,A,a.b"})
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_column_with_a_dot_must_be_quoted_as_in_spark(spark: SparkSession) -> None:
+    df = spark.range(1).selectExpr("id AS `a.b`")
+    with pytest.raises(ConfigurationError, match=r"cannot be grouped by a\.b: .* Write `a\.b` for the column"):
+        statelog.key_by(df, "a.b")

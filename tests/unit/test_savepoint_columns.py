@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import random
+import tempfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError
 from statelog.checkpoint.history import History
@@ -20,6 +24,7 @@ from statelog.checkpoint.open_log import open_log
 from statelog.savepoints.columns import Positions, StateColumns
 from statelog.savepoints.export import export_keyed, export_plan, saved_operator
 from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
+from statelog.savepoints.table_files import TableFile, file_schema
 from statelog.state.keys import KeyCodec
 from statelog.state.run import Run
 from statelog.state.run_format import VALUE_COLUMN, Operation, change_schema
@@ -73,16 +78,27 @@ def changes(
 
 
 def stored_and_read(rows: pa.RecordBatch) -> pa.Table:
-    """What comes back of rows from a Parquet file, in another order."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_batches([rows]), sink, compression="zstd")
-    table = pq.read_table(pa.BufferReader(sink.getvalue()))
+    """What comes back of rows from a file of a savepoint, in another order."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = TableFile(rows.schema)
+        file.write(rows)
+        table = pq.read_table(Path(folder) / file.store(LocalStore(folder), "state", 0).name)
     return table.take(list(reversed(range(table.num_rows))))
 
 
 def changes_of(columns: StateColumns, rows: pa.Table) -> pa.RecordBatch:
     [changes] = columns.to_changes(rows)
     return changes
+
+
+def test_files_say_what_spark_calls_their_types() -> None:
+    """In Parquet's own words an interval is a number and void an int."""
+    fields = [pa.field(f"f{place}", kind, nullable=place % 2 == 0) for place, (kind, _) in enumerate(TYPES)]
+    nested = [pa.list_(pa.field("element", fields[-4].type, nullable=False)), pa.map_(pa.int8(), pa.struct(fields))]
+    schema = file_schema(pa.schema([*fields, pa.field("n", nested[0]), pa.field("m", nested[1])]))
+    noted = json.loads(schema.metadata[b"org.apache.spark.sql.parquet.row.metadata"])
+    assert StructType.fromJson(noted) == from_arrow_schema(schema)
+    assert schema.field("n").type == pa.list_(pa.field("element", pa.time64("us")))
 
 
 @BY_NAME

@@ -61,8 +61,9 @@ class ElementColumns:
         return pa.RecordBatch.from_arrays([*columns, *values], schema=self.schema)
 
     def to_elements(self, rows: pa.Table, subtask: int) -> pa.RecordBatch:
-        """Make the elements of a subtask, in order, of all rows; the schema must be :attr:`schema`."""
+        """Make the elements of a subtask, in order, of all rows, whose columns are those of :attr:`schema` in files."""
         own = rows.filter(pc.equal(rows.column(_SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
+        own = own.cast(self.schema)
         columns = [own.column(name).combine_chunks() for name in self._value_names]
         if self._entries is not None:
             entries = self._entries.encode_columns([own.column(name).combine_chunks() for name in self._entry_names])

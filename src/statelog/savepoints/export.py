@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from statelog.changelog import chain
 from statelog.changelog.local_runs import LocalRuns
@@ -19,7 +18,8 @@ from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
 from statelog.savepoints.columns import Positions, StateColumns
 from statelog.savepoints.element_columns import ElementColumns
-from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState, store_saved
+from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState
+from statelog.savepoints.table_files import TableFile, file_schema
 from statelog.state.byte_slices import BUDGET
 from statelog.state.evolution import project
 from statelog.state.key_groups import HashRange, hash_range
@@ -37,7 +37,6 @@ __all__ = ["KeyedExport", "export_elements", "export_keyed", "export_plan", "sav
 _PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 4096
 _SLICE_ROWS: Final = 65_536
-_COMPRESSION: Final = "zstd"
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class _Tables:
         self._states = {stored.name: StateDescriptor.from_stored(stored) for stored in export.states}
         self._columns = {name: StateColumns(key_schema, state) for name, state in self._states.items()}
         self._positions = {name: Positions() for name in self._states}
-        self._open: dict[str, _Table] = {}
+        self._open: dict[str, TableFile] = {}
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
         name = plain_name(state.name)
@@ -180,7 +179,7 @@ class _Tables:
         if not batch.num_rows or declared is None:
             return
         if name not in self._open:
-            self._open[name] = _Table(self._columns[name].schema)
+            self._open[name] = TableFile(self._columns[name].schema)
         rows = self._columns[name].to_rows(_projected(batch, state, declared), self._positions[name])
         self._open[name].write(rows)
 
@@ -188,27 +187,9 @@ class _Tables:
         export = self._export
         if export.part == 0:
             for name in self._states.keys() - self._open.keys():
-                self._open[name] = _Table(self._columns[name].schema)
+                self._open[name] = TableFile(self._columns[name].schema)
         folders = _state_folders(export.folder, export.states)
         return {name: table.store(target, folders[name], export.part) for name, table in sorted(self._open.items())}
-
-
-class _Table:
-    """A Parquet file in memory."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._sink, schema, compression=_COMPRESSION)
-        self._rows = 0
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._writer.write_batch(rows)
-        self._rows += rows.num_rows
-
-    def store(self, target: Store, folder: str, part: int) -> SavedFile:
-        self._writer.close()
-        data = memoryview(self._sink.getvalue())
-        return store_saved(target, f"{folder}/part-{part:05}.parquet", data, rows=self._rows, part=part)
 
 
 def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDescriptor) -> pa.RecordBatch:
@@ -227,7 +208,7 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
     files: dict[str, SavedFile] = {}
     for stored in checkpoint.states:
         columns = ElementColumns(stored)
-        table = _Table(columns.schema)
+        table = TableFile(columns.schema)
         is_copied = stored.kind == OperatorStateMode.BROADCAST
         for subtask, snapshot in enumerate(snapshots[:1] if is_copied else snapshots):
             section = snapshot.sections.get(stored.name)
@@ -260,7 +241,7 @@ def saved_operator(
             schema = StateColumns(decode_schema(checkpoint.key_schema), StateDescriptor.from_stored(stored)).schema
         else:
             schema = ElementColumns(stored).schema
-        states.append(SavedState(stored, {field.name: str(field.type) for field in schema}, own))
+        states.append(SavedState(stored, {field.name: str(field.type) for field in file_schema(schema)}, own))
     return SavedOperator(
         uid=checkpoint.uid,
         folder=folder,

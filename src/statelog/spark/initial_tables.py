@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, StructField
 
 from statelog.changelog import chain
 from statelog.changelog.base import StoredRun
@@ -16,10 +18,11 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.options import Options
 from statelog.savepoints.columns import EXPIRES, HASH, StateColumns
 from statelog.savepoints.load import encode_tables
-from statelog.spark.types import arrow_type
+from statelog.spark.lossless_casts import converted_columns, did_you_mean, require_convertible
+from statelog.spark.types import key_schema
 from statelog.spark.worker_process import worker_process
 from statelog.state.key_groups import hash_range
-from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
+from statelog.state.schema import StateDescriptor, StateKind, StateSchema, decode_schema
 
 __all__ = ["InitialTable", "checked_table", "joined_runs", "store_initial_table"]
 
@@ -45,15 +48,15 @@ class InitialTable:
     names: list[str]
 
 
-def checked_table(df: DataFrame, key_schema: pa.Schema, state: StateDescriptor, uid: str) -> DataFrame:
-    """The columns of a DataFrame that make up a state.
+def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescriptor, uid: str) -> DataFrame:
+    """The columns of a DataFrame that make up a state, the key's first, in the types that the state has.
 
     Parameters
     ----------
     df : DataFrame
         The table.
-    key_schema : pyarrow.Schema
-        The key's fields.
+    keys : sequence of StructField
+        The stream's grouping columns.
     state : StateDescriptor
         The state.
     uid : str
@@ -62,32 +65,42 @@ def checked_table(df: DataFrame, key_schema: pa.Schema, state: StateDescriptor, 
     Raises
     ------
     ConfigurationError
-        If it is a streaming DataFrame, or a column is missing or of a type that cannot become the state's.
+        If it is a streaming DataFrame, or its columns are not the state's, or one could lose something.
     """
     subject = f"operator '{uid}': initialTables['{state.name}']"
     if df.isStreaming:
         raise ConfigurationError(f"{subject} is a streaming DataFrame.", hint="It must be a batch DataFrame.")
-    wanted = [field for field in StateColumns(key_schema, state).schema if field.name != HASH]
-    if EXPIRES in [field.name for field in wanted] and EXPIRES not in df.columns:
+    schema = StateColumns(key_schema(keys), state).schema
+    wanted: dict[str, DataType] = {field.name: from_arrow_type(field.type) for field in schema if field.name != HASH}
+    wanted |= {f"key_{field.name}": field.dataType for field in keys}
+    if EXPIRES in wanted and EXPIRES not in df.columns:
         df = df.withColumn(EXPIRES, F.lit(None).cast("long"))
-    missing = [field.name for field in wanted if field.name not in df.columns]
+    _require_columns(df.columns, list(wanted), subject, state)
+    columns = [(df.columns.index(name), name, kind) for name, kind in wanted.items()]
+    for place, name, kind in columns:
+        owner = "the stream's" if name.startswith("key_") else "the state's"
+        require_convertible(df.schema[place].dataType, kind, name, subject, owner)
+    return converted_columns(df, columns)
+
+
+def _require_columns(found: list[str], wanted: list[str], subject: str, state: StateDescriptor) -> None:
+    """Refuse missing and unknown columns, and those that are there twice."""
+    unknown = [name for name in found if name not in (*wanted, HASH)]
+    missing = [name for name in wanted if name not in found]
+    doubled = [name for name in wanted if found.count(name) > 1]
     if missing:
-        raise ConfigurationError(
-            f"{subject} has no column {missing[0]!r}; its columns are {', '.join(df.columns)}.",
-            kind=ErrorKind.OTHER_SCHEMA,
-            hint=f"{state} takes the columns {', '.join(field.name for field in wanted)}.",
-        )
-    for field in wanted[len(key_schema) :]:
-        own = arrow_type(df.schema[field.name].dataType, f"{subject}, column '{field.name}',")
-        try:
-            pa.array([], own).cast(field.type)
-        except pa.ArrowException as error:
-            raise ConfigurationError(
-                f"{subject}: column '{field.name}' is {own}, and the state's is {field.type}.",
-                kind=ErrorKind.OTHER_SCHEMA,
-                hint="Cast it.",
-            ) from error
-    return df.select(*[f"`{field.name.replace('`', '``')}`" for field in wanted])
+        misfit, meant = f"has no column {missing[0]!r}; its columns are {', '.join(found)}", (missing[0], unknown)
+    elif unknown:
+        misfit, meant = f"has a column {unknown[0]!r}, which is none of the state's", (unknown[0], wanted)
+    elif doubled:
+        misfit, meant = f"has two columns {doubled[0]!r}", ("", [])
+    else:
+        return
+    raise ConfigurationError(
+        f"{subject} {misfit}.",
+        kind=ErrorKind.OTHER_SCHEMA,
+        hint=f"{did_you_mean(*meant)}{state} takes the columns {', '.join(wanted)}.",
+    )
 
 
 def store_initial_table(
@@ -134,6 +147,7 @@ def _writer(
         if not held or context is None:
             return
         rows = pa.Table.from_batches(held).rename_columns(names)
+        _require_elements(rows, StateDescriptor.from_stored(state))
         data, count = encode_tables(decode_schema(key_schema), [(state, rows)], options.codec)
         subtask = context.partitionId()
         name = f"{folder}/{subtask}/{run_id}-{context.taskAttemptId()}.run"
@@ -160,6 +174,31 @@ def _writer(
         )
 
     return write
+
+
+def _require_elements(rows: pa.Table, state: StateDescriptor) -> None:
+    """Refuse nulls where the state declares elements that are never null; tables do not tell by their types."""
+    if state.kind is StateKind.TIMER:
+        return
+    for field in state.value_schema:
+        if any(_lacks_element(chunk, field.type) for chunk in rows.column(f"value_{field.name}").chunks):
+            raise ConfigurationError(
+                f"The rows of {state}: column 'value_{field.name}' holds a null within {field.type}.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Replace it yourself, with transform and coalesce, or declare that there may be nulls.",
+            )
+
+
+def _lacks_element(values: pa.Array, kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        parts = [(values.flatten(), kind.value_field)]
+    elif pa.types.is_map(kind):
+        parts = [(values.keys, kind.key_field), (values.items, kind.item_field)]
+    elif pa.types.is_struct(kind):
+        parts = list(zip(values.flatten(), kind.fields, strict=True))
+    else:
+        return False
+    return any((part.null_count and not field.nullable) or _lacks_element(part, field.type) for part, field in parts)
 
 
 def joined_runs(tables: Iterable[Mapping[int, StoredRun]]) -> dict[int, list[StoredRun]]:

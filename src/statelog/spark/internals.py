@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
@@ -39,6 +39,7 @@ __all__ = [
     "reads_source",
     "require_synchronous_progress",
     "run_tasks_on",
+    "selected_column",
     "set_own",
     "slots",
 ]
@@ -171,6 +172,23 @@ def has_watermark(df: DataFrame) -> bool:
     frame: Any = df
     nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
     return any(_class_name(node).endswith("EventTimeWatermark") for node in nodes)
+
+
+def selected_column(df: DataFrame, column: str | Column) -> tuple[int | None, str]:
+    """Which column of a DataFrame a selection of it is, None if it is computed, and the name of what is selected.
+
+    Spark resolves names by its settings and columns by their ids, so that neither is compared here as text.
+    """
+    chosen = _output(df.select(column)).head()
+    jvm: Any = df.sparkSession._jvm
+    attributes = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")(_output(df))
+    place = int(attributes.indexOf(chosen.exprId()))
+    return (None if place < 0 else place), str(chosen.name())
+
+
+def _output(df: DataFrame) -> Any:
+    frame: Any = df
+    return frame._jdf.queryExecution().analyzed().output()
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:

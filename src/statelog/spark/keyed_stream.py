@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -13,6 +15,7 @@ from pyspark.sql.types import StructType
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.spark.forms import FrameForm, RowForm
+from statelog.spark.internals import selected_column
 from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
 from statelog.state.keys import KeyCodec
 from statelog.state.times import Watermark
@@ -30,8 +33,8 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     df : DataFrame
         A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
     *cols : str or Column, or a list of them
-        The grouping columns; at least one. An expression, or a field of a struct, becomes a column in front of the
-        others.
+        The grouping columns; at least one. What they name is what ``df.groupBy`` would group by. An expression, or a
+        field of a struct, becomes a column in front of the others.
 
     Returns
     -------
@@ -51,7 +54,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     """
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
-    given = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
+    given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
     frame = _keyed(df, given)
@@ -61,37 +64,39 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
             f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
         )
     KeyCodec(frame.key_schema)
+    with _naming(df, given):
+        df.groupBy(*given).count()  # refuses what only select() takes: generators, windows, stars
     return KeyedStream(frame)
 
 
-def _keyed(df: DataFrame, given: Sequence[object]) -> KeyedFrame:
+def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
     columns: list[str] = []
     computed: list[Column] = []
     for column in given:
         if not isinstance(column, (str, Column)):
             raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
-        try:
-            own = _own_column(df, column)
-            if own is None:
-                own = df.select(column).columns[0]
-                computed.append((F.col(column) if isinstance(column, str) else column).alias(own))
+        with _naming(df, [column]):
+            place, name = selected_column(df, column)
+            if place is None:
+                computed.append((F.col(column) if isinstance(column, str) else column).alias(name))
                 df.select(computed[-1], "*")
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"key_by: rows cannot be grouped by {column}: {str(error).splitlines()[0]}",
-                hint=f"The columns are {', '.join(df.columns)}.",
-            ) from error
-        columns.append(own)
+        columns.append(name if place is None else df.columns[place])
     return KeyedFrame(df.select(*computed, "*") if computed else df, columns)
 
 
-def _own_column(df: DataFrame, column: str | Column) -> str | None:
-    """The column of the DataFrame that is meant, None if it is computed; case does not matter, as in Spark."""
-    if isinstance(column, str) and column in df.columns:
-        return column
-    name = df.select(column).columns[0]
-    is_plain = str(column).lower() in (name.lower(), f"column<'{name.lower()}'>")
-    return next((own for own in df.columns if is_plain and own.lower() == name.lower()), None)
+@contextmanager
+def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
+    """Name what Spark cannot group by."""
+    try:
+        yield
+    except AnalysisException as error:
+        dotted = next((name for name in given if isinstance(name, str) and "." in name and name in df.columns), None)
+        raise ConfigurationError(
+            f"key_by: rows cannot be grouped by {', '.join(map(str, given))}: {str(error).splitlines()[0]}",
+            hint=f"Write `{dotted}` for the column; a dot leads to a struct's field."
+            if dotted
+            else f"The columns are {', '.join(df.columns)}.",
+        ) from error
 
 
 class KeyedStream:
@@ -151,7 +156,8 @@ class KeyedStream:
         initialTables : mapping of str to DataFrame, optional
             Batch DataFrames that are loaded as states before the first batch, by state, ``$timers`` for the timers.
             Their columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
-            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers.
+            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another
+            type is converted if nothing can be lost, else refused; docs/savepoints.md has the rule.
 
         Returns
         -------

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -38,6 +37,7 @@ from statelog.spark.event_columns import own_event_time, result_event_time
 from statelog.spark.forms import ProcessorForm, recorded_settings
 from statelog.spark.initial_tables import InitialTable, checked_table
 from statelog.spark.key_hash import key_hash
+from statelog.spark.lossless_casts import converted_columns, require_convertible
 from statelog.spark.placement import Placement, make_placement
 from statelog.spark.times import TimeMode
 from statelog.spark.types import key_schema
@@ -75,6 +75,11 @@ class KeyedFrame:
         return [self.df.columns.index(name) for name in self.columns]
 
     @property
+    def key_fields(self) -> list[StructField]:
+        """Names and types of the grouping columns."""
+        return [self.df.schema[name] for name in self.columns]
+
+    @property
     def key_schema(self) -> pa.Schema:
         """Names and storage types of the grouping columns.
 
@@ -83,7 +88,7 @@ class KeyedFrame:
         ConfigurationError
             If a column's type cannot be a key.
         """
-        return key_schema(self.df.schema[name] for name in self.columns)
+        return key_schema(self.key_fields)
 
     def rows(self, prefix: str) -> DataFrame:
         """The rows with the key hash.
@@ -92,7 +97,7 @@ class KeyedFrame:
         """
         plain = self.df.toDF(*[f"{prefix}{index}" for index in range(len(self.df.columns))])
         keys = [F.col(f"{prefix}{index}") for index in self.key_columns]
-        return plain.withColumn(HASH_COLUMN, key_hash(keys, [self.df.schema[name].dataType for name in self.columns]))
+        return plain.withColumn(HASH_COLUMN, key_hash(keys, [field.dataType for field in self.key_fields]))
 
     def by_subtask(self, prefix: str, parallelism: int) -> DataFrame:
         """The rows with the key hash, each in the partition of its subtask."""
@@ -263,10 +268,10 @@ def _tables(
             hint=f"Its states are: {', '.join(declared) or 'none'}.",
         )
     loaded: list[InitialTable] = []
-    keys = stream.key_schema
+    keys = stream.key_fields
     for name, df in tables.items():
         rows = checked_table(df, keys, declared[name], uid)
-        keyed = _with_keys_of(KeyedFrame(rows, rows.columns[: len(keys)]), stream, f"initialTables['{name}']")
+        keyed = KeyedFrame(rows, rows.columns[: len(keys)])
         loaded.append(InitialTable(declared[name].to_stored(), keyed.by_subtask("i", parallelism), rows.columns))
     return loaded
 
@@ -317,25 +322,21 @@ def _check_arguments(arguments: OperatorArguments) -> None:
     check_output_mode(arguments.output_mode)
 
 
-def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame, subject: str = "initialState") -> KeyedFrame:
-    """An initial state whose keys have the types of the stream's, as Spark converts them too."""
-    own, wanted = ([frame.df.schema[name] for name in frame.columns] for frame in (initial, stream))
-    if [field.dataType for field in own] == [field.dataType for field in wanted]:
-        return initial
-    mismatch = ConfigurationError(
-        f"{subject} is keyed by ({_listed(own)}), the stream by ({_listed(wanted)}).",
-        kind=ErrorKind.OTHER_SCHEMA,
-        hint="Key both by columns of the same types, in the same order.",
-    )
+def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
+    """An initial state whose keys have the types of the stream's."""
+    own, wanted = initial.key_fields, stream.key_fields
+    subject = f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)})"
     if len(own) != len(wanted):
-        raise mismatch
-    casts = {
-        mine.name: F.col(_quoted(mine.name)).cast(theirs.dataType) for mine, theirs in zip(own, wanted, strict=True)
-    }
-    try:
-        return replace(initial, df=initial.df.withColumns(casts))
-    except AnalysisException as error:
-        raise mismatch from error
+        raise ConfigurationError(
+            f"{subject}.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Key both by columns of the same types, in the same order.",
+        )
+    for mine, theirs in zip(own, wanted, strict=True):
+        require_convertible(mine.dataType, theirs.dataType, mine.name, subject, "the stream's")
+    types = {place: field.dataType for place, field in zip(initial.key_columns, wanted, strict=True)}
+    columns = [(place, field.name, types.get(place, field.dataType)) for place, field in enumerate(initial.df.schema)]
+    return replace(initial, df=converted_columns(initial.df, columns))
 
 
 def _listed(fields: list[StructField]) -> str:

@@ -55,6 +55,7 @@ _ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
     TimeType: pa.time64("ns"),
     NullType: pa.null(),
 }
+_TIME_DIGITS: Final = 6
 
 
 def arrow_type(kind: DataType, subject: str) -> pa.DataType:
@@ -87,7 +88,11 @@ def arrow_type(kind: DataType, subject: str) -> pa.DataType:
     if isinstance(kind, StructType):
         if len(set(kind.names)) < len(kind):
             raise _unsupported(kind, subject, "Give each field of a struct a name of its own.")
+        if not len(kind):
+            raise _unsupported(kind, subject, "Give the struct a field: files cannot hold structs without any.")
         return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
+    if isinstance(kind, TimeType) and kind.precision > _TIME_DIGITS:
+        raise _unsupported(kind, subject, f"Convert it to time({_TIME_DIGITS}): times in Python have microseconds.")
     atomic = _ATOMIC.get(type(kind))
     if atomic is None:
         raise _unsupported(kind, subject, "Convert it to a string, number, timestamp, array, map or struct.")

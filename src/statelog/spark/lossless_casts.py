@@ -1,0 +1,202 @@
+"""Which of Spark's types become which others where DataFrames are loaded as state: only where nothing can be lost.
+
+The values are converted by Spark's own cast. Of the casts that Spark itself takes as safe (``Cast.canUpCast``) those
+are left out that can make two values one; docs/savepoints.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimeType,
+    VarcharType,
+)
+
+from statelog.errors import ConfigurationError, ErrorKind
+
+__all__ = ["converted_columns", "did_you_mean", "require_convertible"]
+
+_DIGITS: Final[dict[type[DataType], int]] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+"""Whole numbers, the narrowest first, and how many decimal digits they have."""
+
+
+def require_convertible(own: DataType, wanted: DataType, name: str, subject: str, owner: str) -> None:
+    """Check that values of a type can become values of another one without loss.
+
+    Parameters
+    ----------
+    own, wanted : DataType
+        The column's type, and the type that it is to have.
+    name : str
+        The column.
+    subject, owner : str
+        What has the column, and whose the wanted type is, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If they cannot; the message names the path of the first field that does not fit.
+    """
+    for misfit, hint in _misfits(own, wanted, name, owner):
+        raise ConfigurationError(f"{subject}: {misfit}.", kind=ErrorKind.OTHER_SCHEMA, hint=hint)
+
+
+def converted_columns(df: DataFrame, wanted: Iterable[tuple[int, str, DataType]]) -> DataFrame:
+    """Some columns of a DataFrame: their places in it, names and types; :func:`require_convertible` holds for them."""
+    plain, kinds = df.toDF(*[f"c{place}" for place in range(len(df.columns))]), [field.dataType for field in df.schema]
+    return plain.select(
+        *[_converted(F.col(f"c{place}"), kinds[place], kind).alias(name) for place, name, kind in wanted]
+    )
+
+
+def did_you_mean(name: str, others: Sequence[str]) -> str:
+    """A hint at the name that may be meant, or nothing."""
+    by_case = {other.lower(): other for other in others}
+    found = get_close_matches(name.lower(), by_case, 1)
+    return f"Did you mean '{by_case[found[0]]}'? " if found else ""
+
+
+# ---- The rule ----
+
+
+def _misfits(own: DataType, wanted: DataType, path: str, owner: str) -> Iterator[tuple[str, str]]:
+    """What does not fit, each with a hint."""
+    if isinstance(own, StructType) and isinstance(wanted, StructType):
+        yield from _struct_misfits(own, wanted, path, owner)
+    elif isinstance(own, ArrayType) and isinstance(wanted, ArrayType):
+        yield from _misfits(own.elementType, wanted.elementType, f"{path}.element", owner)
+    elif isinstance(own, MapType) and isinstance(wanted, MapType):
+        yield from _misfits(own.keyType, wanted.keyType, f"{path}.key", owner)
+        yield from _misfits(own.valueType, wanted.valueType, f"{path}.value", owner)
+    elif own != wanted and not _is_lossless(own, wanted):
+        misfit = f"column '{path}' is {own.simpleString()}, and {owner} is {wanted.simpleString()}"
+        yield misfit, "Not every value would stay what it is. Cast it yourself."
+
+
+def _struct_misfits(own: StructType, wanted: StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:
+    additional = [name for name in own.names if name not in wanted.names]
+    for field in wanted:
+        count = own.names.count(field.name)
+        if count != 1:
+            yield (
+                f"column '{path}' has {'two fields' if count else 'no field'} '{field.name}', and {owner} has one",
+                f"{did_you_mean(field.name, additional)}It must have the fields {', '.join(wanted.names)}.",
+            )
+    for name in additional:
+        yield (
+            f"column '{path}' has a field '{name}', and {owner} has none",
+            f"It must have the fields {', '.join(wanted.names)}.",
+        )
+    for field in wanted:
+        yield from _misfits(own[field.name].dataType, field.dataType, f"{path}.{field.name}", owner)
+
+
+def _is_lossless(own: DataType, wanted: DataType) -> bool:
+    match own, wanted:
+        case NullType(), _:
+            return True
+        case DecimalType(), DecimalType():
+            more = wanted.scale - own.scale
+            return more >= 0 and wanted.precision - own.precision >= more
+        case (FloatType(), DoubleType()) | (DateType(), TimestampNTZType()):
+            return True
+        case ((CharType() | VarcharType()), StringType()):
+            return wanted == StringType()
+        case TimeType(), TimeType():
+            return own.precision <= wanted.precision
+        case DayTimeIntervalType(), DayTimeIntervalType():
+            return own.endField <= wanted.endField
+    return _is_wider_than(type(own), wanted)
+
+
+def _is_wider_than(whole: type[DataType], wanted: DataType) -> bool:
+    """Whether a type holds all numbers of a type of whole numbers."""
+    if whole not in _DIGITS:
+        return False
+    if isinstance(wanted, DecimalType):
+        return bool(wanted.precision - wanted.scale >= _DIGITS[whole])
+    if isinstance(wanted, DoubleType):
+        return whole is not LongType
+    return _DIGITS.get(type(wanted), 0) >= _DIGITS[whole]
+
+
+# ---- The conversion ----
+
+
+def _converted(column: Column, own: DataType, wanted: DataType) -> Column:
+    target = _nullable(wanted)
+    if _nullable(own) == target:
+        return column
+    if _has_order(own, wanted):
+        return column.cast(target)  # field by field, whatever their names are
+    return _rearranged(column, own, wanted)
+
+
+def _has_order(own: DataType, wanted: DataType) -> bool:
+    """Whether the fields of all structs are in the wanted order."""
+    match own, wanted:
+        case StructType(), StructType():
+            return own.names == wanted.names and all(
+                _has_order(one.dataType, other.dataType) for one, other in zip(own, wanted, strict=True)
+            )
+        case ArrayType(), ArrayType():
+            return _has_order(own.elementType, wanted.elementType)
+        case MapType(), MapType():
+            return _has_order(own.keyType, wanted.keyType) and _has_order(own.valueType, wanted.valueType)
+    return True
+
+
+def _rearranged(column: Column, own: DataType, wanted: DataType) -> Column:
+    match own, wanted:
+        case StructType(), StructType():
+            # Names of our own: field names may differ in case only, or need quoting.
+            plain = column.cast(StructType([StructField(f"f{place}", one.dataType) for place, one in enumerate(own)]))
+            fields = [
+                _converted(
+                    plain.getField(f"f{own.names.index(field.name)}"), own[field.name].dataType, field.dataType
+                ).alias(field.name)
+                for field in wanted
+            ]
+            return F.when(column.isNotNull(), F.struct(*fields))
+        case ArrayType(), ArrayType():
+            return F.transform(column, lambda value: _converted(value, own.elementType, wanted.elementType))
+    assert isinstance(own, MapType)
+    assert isinstance(wanted, MapType)
+    keys = F.transform(F.map_keys(column), lambda key: _converted(key, own.keyType, wanted.keyType))
+    values = F.transform(F.map_values(column), lambda value: _converted(value, own.valueType, wanted.valueType))
+    return F.map_from_arrays(keys, values)
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with nulls allowed everywhere: Spark casts nothing that may be null to what may not."""
+    match kind:
+        case ArrayType():
+            return ArrayType(_nullable(kind.elementType))
+        case MapType():
+            return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+        case StructType():
+            return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind])
+    return kind
