@@ -55,7 +55,7 @@ class Window:
         changes = ChangeBuffer()
         for state in (self.value, self.list, self.map):
             state.flush(changes)
-        self.run = Run(pa.py_buffer(changes.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)), "run")
+        self.run = Run(changes.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS), "run")
         return [
             (name, row["key"], row["entry"], row["op"], row["v0"])
             for name, section in self.run.sections.items()

@@ -273,11 +273,17 @@ class Engine:
         subtask = KeyedSubtask(operator, table, context, SystemClock())
         self.output = list(subtask.process(KeyedRows(read if batches > 1 else data.rows, data.hashes)))
         part = subtask.changes.take_part("lz4")
-        local = Run(pa.py_buffer(subtask.changes.encode_local()), f"batch {len(self.runs)}")
+        local = local_run(subtask, f"batch {len(self.runs)}")
         stored = Run(pa.py_buffer(part.data), "stored", is_stored=True)
         assert contents_of_all(stored) == contents_of_all(local)
         self.runs.append(local)
         return [(row["key"], row["text"]) for batch in self.output for row in batch.to_pylist()]
+
+
+def local_run(subtask: KeyedSubtask, name: str) -> Run:
+    sink = pa.BufferOutputStream()
+    subtask.changes.write_local(sink)
+    return Run(sink.getvalue(), name)
 
 
 def contents_of_all(run: Run) -> dict[str, Any]:
@@ -382,7 +388,7 @@ def test_no_batch_of_an_initial_state_is_left_out() -> None:
     context = BatchContext(0, 0, Moment(0, 0))
     subtask = KeyedSubtask(operator.with_budget(SMALL).make(), RunsTable(), context, SystemClock())
     assert sum(batch.num_rows for batch in subtask.process(nothing, initial)) == 0
-    [texts] = contents_of_all(Run(pa.py_buffer(subtask.changes.encode_local()), "loaded")).values()
+    [texts] = contents_of_all(local_run(subtask, "loaded")).values()
     assert sorted(texts.values()) == sorted(text for _, text in rows)
 
 
