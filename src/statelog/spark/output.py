@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.spark.copies import copier
 from statelog.spark.types import arrow_type, storage_converter
 from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
 from statelog.state.values import MISFITS
@@ -39,6 +41,20 @@ class RowOutput:
         self.schema = pa.schema(fields)
         self._names = schema.names
         self._converters = [storage_converter(field.dataType) for field in schema]
+        copiers = [(place, copier(field.dataType)) for place, field in enumerate(schema)]
+        self._copiers = [(place, copied) for place, copied in copiers if copied is not None]
+        self.hold = self._held if self._copiers else None
+
+    def _held(self, row: Any) -> Any:
+        """The row's values in order, with copies of those that the processor could change."""
+        try:
+            is_in_order = getattr(row, "__fields__", None) == self._names
+            values = list(row if is_in_order else self._in_order([row], str)[0])
+        except ProcessorError:
+            return row  # encode() says whose it is
+        for place, copied in self._copiers:
+            values[place] = copied(values[place])
+        return tuple(values)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows.
@@ -91,6 +107,17 @@ class RowOutput:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldFrame:
+    """The output columns of a frame as it was."""
+
+    columns: list[Any]
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
 class FrameOutput:
     """Converts the processor's pandas frames.
 
@@ -109,7 +136,17 @@ class FrameOutput:
         fields = [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
         self.schema = pa.schema(fields)
         self._converters = [storage_converter(field.dataType) for field in schema]
+        self._copiers = [copier(field.dataType) for field in schema]
         self._zone = zone
+
+    def hold(self, frame: Any) -> Any:
+        """Copies of the output columns; of what does not fit, of the frame."""
+        try:
+            has_rows = self._has_rows(frame, 0, str)
+            columns = self._columns_of(frame, 0, str) if has_rows else []
+        except ProcessorError:
+            return frame.copy() if hasattr(frame, "iloc") else frame  # encode() says whose it is
+        return _HeldFrame(list(map(_copied_column, columns, self._copiers)), len(frame))
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert frames.
@@ -140,6 +177,8 @@ class FrameOutput:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _has_rows(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> bool:
+        if isinstance(frame, _HeldFrame):
+            return frame.rows > 0
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise ProcessorError(
                 f"{owner_of(index)} returned {type(frame).__name__} {frame!r:.80}, not a pandas DataFrame.",
@@ -149,6 +188,8 @@ class FrameOutput:
         return len(frame) > 0
 
     def _columns_of(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> list[Any]:
+        if isinstance(frame, _HeldFrame):
+            return frame.columns
         names = self.schema.names
         labels = list(frame.columns)
         if labels == names:
@@ -209,6 +250,12 @@ class FrameOutput:
             return array.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, AttributeError):
             return None
+
+
+def _copied_column(column: Any, copied: _Convert | None) -> Any:
+    if copied is None or column.dtype.kind != "O" or not isinstance(column, np.ndarray):
+        return column.copy()
+    return np.fromiter(map(copied, column), object, len(column))
 
 
 def _joined(parts: Sequence[Any]) -> Any:
