@@ -111,11 +111,12 @@ class Subtask:
         subtask = KeyedSubtask(operator, self._table, context, SystemClock())
         output = list(subtask.process(KeyedRows(rows, hashes)))
         processed_s = time.perf_counter()
-        local = subtask.changes.encode_local()
+        local = pa.BufferOutputStream()
+        subtask.changes.write_local(local)
         subtask.changes.take_part("lz4")
         ended_s = time.perf_counter()
         if keep:
-            self._table.apply([Run(pa.py_buffer(local), f"batch {self._batch}")])
+            self._table.apply([Run(local.getvalue(), f"batch {self._batch}")])
             self._batch += 1
         return BatchRun(
             output=output,

@@ -151,6 +151,8 @@ def bindings() -> list[OperatorStateBinding]:
 
 
 class JsonOutput:
+    hold = None
+
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"json": pa.array(rows, pa.string())})
 

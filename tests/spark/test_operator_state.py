@@ -368,7 +368,7 @@ class OddType(Show):
         (lambda df: {"processor": Show}, ["an object, not a class", "statelog.OperatorProcessor"]),
         (lambda df: {"processor": CountWords()}, ["statelog.OperatorProcessor", "key_by"]),
         (lambda df: {"processor": InitFails()}, ["InitFails", "DATABASE_URL", "on the driver"]),
-        (lambda df: {"processor": ReadsInInit()}, ["ReadsInInit", "on the driver"]),
+        (lambda df: {"processor": ReadsInInit()}, ["state 'seen' is used in init() or close() (get)"]),
         (lambda df: {"processor": DeclaredTwice()}, ["'seen' is declared twice"]),
         (lambda df: {"processor": OddType()}, ["map key of state 'seen'", "cannot be a key"]),
         (lambda df: {"broadcast": df}, ["has no processBroadcast method"]),

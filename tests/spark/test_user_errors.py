@@ -75,7 +75,7 @@ class DeclaredTwice(Ledger):
         (WithSession, ProcessorError, ErrorKind.PROCESSOR_NOT_PICKLABLE, ["WithSession", "SparkSession"]),
         (lambda _: InitFails(), ProcessorError, ErrorKind.PROCESSOR_FAILED, ["InitFails", "DATABASE_URL"]),
         (lambda _: WithTtl(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'account'", "'ProcessingTime'"]),
-        (lambda _: WithTimer(), ProcessorError, ErrorKind.STATE_USAGE, ["init() uses timers"]),
+        (lambda _: WithTimer(), ProcessorError, ErrorKind.STATE_USAGE, ["init() or close() uses timers"]),
         (lambda _: WithBadSchema(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'count lon'", "'account'"]),
         (lambda _: WithOddType(), ConfigurationError, ErrorKind.UNSUPPORTED_STATE_TYPE, ["'account'", "'span'"]),
         (lambda _: DeclaredTwice(), ConfigurationError, ErrorKind.INVALID_OPTION, ["'account' is declared twice"]),

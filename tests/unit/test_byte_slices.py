@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.state.byte_slices import (
+    Pace,
     RowsTooLarge,
     cut_rows,
     gather_rows,
@@ -126,3 +127,13 @@ def test_columns_keep_small_offsets_while_these_do() -> None:
     parts = [pa.array([b"a"]), pa.array([b"b", b"c"])]
     assert joined_column(parts).equals(pa.array([b"a", b"b", b"c"]))
     assert joined_column([pa.array([1]), pa.array([2])]).to_pylist() == [1, 2]
+
+
+def test_as_many_rows_are_converted_at_once_as_the_last_ones_suggest() -> None:
+    pace = Pace(10_000, first_rows=10, most_rows=500)
+    steps = [(10, 100), (40, 400), (7, 70), (160, 1600), (0, 4), (500, 50_000), (100, 500_000), (2, 10**6), (1, 0)]
+    found = [pace.rows]
+    for rows, size_bytes in steps:
+        pace.learn(rows, size_bytes)
+        found.append(pace.rows)
+    assert found == [10, 40, 160, 160, 500, 500, 100, 2, 1, 4]

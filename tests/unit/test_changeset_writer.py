@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from statelog.changelog import chain
@@ -24,11 +25,13 @@ class Given(BatchChanges):
 
     def __init__(self, count: int = 0) -> None:
         super().__init__(RunsTable([]))
-        self.made = self.taken = 0
+        self.made = 0
+        self.unstored: list[int] = []
         self.make(count)
 
-    def make(self, count: int) -> None:
-        self.made += count
+    def make(self, *counts: int) -> None:
+        self.made += sum(counts)
+        self.unstored += counts
 
     @property
     def rows(self) -> int:
@@ -36,14 +39,16 @@ class Given(BatchChanges):
 
     @property
     def unstored_bytes(self) -> int:
-        return self.made - self.taken
+        return sum(self.unstored)
 
-    def take_part(self, compression: str | None) -> Part:
-        rows, self.taken = self.made - self.taken, self.made
+    def take_part(self, compression: str | None, max_bytes: int | None = None) -> Part:
+        rows = 0
+        while self.unstored and (max_bytes is None or rows < max_bytes):
+            rows += self.unstored.pop(0)
         return Part(b"%b %d" % ((compression or "plain").encode(), rows) if rows else b"", rows)
 
-    def encode_local(self) -> bytes:
-        return b"local %d" % self.made
+    def write_local(self, sink: pa.NativeFile) -> None:
+        sink.write(b"local %d" % self.made)
 
 
 class Attempt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StructType
 
@@ -56,7 +55,7 @@ class Window:
         changes = ChangeBuffer()
         for state in (self.value, self.list, self.map):
             state.flush(changes)
-        self.run = Run(pa.py_buffer(changes.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)), "run")
+        self.run = Run(changes.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS), "run")
         return [
             (name, row["key"], row["entry"], row["op"], row["v0"])
             for name, section in self.run.sections.items()

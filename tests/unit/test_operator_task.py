@@ -110,7 +110,7 @@ def test_the_time_of_an_ack_is_that_since_the_processor_returned(engine: NotingE
 def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine: NotingEngine) -> None:
     class Many(Commands):
         def process(self, rows: Iterator[Any], context: OperatorContext) -> Iterator[Any]:
-            yield from (str(number) for number in range(25_000))
+            yield from (str(number) for number in range(200_000))
 
     engine.start(1, 0)
     task = task_of(engine, Many())
@@ -120,7 +120,7 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine
         texts += output.column(0).to_pylist()
     assert acked == [False] * (len(acked) - 1) + [True]
     assert len(acked) > 1
-    assert texts == [str(number) for number in range(25_000)]
+    assert texts == [str(number) for number in range(200_000)]
 
 
 def task_of(engine: NotingEngine, processor: Commands, batch: int = 0) -> OperatorTask:

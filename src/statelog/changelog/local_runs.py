@@ -157,8 +157,19 @@ class LocalRuns:
         """
         temporary = self._temporary(token)
         write_file(temporary, data)
-        stamp(temporary)
-        temporary.rename(self.directory / edge.file_name)
+        self.keep(temporary, edge)
+
+    def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
+        """Have a run written into a file that :meth:`keep` gives its name; `token` is that of :meth:`write`."""
+        temporary = self._temporary(token)
+        with pa.OSFile(str(temporary), "wb") as sink:
+            write(sink)
+        return temporary
+
+    def keep(self, written: Path, edge: Edge) -> None:
+        """Give a file that was written just now the name of its edge."""
+        stamp(written)
+        written.rename(self.directory / edge.file_name)
 
     def write_merged(
         self,
@@ -202,7 +213,7 @@ class LocalRuns:
             temporary.unlink()  # it stays mapped
             group = following
         self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
-        self._keep(temporary, edge)
+        self._keep_open(temporary, edge)
 
     def write_disjoint(
         self,
@@ -241,7 +252,7 @@ class LocalRuns:
                 )
                 del run  # the next one gets its memory
             writer.finish()
-        self._keep(temporary, edge)
+        self._keep_open(temporary, edge)
 
     def _writer(self, sink: pa.NativeFile) -> RunWriter:
         return RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS, block_bytes=self.budget.slice_bytes)
@@ -264,11 +275,10 @@ class LocalRuns:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.directory / f"{token}.tmp"
 
-    def _keep(self, written: Path, edge: Edge) -> None:
+    def _keep_open(self, written: Path, edge: Edge) -> None:
         """Give a file its name, and open it; it was written just now and need not be checked."""
-        stamp(written)
-        path = written.rename(self.directory / edge.file_name)
-        self._opened[edge.file_name] = self._map(path)
+        self.keep(written, edge)
+        self._opened[edge.file_name] = self._map(self.directory / edge.file_name)
 
     def _map(self, path: Path) -> Run:
         return _map(path, on_damage=partial(self._discard, path))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from statelog.changelog import chain
 from statelog.changelog.local_runs import Edge, LocalRuns
 from statelog.changelog.uploads import Uploads
@@ -95,8 +97,8 @@ class ChangesetWriter:
         StorageError
             If an upload has failed.
         """
-        if self._changes.unstored_bytes >= self._part_bytes:
-            self._upload(self._changes.take_part(self._compression))
+        while self._changes.unstored_bytes >= self._part_bytes:
+            self._upload(self._changes.take_part(self._compression, self._part_bytes))
 
     def finish(self, local: LocalRuns, head: bytes, batch: int, token: str) -> Changeset:
         """Write what is left, and the local run, so that the next batch finds it.
@@ -126,7 +128,7 @@ class ChangesetWriter:
             self._upload(last)
         checksums = [part.checksum for part in self._parts]
         edge = Edge(batch, batch, head, chain.extend(head, batch, checksums))
-        local.write(edge, self._changes.encode_local(), token)
+        local.keep(local.write_new(self._changes.write_local, token), edge)
         self._uploads.finish()
         return Changeset(self._parts, payload)
 
@@ -140,10 +142,11 @@ class ChangesetWriter:
         changeset : Changeset
             A part with its checksum and its rows, and no bytes.
         """
-        data, rows = self._changes.encode_local(), self._changes.rows
-        checksum = chain.checksum(data)
+        written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
+        with pa.memory_map(str(written)) as mapped:
+            checksum = chain.checksum(memoryview(mapped.read_buffer()))
         edge = Edge(batch, batch, head, chain.extend(head, batch, [checksum] if rows else []))
-        local.write(edge, data, token)
+        local.keep(written, edge)
         return edge, Changeset([StoredPart(checksum, 0, rows, "")], b"")
 
     def _upload(self, part: Part) -> None:

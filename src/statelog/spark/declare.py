@@ -16,6 +16,7 @@ from statelog.state.times import Ttl
 
 __all__ = [
     "Declarations",
+    "DeclaredState",
     "Parse",
     "call_init",
     "check_state_name",
@@ -122,6 +123,22 @@ def state_struct(schema: Any, name: str, uid: str, parse: Parse = DataType.fromD
     return parsed
 
 
+class DeclaredState:
+    """Stands for a state on the driver, where only ``init`` and ``close`` are called."""
+
+    def __init__(self, name: str, uid: str) -> None:
+        self._subject = f"operator '{uid}': state '{name}'"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ProcessorError(
+            f"{self._subject} is used in init() or close() ({name}).",
+            kind=ErrorKind.STATE_USAGE,
+            hint="Read and write states in the methods that handle rows and timers.",
+        )
+
+
 class _DeclaringHandle:
     """A handle that notes down the states and gives back placeholders."""
 
@@ -169,7 +186,7 @@ class _DeclaringHandle:
                 hint="Give each state a name of its own.",
             )
         self._require_one_use(name)
-        return object()
+        return DeclaredState(name, self._uid)
 
     def _require_one_use(self, name: str) -> None:
         if name in self.found.deleted and name in self.found.states:
@@ -201,7 +218,7 @@ class _DeclaringHandle:
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         raise ProcessorError(
-            f"operator '{self._uid}': init() uses timers, but no key is processed there.",
+            f"operator '{self._uid}': init() or close() uses timers, but no key is processed there.",
             kind=ErrorKind.STATE_USAGE,
             hint="Use timers in handleInputRows, handleExpiredTimer and handleInitialState.",
         )

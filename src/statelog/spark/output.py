@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from statelog.errors import ErrorKind, ProcessorError
+from statelog.spark.python_values import is_mutable
 from statelog.spark.types import field_codecs
 from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
 from statelog.state.values import MISFITS, FieldCodec
@@ -36,6 +38,19 @@ class RowOutput:
         self._fields = field_codecs(schema, "output column")
         self.schema = pa.schema([(field.name, field.type) for field in self._fields])
         self._names = schema.names
+        self._mutable = [place for place, field in enumerate(schema) if is_mutable(field.dataType)]
+        self.hold = self._held if self._mutable else None
+
+    def _held(self, row: Any) -> Any:
+        """The row's values in order; those that the processor could change are converted, so that nothing is shared."""
+        try:
+            is_in_order = getattr(row, "__fields__", None) == self._names
+            values = list(row if is_in_order else self._in_order([row], str)[0])
+            for place in self._mutable:
+                values[place] = self._fields[place].stored(values[place])
+        except (ProcessorError, *MISFITS):
+            return row  # encode() says whose it is
+        return tuple(values)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows.
@@ -85,6 +100,17 @@ class RowOutput:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldFrame:
+    """The output columns of a frame as it was."""
+
+    columns: list[Any]
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
 class FrameOutput:
     """Converts the processor's pandas frames.
 
@@ -102,7 +128,18 @@ class FrameOutput:
     def __init__(self, schema: StructType, zone: str) -> None:
         self._fields = field_codecs(schema, "output column", nan_is_null=True)
         self.schema = pa.schema([(field.name, field.type) for field in self._fields])
+        self._mutable = [is_mutable(field.dataType) for field in schema]
         self._zone = zone
+
+    def hold(self, frame: Any) -> Any:
+        """Copies of the output columns; of what does not fit, of the frame."""
+        try:
+            has_rows = self._has_rows(frame, 0, str)
+            columns = self._columns_of(frame, 0, str) if has_rows else []
+            held = list(map(_held_column, columns, self._fields, self._mutable))
+        except (ProcessorError, *MISFITS):
+            return frame.copy() if hasattr(frame, "iloc") else frame  # encode() says whose it is
+        return _HeldFrame(held, len(frame))
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert frames.
@@ -133,6 +170,8 @@ class FrameOutput:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _has_rows(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> bool:
+        if isinstance(frame, _HeldFrame):
+            return frame.rows > 0
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise ProcessorError(
                 f"{owner_of(index)} returned {type(frame).__name__} {frame!r:.80}, not a pandas DataFrame.",
@@ -142,6 +181,8 @@ class FrameOutput:
         return len(frame) > 0
 
     def _columns_of(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> list[Any]:
+        if isinstance(frame, _HeldFrame):
+            return frame.columns
         names = self.schema.names
         labels = list(frame.columns)
         if labels == names:
@@ -214,6 +255,12 @@ class FrameOutput:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _held_column(column: Any, field: FieldCodec, is_mutable: bool) -> Any:
+    if not is_mutable or column.dtype.kind != "O" or not isinstance(column, np.ndarray):
+        return column.copy()
+    return np.fromiter(map(field.stored, column), object, len(column))
 
 
 def _joined(parts: Sequence[Any]) -> Any:

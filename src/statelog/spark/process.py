@@ -26,7 +26,7 @@ from statelog.spark.arguments import (
     task_function,
 )
 from statelog.spark.clock_source import with_clock
-from statelog.spark.declare import Parse, call_init, check_state_name, state_struct
+from statelog.spark.declare import DeclaredState, Parse, call_init, check_state_name, state_struct
 from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.key_hash import key_hash
 from statelog.spark.placement import make_placement
@@ -254,4 +254,4 @@ class _DeclaringHandle:
                 f"operator '{self._uid}': state '{name}' is declared twice in different ways.",
                 hint="Give each state a name of its own.",
             )
-        return object()
+        return DeclaredState(name, self._uid)

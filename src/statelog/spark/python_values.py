@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     TimeType,
 )
 
-__all__ = ["Convert", "exact_type", "from_storage", "row_maker", "to_storage"]
+__all__ = ["Convert", "exact_type", "from_storage", "is_mutable", "row_maker", "to_storage"]
 
 Convert = Callable[[Any], Any]
 
@@ -67,6 +67,11 @@ def exact_type(kind: DataType) -> type | None:
     Float and decimal have none: a Python float must be rounded to 32 bits, a decimal to its scale.
     """
     return _EXACT.get(type(kind))
+
+
+def is_mutable(kind: DataType) -> bool:
+    """Whether Python values of a type may be changed in place."""
+    return isinstance(kind, (ArrayType, MapType, StructType, BinaryType))
 
 
 def to_storage(kind: DataType, *, nan_is_null: bool = False) -> Convert:

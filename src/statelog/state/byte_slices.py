@@ -18,6 +18,7 @@ __all__ = [
     "BUDGET",
     "MAX_COLUMN_BYTES",
     "Budget",
+    "Pace",
     "Positions",
     "RowsTooLarge",
     "bytes_before",
@@ -38,6 +39,7 @@ Positions = npt.NDArray[np.int64]
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 """What Arrow's offsets of 32 bits reach."""
 _OFFSET_BYTES: Final = 4
+_GROWTH: Final = 4
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,35 @@ class Budget:
 
 
 BUDGET: Final = Budget()
+
+
+class Pace:
+    """How many rows to convert at once, learned from the sizes of those before.
+
+    Parameters
+    ----------
+    max_bytes : int
+        How large they should be together.
+    first_rows, most_rows : int
+        How many are converted at first, and at most.
+
+    Attributes
+    ----------
+    rows : int
+        How many come next.
+    """
+
+    def __init__(self, max_bytes: int, first_rows: int, most_rows: int) -> None:
+        self.rows = min(first_rows, most_rows)
+        self._max_bytes = max_bytes
+        self._most_rows = most_rows
+
+    def learn(self, rows: int, size_bytes: int) -> None:
+        """Note the size of rows that were converted together."""
+        if rows:
+            grown = _GROWTH * self.rows if rows >= self.rows else self.rows
+            fitting = self._max_bytes * rows // max(1, size_bytes)
+            self.rows = max(1, min(grown, fitting, self._most_rows))
 
 
 class RowsTooLarge(Exception):

@@ -16,6 +16,7 @@ from statelog.state.byte_slices import (
     BUDGET,
     MAX_COLUMN_BYTES,
     Budget,
+    Pace,
     Positions,
     RowsTooLarge,
     bytes_before,
@@ -23,7 +24,7 @@ from statelog.state.byte_slices import (
     to_array,
 )
 from statelog.state.run_format import Operation, change_schema
-from statelog.state.run_writer import Section, encode_run
+from statelog.state.run_writer import Section, write_run
 from statelog.state.schema import StateDescriptor, StateKind
 from statelog.state.table import KeyBatch
 from statelog.state.values import RowCodec
@@ -33,6 +34,8 @@ __all__ = ["ChangeBuffer", "ListPosition"]
 _LIST_PREFIX: Final = struct.Struct(">IQ")
 _LIST_ORDINAL: Final = struct.Struct(">I")
 _PHASE_SHIFT: Final = 30
+_FIRST_ROWS: Final = 1024
+_PART_OF_SLICE: Final = 4
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class ChangeBuffer:
         self.describe_key: Callable[[int], str] = str
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         self._states: dict[str, StateDescriptor] = {}
+        self._paces: dict[str, Pace] = {}
         self._stored: dict[str, int] = {}
         self.rows = 0
         self.unstored_bytes: int = 0
@@ -145,9 +149,18 @@ class ChangeBuffer:
 
         self._states[state.name] = state
         batches = self._batches.setdefault(state.name, [])
-        for batch in in_parts(len(picked), partial(self._bounded, encode, codec, positions), self._budget.slice_bytes):
-            batches.append(batch)
-            self.unstored_bytes += batch.nbytes
+        max_bytes = self._budget.slice_bytes // _PART_OF_SLICE
+        pace = self._paces.setdefault(state.name, Pace(max_bytes, _FIRST_ROWS, self._budget.window_rows))
+        start = 0
+        while start < len(picked):
+            end = min(start + pace.rows, len(picked))
+            size_bytes = 0
+            for batch in in_parts(end, partial(self._bounded, encode, codec, positions), max_bytes, start):
+                batches.append(batch)
+                size_bytes += batch.nbytes
+            pace.learn(end - start, size_bytes)
+            self.unstored_bytes += size_bytes
+            start = end
         self.rows += len(picked)
         self.unstored_rows += len(picked)
 
@@ -180,24 +193,31 @@ class ChangeBuffer:
             " list or a map.",
         )
 
-    def encode(self, *, compression: str | None, block_rows: int) -> bytes:
-        """Encode the changes as a run."""
+    def write(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
+        """Write the changes as a run; only some of them are encoded at once."""
         sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
-        return self._encode(sections, compression, block_rows)
+        self._write(sections, sink, compression, block_rows)
 
-    def take_part(self, *, compression: str | None, block_rows: int) -> bytes:
-        """Encode what was added since the last call as a run."""
-        sections = [
-            Section(self._states[name], batches[self._stored.get(name, 0) :])
-            for name, batches in sorted(self._batches.items())
-        ]
-        self._stored = {name: len(batches) for name, batches in self._batches.items()}
-        self.unstored_bytes = self.unstored_rows = 0
-        return self._encode(sections, compression, block_rows)
+    def take_part(self, *, compression: str | None, block_rows: int, max_bytes: int | None = None) -> pa.Buffer:
+        """Encode changes that no call before has taken as a run: all, or the oldest of each state up to a size."""
+        sections: list[Section] = []
+        for name, batches in sorted(self._batches.items()):
+            first = end = self._stored.get(name, 0)
+            taken_bytes = 0
+            while end < len(batches) and (max_bytes is None or taken_bytes < max_bytes):
+                taken_bytes += batches[end].nbytes
+                end += 1
+            self._stored[name] = end
+            self.unstored_bytes -= taken_bytes
+            self.unstored_rows -= sum([batch.num_rows for batch in batches[first:end]])
+            sections.append(Section(self._states[name], batches[first:end]))
+        sink = pa.BufferOutputStream()
+        self._write(sections, sink, compression, block_rows)
+        return sink.getvalue()
 
-    def _encode(self, sections: Sequence[Section], compression: str | None, block_rows: int) -> bytes:
+    def _write(self, sections: list[Section], sink: pa.NativeFile, compression: str | None, block_rows: int) -> None:
         size_bytes = self._budget.slice_bytes
-        return encode_run(sections, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+        write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
 
 
 def _keys_at(keys: pa.Array, positions: Positions) -> pa.Array:

@@ -48,8 +48,16 @@ class InputCodec(Protocol):
 class OutputCodec(Protocol):
     """Converts what the processor returns to columns."""
 
+    @property
+    def hold(self) -> Callable[[Any], Any] | None:
+        """Makes of what was yielded, row or frame, something that stays as it is and can be encoded.
+
+        None if the processor cannot change rows of the declared types in place. It refuses nothing.
+        """
+        ...
+
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows; `owner_of` names what returned the i-th, for messages.
+        """Convert rows, held or not; `owner_of` names what returned the i-th, for messages.
 
         Raises
         ------

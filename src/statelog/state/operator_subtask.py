@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.state.byte_slices import BUDGET, Budget, RowsTooLarge, cut_rows, in_parts
+from statelog.state.byte_slices import BUDGET, Budget, RowsTooLarge, cut_rows
 from statelog.state.operator import OutputCodec
 from statelog.state.operator_processor import OperatorContext, OperatorProcessor
 from statelog.state.operator_state import (
@@ -23,6 +22,7 @@ from statelog.state.operator_state import (
     Stage,
     make_state,
 )
+from statelog.state.outputs import Outputs
 from statelog.state.snapshot import Elements, Section, join_elements
 
 __all__ = ["Operator", "OperatorInput", "OperatorSubtask"]
@@ -152,7 +152,7 @@ class OperatorSubtask:
         Yields
         ------
         pyarrow.RecordBatch
-            Output rows, some at a time.
+            Output rows, as soon as they are a chunk.
 
         Raises
         ------
@@ -165,30 +165,26 @@ class OperatorSubtask:
             copies = self._rows(read.broadcast, operator.to_broadcast_rows)
             self._call(Stage.PROCESS_BROADCAST, processor.processBroadcast, copies, context)
         rows = self._rows(read.rows, operator.to_rows)
-        output = self._call(Stage.PROCESS, lambda: iter(processor.process(rows, context)))
-        while rows_out := self._call(Stage.PROCESS, lambda: list(itertools.islice(output, _CHUNK_ROWS))):
-            yield from self._call(Stage.PROCESS, self._encode, rows_out)
+
+        def calls() -> Iterator[Iterable[Any]]:
+            yield processor.process(rows, context)
+
+        outputs = Outputs(operator.output, operator.budget)
+        outputs.begin(calls(), lambda _: "process()")
+        has_more = True
+        try:
+            while has_more:
+                has_more = self._call(Stage.PROCESS, outputs.take)
+                yield from self._call(Stage.PROCESS, partial(outputs.encoded, is_last=not has_more))
+        finally:
+            self._phase.stage = Stage.CLOSE  # before generators are closed, which may not use the states any more
+            outputs.end()
         self._call(Stage.CLOSE, processor.close)
 
     def _rows(self, batches: Sequence[pa.RecordBatch], to_rows: Callable[[pa.RecordBatch], list[Any]]) -> Iterator[Any]:
         for batch in batches:
             for part in cut_rows(batch, self._operator.budget.slice_bytes, _CHUNK_ROWS):
                 yield from to_rows(part)
-
-    def _encode(self, rows: list[Any]) -> list[pa.RecordBatch]:
-        def encode(start: int, end: int) -> pa.RecordBatch:
-            try:
-                return self._operator.output.encode(rows[start:end], lambda _: "process()")
-            except RowsTooLarge as error:
-                if end - start > 1:
-                    raise
-                raise ProcessorError(
-                    f"process() returned a row that does not fit into a column: {error}.",
-                    kind=ErrorKind.TOO_LARGE,
-                    hint="Return several smaller rows.",
-                ) from error
-
-        return list(in_parts(len(rows), encode, self._operator.budget.slice_bytes))
 
     @property
     def is_changed(self) -> bool:

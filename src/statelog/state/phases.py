@@ -63,7 +63,7 @@ class BatchChanges:
                 self._unstored.append(run)
             elif self.buffer.unstored_rows:
                 part = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
-                self._unstored.append(Run(pa.py_buffer(part), f"rest of phase {self.phase}"))
+                self._unstored.append(Run(part, f"rest of phase {self.phase}"))
             self._runs.append(run)
             self.table = self.table.branch(run)
             self.buffer = ChangeBuffer(self._budget)
@@ -78,32 +78,47 @@ class BatchChanges:
         """Size in memory of the changes that no part has."""
         return self.buffer.unstored_bytes + sum([run.size_bytes for run in self._unstored])
 
-    def take_part(self, compression: str | None) -> Part:
-        """Encode the changes that no part has yet, for the store."""
-        rows = self.buffer.unstored_rows + sum(run.rows for run in self._unstored)
-        if not self._unstored:
-            return Part(self.buffer.take_part(compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
-        runs, self._unstored = self._unstored, []
-        if self.buffer.unstored_rows:
-            rest = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
-            runs.append(Run(pa.py_buffer(rest), f"changes of phase {self.phase}"))
-        return Part(self._merged(runs, compression=compression, block_rows=STORED_BLOCK_ROWS), rows)
+    def take_part(self, compression: str | None, max_bytes: int | None = None) -> Part:
+        """Encode changes that no part has yet, for the store.
 
-    def encode_local(self) -> bytes:
-        """Encode the changes of all phases as one run, to be mapped."""
+        Parameters
+        ----------
+        compression : {"lz4", "zstd", None}
+            Of the part.
+        max_bytes : int, optional
+            How much of the current phase's changes there is in it, about; by default all.
+        """
+        rows = self._unstored_rows
+        if not self._unstored:
+            data = self.buffer.take_part(compression=compression, block_rows=STORED_BLOCK_ROWS, max_bytes=max_bytes)
+        else:
+            runs, self._unstored = self._unstored, []
+            if self.buffer.unstored_rows:
+                rest = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS, max_bytes=max_bytes)
+                runs.append(Run(rest, f"changes of phase {self.phase}"))
+            sink = pa.BufferOutputStream()
+            self._merge(runs, sink, compression=compression, block_rows=STORED_BLOCK_ROWS)
+            data = sink.getvalue()
+        return Part(data.to_pybytes(), rows - self._unstored_rows)
+
+    @property
+    def _unstored_rows(self) -> int:
+        return self.buffer.unstored_rows + sum([run.rows for run in self._unstored])
+
+    def write_local(self, sink: pa.NativeFile) -> None:
+        """Write the changes of all phases as one run, to be mapped."""
         if not self._runs:
-            return self.buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
+            self.buffer.write(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+            return
         runs = [*self._runs, self._as_run(self.buffer)] if self.buffer.rows else self._runs
-        return self._merged(runs, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        self._merge(runs, sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
 
     def _as_run(self, buffer: ChangeBuffer) -> Run:
-        data = buffer.encode(compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        return Run(pa.py_buffer(data), f"changes of phase {self.phase}")
-
-    def _merged(self, runs: list[Run], *, compression: str | None, block_rows: int) -> bytes:
         sink = pa.BufferOutputStream()
+        buffer.write(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        return Run(sink.getvalue(), f"changes of phase {self.phase}")
+
+    def _merge(self, runs: list[Run], sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
         size_bytes = self._budget.slice_bytes
         writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
         merge_runs(runs, writer, is_bottom=False, slice_bytes=size_bytes)
-        data: bytes = sink.getvalue().to_pybytes()
-        return data

@@ -17,7 +17,7 @@ from statelog.state.key_groups import Hashes
 from statelog.state.run_format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
 from statelog.state.schema import StateDescriptor, StateKind, StateSchema
 
-__all__ = ["LOCAL_BLOCK_ROWS", "STORED_BLOCK_ROWS", "RunWriter", "Section", "encode_run"]
+__all__ = ["LOCAL_BLOCK_ROWS", "STORED_BLOCK_ROWS", "RunWriter", "Section", "encode_run", "write_run"]
 
 STORED_BLOCK_ROWS: Final = 16_384
 """Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
@@ -151,16 +151,28 @@ class RunWriter:
         return sum(block.rows for block in self._blocks)
 
 
-def encode_run(
-    sections: Iterable[Section], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
-) -> bytes:
-    """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
-    sink = pa.BufferOutputStream()
+def write_run(
+    sections: Iterable[Section],
+    sink: pa.NativeFile,
+    *,
+    compression: str | None,
+    block_rows: int,
+    block_bytes: int = BUDGET.slice_bytes,
+) -> None:
+    """Write a run of sections block by block; the parameters are those of :class:`RunWriter`."""
     writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
     for section in sections:
         for batch in join_rows(section.batches, block_bytes):
             writer.add(section.state, batch)
     writer.finish()
+
+
+def encode_run(
+    sections: Iterable[Section], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
+) -> bytes:
+    """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
+    sink = pa.BufferOutputStream()
+    write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from statelog.clock import Clock
-from statelog.errors import CorruptionError, ErrorKind, ProcessorError, StorageError
-from statelog.state.byte_slices import RowsTooLarge, cut_rows, in_parts, to_batches
+from statelog.errors import CorruptionError, ProcessorError, StorageError
+from statelog.state.byte_slices import to_batches
 from statelog.state.changes import ListPosition
 from statelog.state.cursor import KeyCursor
 from statelog.state.entry_states import ListState, MapState
@@ -23,17 +21,17 @@ from statelog.state.grouping import Window, windows_of
 from statelog.state.key_groups import Hashes
 from statelog.state.keyed_state import KeyedState
 from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
+from statelog.state.outputs import Outputs, rare_garbage_collection
 from statelog.state.phases import BatchChanges
 from statelog.state.processor_handle import ProcessorHandle
 from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.table import KeyBatch, StateTable, TimerRows
-from statelog.state.timers import Timers
+from statelog.state.timers import Timers, key_stretches, starts_key
 from statelog.state.times import NO_TIME_MS, Moment
 from statelog.state.value_states import AggregatingState, ReducingState, ValueState
 
 __all__ = ["BatchContext", "KeyedRows", "KeyedSubtask"]
 
-_COLLECTION_THRESHOLD: Final = 100_000
 _NO_KEYS: Final = KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
 
 Key = tuple[Any, ...]
@@ -130,8 +128,10 @@ class KeyedSubtask:
         position = ListPosition(context.epoch, context.batch)
         self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment, budget=budget)
         self._window_keys = self._fitting_keys()
+        self._outputs = Outputs(operator.output, budget)
         self._states = {binding.name: _make_state(self._cursor, binding) for binding in operator.states}
         self._timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
+        self._open_states()
         self._timer_values = operator.times.timer_values(context.moment)
         self._needs_event_ms = operator.event_time is not None and any(
             binding.ttl is not None and binding.ttl.domain is TimeDomain.EVENT for binding in operator.states
@@ -150,7 +150,7 @@ class KeyedSubtask:
         Yields
         ------
         pyarrow.RecordBatch
-            Output rows, some keys at a time.
+            Output rows, as soon as they are a chunk; a batch after every window of keys, if need be without rows.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class KeyedSubtask:
         if initial is not None and initial.rows.num_rows:
             assert operator.initial is not None
             for window in self._windows(initial, operator.initial):
-                self._load_initial_state(window, operator.initial)
+                yield self._load_initial_state(window, operator.initial)
             self._begin_phase()
         read = self._on_time(read)
         if read.rows.num_rows:
@@ -212,7 +212,8 @@ class KeyedSubtask:
 
     # ---- Initial state ----
 
-    def _load_initial_state(self, window: Window, source: KeyedInput) -> None:
+    def _load_initial_state(self, window: Window, source: KeyedInput) -> pa.RecordBatch:
+        """Call the processor with the rows of some keys; a batch without rows, so that changes can be taken."""
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
         self._open(window.keys, keys)
@@ -224,30 +225,29 @@ class KeyedSubtask:
         except Exception as error:
             raise self._failure(error, "handleInitialState", keys[cursor.position]) from error
         self._flush()
+        return self._operator.output.encode([], str)
 
     # ---- Rows ----
 
-    def _process_rows(self, window: Window) -> list[pa.RecordBatch]:
-        operator, cursor = self._operator, self._cursor
+    def _process_rows(self, window: Window) -> Iterator[pa.RecordBatch]:
+        operator, cursor, outputs = self._operator, self._cursor, self._outputs
         keys = self._keys_of(window, operator.input)
         self._open(window.keys, keys)
         if self._needs_event_ms:
             assert operator.event_time is not None
             cursor.event_ms = _newest_ms(operator.event_time, window)
-        outputs: list[Any] = []
-        ends: list[int] = []
         handle_rows, timer_values = operator.processor.handleInputRows, self._timer_values
-        with _rare_garbage_collection():
-            try:
-                # The loop that everything is about: nothing in here that could stand outside.
-                for position, (key, rows) in enumerate(zip(keys, operator.input.codec.by_key(window), strict=True)):
-                    cursor.position = position
-                    outputs.extend(handle_rows(key, rows, timer_values))
-                    ends.append(len(outputs))
-            except Exception as error:
-                raise self._failure(error, "handleInputRows", keys[cursor.position]) from error
-            self._flush()
-            return self._encode(outputs, lambda row: f"key {keys[_owner(ends, row)]!r}")
+
+        def calls() -> Iterator[Iterable[Any]]:
+            taken, note_start = outputs.taken, outputs.starts.append
+            # The loop that everything is about: nothing in here that could stand outside.
+            for position, (key, rows) in enumerate(zip(keys, operator.input.codec.by_key(window), strict=True)):
+                cursor.position = position
+                note_start(len(taken))
+                yield handle_rows(key, rows, timer_values)
+
+        outputs.begin(calls(), lambda call: f"key {keys[call]!r}")
+        yield from self._run_calls("handleInputRows", keys)
 
     def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
@@ -269,17 +269,17 @@ class KeyedSubtask:
         self._begin_phase()
         timers.lowest_ms = None
         due = self.changes.table.due_timers(timers.state, after_ms, until_ms)
-        for start, end in _key_stretches(due, lambda: self._window_keys):
+        for start, end in key_stretches(due, lambda: self._window_keys):
             yield from self._fire_window(timers, due, start, end)
         if timers.lowest_ms is not None:
             # A timer that a firing one has registered for a time that is over fires in the next batch.
             self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
 
-    def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> list[pa.RecordBatch]:
+    def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Fire the timers of some keys, in order of their times."""
-        operator, cursor = self._operator, self._cursor
+        operator, cursor, outputs = self._operator, self._cursor, self._outputs
         rows = due.keys.slice(start, end)
-        is_first = _starts_key(rows)
+        is_first = starts_key(rows)
         firsts = np.flatnonzero(is_first)
         key_of = np.cumsum(is_first) - 1
         found = rows.take(firsts)
@@ -290,36 +290,54 @@ class KeyedSubtask:
         if self._needs_event_ms:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")
-        outputs: list[Any] = []
-        ends: list[int] = []
         fired: list[int] = []
         fire, timer_values, info = (
             operator.processor.handleExpiredTimer,
             self._timer_values,
             operator.times.expired_timer,
         )
-        with _rare_garbage_collection():
-            try:
-                for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
-                    cursor.position = position
-                    if timers.was_deleted(time_ms):
-                        continue
-                    outputs.extend(fire(keys[position], timer_values, info(time_ms)))
-                    timers.delete(time_ms)
-                    ends.append(len(outputs))
-                    fired.append(position)
-            except Exception as error:
-                raise self._failure(error, "handleExpiredTimer", keys[cursor.position]) from error
-            self._flush()
-            return self._encode(outputs, lambda row: f"key {keys[fired[_owner(ends, row)]]!r}")
+
+        def calls() -> Iterator[Iterable[Any]]:
+            for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
+                cursor.position = position
+                if timers.was_deleted(time_ms):
+                    continue
+                fired.append(position)
+                outputs.starts.append(len(outputs.taken))
+                yield fire(keys[position], timer_values, info(time_ms))
+                timers.delete(time_ms)
+
+        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}")
+        yield from self._run_calls("handleExpiredTimer", keys)
 
     # ---- Windows of keys ----
+
+    def _run_calls(self, method: str, keys: list[Key]) -> Iterator[pa.RecordBatch]:
+        """Make the calls that the outputs have begun; between two chunks the processor stands still at a yield."""
+        outputs, cursor = self._outputs, self._cursor
+        has_more = True
+        try:
+            while has_more:
+                with rare_garbage_collection():
+                    try:
+                        has_more = outputs.take()
+                    except Exception as error:
+                        raise self._failure(error, method, keys[cursor.position]) from error
+                    if not has_more:
+                        self._flush()
+                    batches = self._encoded(is_last=not has_more)
+                yield from batches
+        finally:
+            cursor.position = -1  # before generators are closed, which may not use the state any more
+            outputs.end()
 
     def _open(self, window_keys: KeyBatch, keys: list[Key]) -> None:
         self._cursor.keys = window_keys
         self._cursor.event_ms = None
         self._cursor.loaded_bytes = 0
         self.changes.buffer.describe_key = lambda position: repr(keys[position])
+
+    def _open_states(self) -> None:
         for state in self._states.values():
             state.open()
         if self._timers is not None:
@@ -334,6 +352,7 @@ class KeyedSubtask:
                 state.flush(self.changes.buffer)
             if self._timers is not None:
                 self._timers.flush(self.changes.buffer)
+            self._open_states()  # what was read and written is not needed any more
             self.flush_s += self._clock.monotonic_s() - started_s
         used_bytes = self._cursor.loaded_bytes + self.changes.buffer.unstored_bytes - before_bytes
         self._window_keys = self._fitting_keys(used_bytes // max(1, len(self._cursor.keys)))
@@ -345,22 +364,9 @@ class KeyedSubtask:
         key_bytes = max(key_bytes, sum([table.mean_bytes(state) for state in single]))
         return min(self._budget.window_keys, max(1, self._budget.slice_bytes // max(1, key_bytes)))
 
-    def _encode(self, outputs: list[Any], owner_of: Callable[[int], str]) -> list[pa.RecordBatch]:
-        def encode(start: int, end: int) -> pa.RecordBatch:
-            try:
-                return self._operator.output.encode(outputs[start:end], lambda row: owner_of(start + row))
-            except RowsTooLarge as error:
-                if end - start > 1:
-                    raise
-                raise ProcessorError(
-                    f"{owner_of(start)} returned what does not fit into a column: {error}.",
-                    kind=ErrorKind.TOO_LARGE,
-                    hint="Return several smaller rows or frames.",
-                ) from error
-
+    def _encoded(self, *, is_last: bool) -> list[pa.RecordBatch]:
         with _operator_named(self._operator.uid):
-            parts = in_parts(len(outputs), encode, self._budget.slice_bytes)
-            batches = [batch for part in parts for batch in cut_rows(part, self._budget.slice_bytes)]
+            batches = self._outputs.encoded(is_last=is_last)
             if self._operator.output_event_time is not None:
                 for batch in batches:
                     self._operator.output_event_time.require_on_time(batch, self._context.moment.late_watermark_ms)
@@ -388,31 +394,12 @@ class KeyedSubtask:
 
 
 @contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Look for reference cycles less often.
-
-    A window makes several objects per row, which the collector would visit again and again: with Python's own
-    thresholds it took a third of the time of a batch.
-    """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(max(thresholds[0], _COLLECTION_THRESHOLD), *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-
-
-@contextmanager
 def _operator_named(uid: str) -> Iterator[None]:
     """Add the operator's name to errors of encoding."""
     try:
         yield
     except ProcessorError as error:
         raise ProcessorError(f"operator '{uid}': {error.message}", kind=error.kind, hint=error.hint) from error
-
-
-def _owner(ends: list[int], row: int) -> int:
-    return next(position for position, end in enumerate(ends) if row < end)
 
 
 def _newest_ms(event_time: EventTime, window: Window) -> list[int | None]:
@@ -426,25 +413,6 @@ def _newest_ms(event_time: EventTime, window: Window) -> list[int | None]:
             )
         ]
     return newest
-
-
-def _starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of some sorted rows are the first of their key."""
-    is_first = np.ones(len(rows), bool)
-    if len(rows) > 1:
-        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
-        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
-    return is_first
-
-
-def _key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
-    """Stretches of due timers that hold a bounded number of keys, and whole ones."""
-    starts = np.append(np.flatnonzero(_starts_key(due.keys)), len(due.keys))
-    first = 0
-    while first < len(starts) - 1:
-        end = min(first + max_keys(), len(starts) - 1)
-        yield int(starts[first]), int(starts[end])
-        first = end
 
 
 def _make_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:

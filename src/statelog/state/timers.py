@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.changes import ChangeBuffer
 from statelog.state.cursor import EntryWindow, KeyCursor
 from statelog.state.run_format import Operation
 from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.state.table import KeyBatch, TimerRows
 from statelog.state.values import FieldCodec, RowCodec
 
-__all__ = ["TIMERS", "Timers", "timer_descriptor"]
+__all__ = ["TIMERS", "Timers", "key_stretches", "starts_key", "timer_descriptor"]
 
 TIMERS: Final = "$timers"
 """The name that the timers are stored under; no state of a user can have it."""
@@ -105,3 +108,22 @@ class Timers:
                 hint="It must be a whole number of milliseconds since the Unix epoch.",
             )
         return _ENTRY.pack(int(time_ms) + _SIGN)
+
+
+def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of some sorted rows are the first of their key."""
+    is_first = np.ones(len(rows), bool)
+    if len(rows) > 1:
+        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
+        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
+    return is_first
+
+
+def key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
+    """Stretches of due timers that hold a bounded number of keys, and whole ones."""
+    starts = np.append(np.flatnonzero(starts_key(due.keys)), len(due.keys))
+    first = 0
+    while first < len(starts) - 1:
+        end = min(first + max_keys(), len(starts) - 1)
+        yield int(starts[first]), int(starts[end])
+        first = end

@@ -56,6 +56,10 @@ class FieldCodec:
         stored = self.to_storage(value)
         return stored if self.from_storage is None or stored is None else self.from_storage(stored)
 
+    def stored(self, value: Any) -> Any:
+        """The value in storage types; raises one of `MISFITS` if it does not fit."""
+        return value if value is None or self.to_storage is None else self.to_storage(value)
+
     def to_array(self, values: Sequence[Any]) -> pa.Array:
         """A column of values; raises one of `MISFITS` if one does not fit, and RowsTooLarge."""
         convert = self.to_storage
@@ -66,8 +70,7 @@ class FieldCodec:
     def misfit(self, value: Any) -> Exception | None:
         """Why a value cannot be stored; None if it can."""
         try:
-            stored = value if value is None or self.to_storage is None else self.to_storage(value)
-            pa.scalar(stored, self.type)
+            pa.scalar(self.stored(value), self.type)
         except MISFITS as error:
             return error
         return None

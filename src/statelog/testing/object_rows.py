@@ -81,6 +81,8 @@ class ObjectInput:
 class ObjectOutput:
     """Keeps what the processor returns, and returns its numbers."""
 
+    hold = None
+
     def __init__(self, outputs: list[Any]) -> None:
         self._outputs = outputs
 

@@ -43,9 +43,14 @@ class WindowOutput:
             )
         )
         self._late = RowOutput(StructType(schema.fields[-1:])) if returns_late else None
+        self.hold = None if self._results.hold is None else self._held
         self.schema = pa.schema(
             [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
         )
+
+    def _held(self, row: Any) -> Any:
+        """The row as it is; late rows are input that nobody changes."""
+        return row if type(row) is LateRow or self._results.hold is None else self._results.hold(row)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows; `owner_of` names what returned the i-th, for messages."""
