@@ -38,6 +38,7 @@ class Color(enum.Enum):
 TYPES: Final = [
     "boolean",
     "tinyint",
+    "smallint",
     "int",
     "bigint",
     "float",
@@ -184,10 +185,9 @@ INPUTS: Final[dict[str, list[str]]] = {
     "timestamp": [
         "timestamp'2024-01-02 03:04:05.000006'",
         "timestamp'2024-11-03 01:30:00-05:00'",
-        "timestamp'0001-01-02 00:00:00'",
-        "timestamp'9999-12-30 00:00:00'",
     ],
-    "timestamp_ntz": ["timestamp_ntz'2024-01-02 03:04:05.000006'", "timestamp_ntz'9999-12-31 00:00:00'"],
+    "timestamp_ltz": ["timestamp'0001-01-02 00:00:00'", "timestamp'9999-12-30 00:00:00'"],
+    "timestamp_ntz": ["timestamp_ntz'2024-01-02 03:04:05.000006'"],
     "time(6)": ["time'03:04:05.000006'"],
     "interval day to second": ["interval '1 00:00:00.000002' day to second"],
     "array<int>": ["array(1, 2)", "array(1, null)", "array()"],
@@ -206,7 +206,7 @@ INPUTS: Final[dict[str, list[str]]] = {
     "varchar(4)": ["cast('text' as varchar(4))"],
     "string collate UTF8_LCASE": ["'Text' collate UTF8_LCASE"],
 }
-"""Values of columns, as SQL; each type has null as well."""
+"""Values of columns, as SQL; each type has null as well. The timestamps of ``timestamp_ltz`` are too far for frames."""
 
 
 def value(text: str) -> Any:

@@ -19,14 +19,15 @@ class Rule:
 
     Parameters
     ----------
-    reason : str
-        Why statelog's answer is better; a sentence of the docs.
+    title, reason : str
+        What Spark does, and why statelog does otherwise; words of the docs.
     spark, statelog : str
         What the answers look like, as regular expressions.
     ways, types, values : str
         Where the rule holds, as regular expressions.
     """
 
+    title: str
     reason: str
     spark: str
     statelog: str

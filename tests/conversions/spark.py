@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient
 from pyspark.sql.types import DataType
 
-from tests.conversions.answers import SPARK, SPARK_INPUTS
+from tests.conversions.answers import SPARK, SPARK_INPUTS, Answers, write
 from tests.conversions.cases import INPUTS, TYPES, VALUES, ZONE, show, value
 from tests.conversions.catching import CatchingFrames, CatchingRows
 from tests.conversions.probes import STATES, FrameInputProbe, FrameProbe, InputProbe, OutputProbe, StateProbe
@@ -31,6 +31,7 @@ def session() -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", ZONE)
+        .config("spark.sql.timeType.enabled", "true")
         .config("spark.task.maxFailures", "1")
         .config("spark.log.level", "OFF")
         .config("spark.ui.showConsoleProgress", "false")
@@ -159,39 +160,25 @@ def _errors(lines: list[str]) -> list[int]:
     return caught
 
 
-def write(path: Path, results: dict[tuple[str, str], Results]) -> None:
-    """Write results in the form that :func:`tests.conversions.answers.read` takes."""
-    sections: dict[tuple[str, str], list[str]] = {}
-    for (kind, way), found in results.items():
-        sections.setdefault((kind, _as_text(found)), []).append(way)
-    path.write_text("".join(f"[{kind} | {', '.join(ways)}]\n{text}" for (kind, text), ways in sections.items()))
-
-
-def _as_text(found: Results) -> str:
-    """A line for each result with the values that have it; the first is that of all others."""
-    by_result: dict[str, list[str]] = {}
-    for text, result in found.items():
-        by_result.setdefault(result, []).append(text)
-    (others, _), *rest = sorted(by_result.items(), key=lambda item: -len(item[1]))
-    return "".join([f"{others}\n", *(f"{result}\t{' ; '.join(texts)}\n" for result, texts in rest)])
-
-
 def main(chosen: list[str]) -> None:
     """Ask for all types."""
     spark = session()
     if "inputs" not in chosen:
-        results: dict[tuple[str, str], Results] = {}
+        answers: Answers = {}
         for kind in TYPES:
-            results |= {(kind, way): found for way, found in of_states(spark, kind).items()}
-            results[kind, "output row"] = of_outputs(spark, kind, CatchingRows)
-            results[kind, "output frame"] = of_outputs(spark, kind, CatchingFrames)
+            by_way = of_states(spark, kind)
+            by_way["output row"] = of_outputs(spark, kind, CatchingRows)
+            by_way["output frame"] = of_outputs(spark, kind, CatchingFrames)
+            answers |= {(kind, way, text): result for way, found in by_way.items() for text, result in found.items()}
             print(kind, flush=True)
-        write(SPARK, results)
+        write(SPARK, answers)
     if "values" not in chosen:
-        inputs: dict[tuple[str, str], Results] = {}
+        inputs: Answers = {}
         for kind in INPUTS:
-            inputs[kind, "input row"], inputs[kind, "key of rows"] = of_inputs(spark, kind, in_pandas=False)
-            inputs[kind, "input frame"], inputs[kind, "key of frames"] = of_inputs(spark, kind, in_pandas=True)
+            for mode, in_pandas in (("row", False), ("frame", True)):
+                ways = (f"input {mode}", f"key of {mode}s")
+                for way, found in zip(ways, of_inputs(spark, kind, in_pandas=in_pandas), strict=True):
+                    inputs |= {(kind, way, text): result for text, result in found.items()}
             print(kind, flush=True)
         write(SPARK_INPUTS, inputs)
 

@@ -1,6 +1,11 @@
-"""Asks statelog, without Spark: the same probes' values through the codecs that every table and every mode uses."""
+"""Asks statelog, without Spark: the same values through the codecs that every table and every mode uses.
+
+``TZ=America/New_York ./dev python -m tests.conversions.statelog_answers`` writes ``statelog.txt``.
+"""
 
 from __future__ import annotations
+
+import struct
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -11,7 +16,8 @@ from statelog.spark.ddl import parse_ddl
 from statelog.spark.forms import FrameForm, RowForm
 from statelog.spark.types import state_codecs
 from statelog.state.keys import KeyCodec
-from tests.conversions.answers import Answers
+from statelog.state.values import MISFITS
+from tests.conversions.answers import STATELOG, Answers, write
 from tests.conversions.cases import TYPES, VALUES, ZONE, show, value
 from tests.conversions.probes import STATES, frame_of
 
@@ -37,8 +43,8 @@ def answer(kind: str, way: str, text: str) -> str:
         return show(result)
     except ProcessorError:
         return "error"
-    except ConfigurationError as error:
-        return f"refused: {error.message}"
+    except ConfigurationError:
+        return "refused"
 
 
 def _of_state(schema: StructType, way: str, text: str) -> str:
@@ -46,7 +52,10 @@ def _of_state(schema: StructType, way: str, text: str) -> str:
     row = value(text) if way.startswith("bare") else (value(text),)
     if entry_codec is not None:
         key = entry_codec.normalize(row)
-        encoded = KeyCodec(entry_codec.schema, "map key").encode(entry_codec.to_storage(key))
+        try:
+            encoded = KeyCodec(entry_codec.schema, "map key").encode(entry_codec.to_storage(key))
+        except (struct.error, *MISFITS) as error:
+            raise entry_codec.misfit(key, error) from error
         (result,) = entry_codec.from_storage(KeyCodec(entry_codec.schema, "map key").decode(encoded))
     else:
         row = codec.normalize(row)
@@ -54,3 +63,7 @@ def _of_state(schema: StructType, way: str, text: str) -> str:
         ((result,),) = codec.decode(pa.RecordBatch.from_arrays([column], names=["f"]))
         assert show(result) == show(row[0]), "what is read in the batch is what is read in the next"
     return show(result)
+
+
+if __name__ == "__main__":
+    write(STATELOG, ask())

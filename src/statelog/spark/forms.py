@@ -76,10 +76,13 @@ class FrameForm:
         Rows per frame; 0 or less is no limit.
     max_bytes : int
         Bytes per frame, about.
+    keeps_integers : bool
+        Whether whole numbers keep their width, and stay whole beside nulls.
     """
 
     max_rows: int = 10_000
     max_bytes: int = _NO_LIMIT_BYTES
+    keeps_integers: bool = False
 
     drops_late: ClassVar[bool] = True
     batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
@@ -90,11 +93,12 @@ class FrameForm:
         """Frames of the size that the session has set."""
         rows = session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", str(cls.max_rows))
         size = session.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", str(_NO_LIMIT_BYTES))
-        return cls(int(str(rows)), _bytes(str(size)))
+        keeps = session.conf.get("spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype", "false")
+        return cls(int(str(rows)), _bytes(str(size)), str(keeps).lower() == "true")
 
     def input(self, columns: list[str]) -> FrameInput:
         """Frames."""
-        return FrameInput(columns, self.max_rows, self.max_bytes)
+        return FrameInput(columns, self.max_rows, self.max_bytes, keeps_integers=self.keeps_integers)
 
     def output(self, schema: StructType, zone: str) -> FrameOutput:
         """Frames."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import VariantVal
 
 from statelog.spark.python_values import row_maker
 from statelog.state.grouping import Window
@@ -60,15 +61,19 @@ class FrameInput:
         Rows per frame; 0 or less is no limit. Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
     max_bytes : int
         Bytes per frame, about. Spark's spark.sql.execution.arrow.maxBytesPerBatch.
+    keeps_integers : bool
+        Whether whole numbers keep their width, and stay whole beside nulls. Spark's
+        spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype.
     """
 
-    def __init__(self, columns: list[str], max_rows: int, max_bytes: int) -> None:
+    def __init__(self, columns: list[str], max_rows: int, max_bytes: int, *, keeps_integers: bool = False) -> None:
         self._columns = columns
         self._max_rows = max_rows if max_rows > 0 else 1 << 31
         self._max_bytes = max_bytes
+        self._keeps_integers = keeps_integers
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return list(zip(*(_as_pandas(column).to_pylist() for column in columns), strict=True))
+        return list(zip(*map(_key_values, columns), strict=True))
 
     def by_key(self, window: Window) -> Iterator[Iterator[pd.DataFrame]]:
         rows = window.rows
@@ -82,17 +87,27 @@ class FrameInput:
         # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
         # views of a copy that nothing else reads, so the processor may change them.
         for _, frame in self._frame(rows).groupby(owners, sort=False):
-            yield _frames(frame, limit)
+            yield _frames(self._narrowed(frame, rows), limit)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
-        columns = [_as_pandas(column) for column in rows.columns]
-        frame: pd.DataFrame = pa.RecordBatch.from_arrays(columns, names=self._columns).to_pandas(
-            date_as_object=True, maps_as_pydicts="strict"
-        )
-        for name, column in zip(self._columns, columns, strict=True):
-            if pa.types.is_struct(column.type):
-                # PyArrow makes floats of a struct's integers where one of them is null.
-                frame[name] = np.fromiter(column.to_pylist(maps_as_pydicts="strict"), object, len(column))
+        columns = [_plain(column, keeps_integers=self._keeps_integers) for column in rows.columns]
+        frame: pd.DataFrame = pa.RecordBatch.from_arrays(columns, names=self._columns).to_pandas(date_as_object=True)
+        for name, column in zip(self._columns, rows.columns, strict=True):
+            if pa.types.is_nested(column.type):
+                frame[name] = _objects(column)
+            elif self._has_object_integers(column):
+                frame[name] = _object_integers(column)
+        return frame
+
+    def _has_object_integers(self, column: pa.Array) -> bool:
+        return bool(self._keeps_integers and column.null_count and pa.types.is_integer(column.type))
+
+    def _narrowed(self, frame: pd.DataFrame, rows: pa.RecordBatch) -> pd.DataFrame:
+        """The frame of a key with numbers and truth where only other keys have nulls, and so objects."""
+        for name, column in zip(self._columns, rows.columns, strict=True):
+            is_truth = column.null_count and pa.types.is_boolean(column.type)
+            if (is_truth or self._has_object_integers(column)) and not frame[name].isna().any():
+                frame = frame.assign(**{name: frame[name].astype(column.type.to_pandas_dtype())})
         return frame
 
 
@@ -110,12 +125,17 @@ def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
 _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
     (pa.types.is_integer, pa.int64()),
     (pa.types.is_floating, pa.float64()),
+    (pa.types.is_duration, pa.duration("ns")),
 ]
 
 
-def _as_pandas(column: pa.Array) -> pa.Array:
-    """A column of the types that Spark's frames have: wide numbers, and times of day without a zone."""
+def _plain(column: pa.Array, *, keeps_integers: bool = False) -> pa.Array:
+    """A column of the types that Spark's frames have: wide numbers, and local times without a zone."""
     kind = column.type
+    if pa.types.is_nested(kind):
+        return pa.nulls(len(column))
+    if keeps_integers and pa.types.is_integer(kind):
+        return pa.nulls(len(column)) if column.null_count else column
     for is_kind, wide in _WIDENED:
         if is_kind(kind):
             return column if kind == wide else column.cast(wide)
@@ -123,3 +143,60 @@ def _as_pandas(column: pa.Array) -> pa.Array:
         local = column if kind.tz is None else pc.local_timestamp(column)
         return local.cast(pa.timestamp("ns"))
     return column
+
+
+def _key_values(column: pa.Array) -> list[Any]:
+    if not pa.types.is_nested(column.type):
+        values: list[Any] = _plain(column).to_pylist()
+        return values
+    return list(map(_converter(column.type, is_key=True), column.to_pylist()))
+
+
+def _object_integers(column: pa.Array) -> Any:
+    from pandas import NA
+
+    kind = column.type.to_pandas_dtype()
+    return np.fromiter((NA if value is None else kind(value) for value in column.to_pylist()), object, len(column))
+
+
+def _objects(column: pa.Array) -> Any:
+    """The values of a nested column as Spark gives them in frames: dicts, and NumPy's arrays."""
+    kind = column.type
+    if not pa.types.is_struct(kind) and not _has_times(kind):
+        return column.to_pandas(date_as_object=True, maps_as_pydicts="strict", integer_object_nulls=True).to_numpy()
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return np.fromiter(map(_converter(kind), values), object, len(column))
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _converter(kind: pa.DataType, *, is_key: bool = False) -> Callable[[Any], Any]:
+    """Conversion of a value, or None, that Arrow gives: timestamps become local, variants what they are."""
+    if pa.types.is_timestamp(kind):
+        return _local_timestamp
+    if pa.types.is_struct(kind):
+        if kind.num_fields == 2 and (kind.field(1).metadata or {}).get(b"variant") == b"true":
+            return lambda value: None if value is None else VariantVal(value["value"], value["metadata"])
+        fields = {field.name: _converter(field.type, is_key=is_key) for field in kind.fields}
+        return lambda value: None if value is None else {name: one(value[name]) for name, one in fields.items()}
+    if pa.types.is_list(kind):
+        of_element = _converter(kind.value_type, is_key=is_key)
+        return lambda value: None if value is None else _collected([of_element(one) for one in value], is_key=is_key)
+    if pa.types.is_map(kind):
+        of_key, of_item = _converter(kind.key_type, is_key=is_key), _converter(kind.item_type, is_key=is_key)
+        if is_key:
+            return lambda value: None if value is None else [(of_key(key), of_item(item)) for key, item in value]
+        return lambda value: None if value is None else {of_key(key): of_item(item) for key, item in value.items()}
+    return lambda value: value
+
+
+def _collected(values: list[Any], *, is_key: bool) -> Any:
+    return values if is_key else np.fromiter(values, object, len(values))
+
+
+def _local_timestamp(value: Any) -> Any:
+    from pandas import Timestamp
+
+    return None if value is None else Timestamp(value.replace(tzinfo=None))
