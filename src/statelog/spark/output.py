@@ -16,10 +16,16 @@ from pyspark.sql.types import StructType
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.spark.python_values import is_mutable
 from statelog.spark.types import field_codecs
-from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
+from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
 from statelog.state.values import MISFITS, FieldCodec
 
 __all__ = ["FrameOutput", "RowOutput"]
+
+
+class _HeldRow(tuple[Any, ...]):
+    """An output row's values in order, the mutable ones in storage types."""
+
+    __slots__ = ()
 
 
 class RowOutput:
@@ -50,7 +56,7 @@ class RowOutput:
                 values[place] = self._fields[place].stored(values[place])
         except (ProcessorError, *MISFITS):
             return row  # encode() says whose it is
-        return tuple(values)
+        return _HeldRow(values)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows.
@@ -71,8 +77,12 @@ class RowOutput:
         """
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
-        columns = zip(*self._in_order(rows, owner_of), strict=True)
-        arrays = [_column(field, values, owner_of) for field, values in zip(self._fields, columns, strict=True)]
+        is_held = set(map(type, rows)) == {_HeldRow}
+        columns = zip(*(rows if is_held else self._in_order(rows, owner_of)), strict=True)
+        arrays = [
+            to_array(values, field.type) if is_held and place in self._mutable else _column(field, values, owner_of)
+            for place, (field, values) in enumerate(zip(self._fields, columns, strict=True))
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _in_order(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> Sequence[Any]:

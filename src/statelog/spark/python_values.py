@@ -47,6 +47,7 @@ Convert = Callable[[Any], Any]
 
 _BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
+_NEVER_MISSING: Final = frozenset((bool, int, str, bytes, datetime.datetime, list, tuple, dict))
 _FLOAT: Final = struct.Struct("<f")
 _EXACT: Final[dict[type[DataType], type]] = {
     BooleanType: bool,
@@ -84,6 +85,8 @@ def to_storage(kind: DataType, *, nan_is_null: bool = False) -> Convert:
     has_nan = isinstance(kind, (FloatType, DoubleType, StringType)) and not nan_is_null
 
     def converted(value: Any) -> Any:
+        if type(value) in _NEVER_MISSING:
+            return convert(value)
         if value is None or (_is_missing(value) and not (has_nan and isinstance(value, (float, Decimal)))):
             return None
         return convert(value)
@@ -168,7 +171,7 @@ def _double(value: Any) -> float:
 
 
 def _float(value: Any) -> float:
-    number = _double(value)
+    number = value if type(value) is float else _double(value)
     try:
         rounded: float = _FLOAT.unpack(_FLOAT.pack(number))[0]
     except OverflowError:
@@ -184,12 +187,14 @@ class _DecimalFitting:
         self._limit = Decimal(10) ** (kind.precision - kind.scale)
 
     def __call__(self, value: Any) -> Decimal:
-        if isinstance(value, Decimal):
+        if type(value) is Decimal:
             exact = value
         elif _is_integer(value):
             exact = Decimal(int(value))
         elif isinstance(value, (float, np.floating)):
             exact = Decimal(repr(float(value)))
+        elif isinstance(value, Decimal):
+            exact = Decimal(value)
         else:
             raise TypeError("it is not a number")
         if not exact.is_finite():
@@ -258,7 +263,8 @@ def _date(value: Any) -> datetime.date:
 
 def _timestamp(value: Any) -> datetime.datetime:
     """A datetime without a zone is local time, as everywhere in PySpark."""
-    return _datetime(value).astimezone(datetime.UTC)
+    plain = value if type(value) is datetime.datetime else _datetime(value)
+    return plain.astimezone(datetime.UTC)
 
 
 def _timestamp_ntz(value: Any) -> datetime.datetime:
@@ -310,14 +316,20 @@ _PLAIN: Final[dict[type[DataType], Convert]] = {
 # ---- Arrays, maps, structs ----
 
 
+def _as_list(value: Any) -> Any:
+    if getattr(value, "ndim", 0) == 1:
+        return value.tolist()  # NumPy's arrays and pandas' series
+    if not isinstance(value, (list, tuple, array.array, set, frozenset)) or isinstance(value, Row):
+        raise TypeError("it is no list")
+    return value
+
+
 def _elements(of_element: Convert, exact: type | None) -> Convert:
     as_they_are = {exact, NoneType}
 
     def convert(value: Any) -> list[Any]:
-        if getattr(value, "ndim", 0) == 1:
-            value = value.tolist()  # NumPy's arrays and pandas' series
-        elif not isinstance(value, (list, tuple, array.array, set, frozenset)) or isinstance(value, Row):
-            raise TypeError("it is no list")
+        if type(value) is not list:
+            value = _as_list(value)
         if exact is not None and as_they_are.issuperset(map(type, value)):
             return list(value)
         return [of_element(element) for element in value]

@@ -200,7 +200,8 @@ class RowCodec:
 
     def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
         try:
-            return field.to_array(values)
+            # Without a form of its own for the user, a normalized value is what is stored.
+            return field.to_array(values) if field.from_storage is not None else to_array(values, field.type)
         except MISFITS:
             for index, value in enumerate(values):
                 if (reason := field.misfit(value)) is not None:
