@@ -158,3 +158,11 @@ def test_nothing_is_an_empty_batch() -> None:
     assert RowOutput(PLAIN).encode([], owner).num_rows == 0
     empty = FrameOutput(PLAIN, "UTC").encode([pd.DataFrame()], owner)
     assert empty.schema == pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+def test_a_held_row_that_does_not_fit_is_refused_with_its_key() -> None:
+    output = RowOutput(StructType().add("k", "string").add("n", ArrayType(IntegerType())))
+    assert output.hold is not None
+    held = [output.hold(("a", [1])), output.hold(("b", [2**40]))]
+    with pytest.raises(ProcessorError, match=r"key \(1,\) returned list \[1099511627776\] for output column 'n'"):
+        output.encode(held, owner)

@@ -80,7 +80,7 @@ class RowOutput:
         is_held = set(map(type, rows)) == {_HeldRow}
         columns = zip(*(rows if is_held else self._in_order(rows, owner_of)), strict=True)
         arrays = [
-            to_array(values, field.type) if is_held and place in self._mutable else _column(field, values, owner_of)
+            _column(field, values, owner_of, is_stored=is_held and place in self._mutable)
             for place, (field, values) in enumerate(zip(self._fields, columns, strict=True))
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -284,9 +284,11 @@ def _owner_from(owner_of: Callable[[int], str], first: int, row: int) -> str:
     return owner_of(first + row)
 
 
-def _column(field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
+def _column(
+    field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str], *, is_stored: bool = False
+) -> pa.Array:
     try:
-        return field.to_array(values)
+        return to_array(values, field.type) if is_stored else field.to_array(values)
     except MISFITS as failure:
         for index, value in enumerate(values):
             if (reason := field.misfit(value)) is not None:
