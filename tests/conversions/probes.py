@@ -93,6 +93,14 @@ class FrameInputProbe(InputProbe):
             yield pd.DataFrame({"seen": seen})
 
 
+class WholeNumbersProbe(InputProbe):
+    """Shows the column ``n`` of each frame."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            yield pd.DataFrame({"seen": [f"{key[0]}: {frame['n'].dtype} {frame['n'].tolist()}"]})
+
+
 def shown(item: Any) -> str:
     """A value as text, with its class."""
     kind = type(item)

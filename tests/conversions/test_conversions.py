@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,7 +15,7 @@ from tests.conversions import page
 from tests.conversions.answers import SPARK, SPARK_INPUTS, STATELOG, Answers, read
 from tests.conversions.cases import INPUTS, ZONE
 from tests.conversions.differences import by_rule, differences
-from tests.conversions.probes import FrameInputProbe, InputProbe
+from tests.conversions.probes import FrameInputProbe, InputProbe, WholeNumbersProbe
 from tests.conversions.spark import input_rows
 from tests.conversions.statelog_answers import ask
 
@@ -51,20 +52,41 @@ def test_the_page_is_printed_from_the_answers() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "frames"])
 def test_columns_and_keys_reach_processors_as_spark_gives_them(spark: SparkSession, in_pandas: bool) -> None:
-    settings = {"spark.sql.session.timeZone": ZONE, "spark.sql.timeType.enabled": "true"}
-    before = {name: spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        found: Answers = {}
+    found: Answers = {}
+    with _settings(spark, {"spark.sql.session.timeZone": ZONE, "spark.sql.timeType.enabled": "true"}):
         for kind in INPUTS:
             found |= _of_inputs(spark, kind, in_pandas=in_pandas)
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
     expected = read(SPARK_INPUTS)
     different = {case: (expected[case], seen) for case, seen in found.items() if seen != expected[case]}
     assert {case: pair for case, pair in different.items() if not _is_known(*case, *pair)} == {}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("prefers", ["false", "true"])
+def test_whole_numbers_beside_nulls_are_in_frames_what_the_session_says(spark: SparkSession, prefers: str) -> None:
+    prefer = "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype"
+    with _settings(spark, {prefer: prefers, "spark.sql.shuffle.partitions": "1"}):
+        rows = [("a", 1), ("a", 2), ("b", 3), ("b", None), ("c", None)]
+        df = spark.createDataFrame(rows, "k string, n int").coalesce(1)
+        seen = [
+            sorted(row.seen for row in keyed.transformWithStateInPandas(*arguments).collect())
+            for keyed in (df.groupBy("k"), statelog.key_by(df, "k"))
+            for arguments in [(WholeNumbersProbe(), "seen string", "append", "None")]
+        ]
+    assert seen[0] == seen[1]
+    assert seen[0][0] == ("a: int32 [1, 2]" if prefers == "true" else "a: float64 [1.0, 2.0]")
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.set(name, str(old))
 
 
 def _of_inputs(spark: SparkSession, kind: str, *, in_pandas: bool) -> Answers:
