@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import VariantVal
 
+from statelog.errors import ErrorKind, ProcessorError
 from statelog.spark.python_values import row_maker
 from statelog.state.grouping import Window
 
@@ -73,7 +74,7 @@ class FrameInput:
         self._keeps_integers = keeps_integers
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return list(zip(*map(_key_values, columns), strict=True))
+        return list(zip(*(_key_values(column, "a grouping column") for column in columns), strict=True))
 
     def by_key(self, window: Window) -> Iterator[Iterator[pd.DataFrame]]:
         rows = window.rows
@@ -90,7 +91,10 @@ class FrameInput:
             yield _frames(self._narrowed(frame, rows), limit)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
-        columns = [_plain(column, keeps_integers=self._keeps_integers) for column in rows.columns]
+        columns = [
+            _plain(column, f"column '{name}'", keeps_integers=self._keeps_integers)
+            for name, column in zip(self._columns, rows.columns, strict=True)
+        ]
         frame: pd.DataFrame = pa.RecordBatch.from_arrays(columns, names=self._columns).to_pandas(date_as_object=True)
         for name, column in zip(self._columns, rows.columns, strict=True):
             if pa.types.is_nested(column.type):
@@ -126,28 +130,41 @@ _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
     (pa.types.is_integer, pa.int64()),
     (pa.types.is_floating, pa.float64()),
     (pa.types.is_duration, pa.duration("ns")),
+    (pa.types.is_timestamp, pa.timestamp("ns")),
 ]
 
 
-def _plain(column: pa.Array, *, keeps_integers: bool = False) -> pa.Array:
-    """A column of the types that Spark's frames have: wide numbers, and local times without a zone."""
+def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> pa.Array:
+    """A column of the types that Spark's frames have: wide numbers, and local times without a zone.
+
+    Raises
+    ------
+    ProcessorError
+        If a time is beyond what nanoseconds reach; `subject` is the column.
+    """
     kind = column.type
     if pa.types.is_nested(kind):
         return pa.nulls(len(column))
     if keeps_integers and pa.types.is_integer(kind):
         return pa.nulls(len(column)) if column.null_count else column
-    for is_kind, wide in _WIDENED:
-        if is_kind(kind):
-            return column if kind == wide else column.cast(wide)
     if pa.types.is_timestamp(kind):
-        local = column if kind.tz is None else pc.local_timestamp(column)
-        return local.cast(pa.timestamp("ns"))
+        column, kind = pc.local_timestamp(column) if kind.tz else column, pa.timestamp("us")
+    for is_kind, wide in _WIDENED:
+        if is_kind(kind) and kind != wide:
+            try:
+                return column.cast(wide)
+            except pa.ArrowInvalid as error:
+                raise ProcessorError(
+                    f"{subject} has a time beyond pandas' nanoseconds, which reach from 1677 to 2262: {error}.",
+                    kind=ErrorKind.VALUE_MISMATCH,
+                    hint="Use transformWithState, which takes rows, or leave such rows out.",
+                ) from error
     return column
 
 
-def _key_values(column: pa.Array) -> list[Any]:
+def _key_values(column: pa.Array, subject: str) -> list[Any]:
     if not pa.types.is_nested(column.type):
-        values: list[Any] = _plain(column).to_pylist()
+        values: list[Any] = _plain(column, subject).to_pylist()
         return values
     return list(map(_converter(column.type, is_key=True), column.to_pylist()))
 
