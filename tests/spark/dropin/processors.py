@@ -1012,6 +1012,68 @@ class Declares(StatefulProcessor):
         pass
 
 
+class DeletesOwn(StatefulProcessor):
+    """Declares states and deletes them, in an order, and shows what each call on them does.
+
+    Parameters
+    ----------
+    order : str
+        The steps of ``init``: ``declare`` and ``delete``.
+    """
+
+    def __init__(self, order: str) -> None:
+        self._order = order
+
+    def init(self, handle: Any) -> None:
+        for step in self._order.split():
+            if step == "delete":
+                for name in ("value", "list", "map"):
+                    handle.deleteIfExists(name)
+            else:
+                self._value = handle.getValueState("value", "word string")
+                self._list = handle.getListState("list", "word string")
+                self._map = handle.getMapState("map", "word string", "number long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        value, words, numbers = self._value, self._list, self._map
+        reads = {
+            "value": [value.exists, value.get],
+            "list": [words.exists, lambda: list(words.get())],
+            "map": [
+                numbers.exists,
+                lambda: numbers.getValue(("a",)),
+                lambda: numbers.containsKey(("a",)),
+                lambda: list(numbers.iterator()),
+                lambda: list(numbers.keys()),
+                lambda: list(numbers.values()),
+            ],
+        }
+        writes = {
+            "value": [value.clear, lambda: value.update(("b",))],
+            "list": [
+                words.clear,
+                lambda: words.put([("c",)]),
+                lambda: words.appendValue(("d",)),
+                lambda: words.appendList([("e",), ("f",)]),
+            ],
+            "map": [lambda: numbers.removeKey(("a",)), numbers.clear, lambda: numbers.updateValue(("a",), (1,))],
+        }
+        for name in reads:
+            for calls in (reads, writes, reads):
+                yield Row(key=key[0], seen=f"{name} {[_answer(call) for call in calls[name]]}")
+
+    def close(self) -> None:
+        pass
+
+
+def _answer(call: Callable[[], Any]) -> str:
+    """What a call returns; or the error, up to where the engines begin to explain it."""
+    try:
+        return show(call())
+    except Exception as error:
+        return f"raises {type(error).__name__}: {str(error).partition(' initialized')[0]}"
+
+
 class Evolves(StatefulProcessor):
     """Shows what states of a schema hold, and writes a value to each."""
 

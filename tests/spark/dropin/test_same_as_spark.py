@@ -19,7 +19,8 @@ One key's rows in several calls                               Spark does that wi
 A pandas column with null in another key's row                Spark infers dtypes per Arrow batch, over all keys.
 A digit string in a frame, for a column of numbers             Spark's Arrow cast takes it.
 An iterator that is made before, and read after a write       Spark reads when the iterator is used first.
-``deleteIfExists`` of a state that ``init`` declares          Spark empties it in every batch, or fails when it is used.
+What was written last to a state that ``init`` deletes and    Spark deletes when a batch starts, not when it ends.
+then declares, once it is only declared
 A value and a list of one name                                Spark keeps both.
 Processing time without data, with ``availableNow``           Spark runs batches for ever. Here it is told not to, by
                                                               ``noDataMicroBatches.enabled``.
@@ -354,6 +355,13 @@ def _declarations() -> Scenario:
     )
 
 
+def _deleted_by_their_own_init() -> Scenario:
+    orders = ("declare", "declare delete", "declare", "delete declare delete", "declare", "delete declare")
+    batches = [rows(("a", ""), ("b", "")), rows(("a", ""))]
+    legs = [Leg(batches, functools.partial(processors.DeletesOwn, order)) for order in orders]
+    return Scenario(legs, functools.partial(processors.DeletesOwn, "declare"))
+
+
 def _evolution() -> Scenario:
     def leg(schema: str, value: tuple[Any, ...], **more: Any) -> Leg:
         fails = more.pop("fails", False)
@@ -394,6 +402,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "keys of all types": lambda: _keys_of_all_types(uses_frames=False),
     "keys of all types in pandas mode": lambda: _keys_of_all_types(uses_frames=True),
     "declarations": _declarations,
+    "states that their own init deletes": _deleted_by_their_own_init,
     "schema evolution": _evolution,
 }
 
