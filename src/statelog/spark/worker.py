@@ -220,7 +220,7 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
         batch_states=[bind_state(state) for state in spec.states if state.life is StateLife.BATCH],
         deleted_states=deleted_states(spec.states, spec.uid),
         input=KeyedInput(spec.key_columns, form.input(spec.columns)),
-        output=form.output(spec.output_schema, spec.session_zone),
+        output=form.output(spec.output_schema, spec.session_zone, spec.uid),
         times=SparkTimes(spec.time_mode),
         timer_domain=spec.time_mode.domain,
         event_time=spec.event_time,

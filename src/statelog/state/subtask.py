@@ -254,7 +254,7 @@ class KeyedSubtask:
                 note_start(len(taken))
                 yield handle_rows(key, rows, timer_values)
 
-        outputs.begin(calls(), lambda call: f"key {keys[call]!r}")
+        outputs.begin(calls(), lambda call: f"key {keys[call]!r}", handle_rows)
         yield from self._run_calls("handleInputRows", keys)
 
     def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
@@ -315,7 +315,7 @@ class KeyedSubtask:
                 yield fire(keys[position], timer_values, info(time_ms))
                 timers.delete(time_ms)
 
-        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}")
+        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)
 
     # ---- Windows of keys ----
