@@ -49,7 +49,16 @@ from pyspark.sql.types import StructField, StructType
 
 from statelog import ErrorKind
 from tests.spark.dropin import processors
-from tests.spark.dropin.processors import FRAME_RESULTS, ROW_RESULTS, SEEN, STATE_PROBES, TYPED, UTC, Mistake
+from tests.spark.dropin.processors import (
+    CONVERSION_PROBES,
+    FRAME_RESULTS,
+    ROW_RESULTS,
+    SEEN,
+    STATE_PROBES,
+    TYPED,
+    UTC,
+    Mistake,
+)
 from tests.spark.dropin.scenarios import (
     SPARK,
     STATELOG,
@@ -93,6 +102,12 @@ def _states() -> Scenario:
     first = rows(*((name, name) for name in names))
     second = rows(*((name, "left") for name in names), *((name, name) for name in names))
     return Scenario([Leg([first, second]), Leg([rows(*((name, "left") for name in names))])], processors.States)
+
+
+def _conversions() -> Scenario:
+    """Of the values that only tests/conversions compares one by one, those that stand for a rule."""
+    names = [probe.__name__ for probe in CONVERSION_PROBES]
+    return Scenario([Leg([rows(*((name, name) for name in names))])], processors.Converts)
 
 
 def _large() -> Scenario:
@@ -385,6 +400,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "states": _states,
     "states in pandas mode": lambda: replace(_states(), processor=processors.Frames, uses_frames=True),
     "large states": _large,
+    "values of other types": _conversions,
     "timers of processing time": _timers_of_processing_time,
     "event time": _event_time,
     "event time with a delay, in pandas mode": _event_time_with_delay,
