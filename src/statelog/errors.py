@@ -165,7 +165,7 @@ class ProtocolError(StatelogError):
 
 
 class ConfigurationWarning(UserWarning):
-    """A query is built that runs, but hardly does what it is meant to."""
+    """A query runs, but hardly does what it is meant to."""
 
 
 class WorkerTraceback(Exception):

@@ -110,6 +110,7 @@ def test_rows_in_another_order_are_not_worth_a_warning() -> None:
         warnings.simplefilter("error")
         RowOutput(PLAIN, "main").encode([Row(n=1, k="a"), ("a", 1), Row(k="a", n=1)], owner)
         frames_of(PLAIN, pd.DataFrame({"n": [1], "k": ["a"]}), pd.DataFrame([["a", 1, 2]]))
+        frames_of(PLAIN, pd.DataFrame([["a", 1, 2]], columns=["k", "n", "n"]))
 
 
 def frames_of(schema: StructType, *frames: Any) -> list[dict[str, Any]]:

@@ -314,9 +314,11 @@ class _NameWarning:
     def __call__(self, given: Sequence[Any]) -> None:
         if self._was_given:
             return
-        self._was_given = True
         missing = [name for name in self._names if name not in given]
         unknown = [str(name) for name in given if name not in self._names]
+        if not missing and not unknown:
+            return  # a frame has a column twice
+        self._was_given = True
         found = [f"without ({', '.join(missing)}), which is null then"] if missing else []
         found += [f"with ({', '.join(unknown)}), which is left out"] if unknown else []
         warnings.warn(
