@@ -102,13 +102,19 @@ class StatelogError(Exception):
     default_kind = ErrorKind.STORE_FAILED
 
     def __init__(self, message: str, *, kind: ErrorKind | None = None, hint: str = "") -> None:
-        self.message = message
+        self.message = message = _with_one_period(message)
         self.kind = kind or self.default_kind
         self.hint = hint
         super().__init__(message + (f"{_HINT}{hint}" if hint else "") + f" [{self.kind}]")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (error_from_parts, (type(self).__name__, self.message, str(self.kind), self.hint))
+
+
+def _with_one_period(text: str) -> str:
+    """The text without the second period that it has when it ends with another error's; three are an ellipsis."""
+    periods = len(text) - len(text.rstrip("."))
+    return text[:-1] if periods and periods % 2 == 0 else text
 
 
 class ConfigurationError(StatelogError, ValueError):
@@ -159,7 +165,7 @@ class ProtocolError(StatelogError):
 
 
 class ConfigurationWarning(UserWarning):
-    """A query is built that runs, but hardly does what it is meant to."""
+    """A query runs, but hardly does what it is meant to."""
 
 
 class WorkerTraceback(Exception):

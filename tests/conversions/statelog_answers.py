@@ -38,7 +38,7 @@ def answer(kind: str, way: str, text: str) -> str:
             return _of_state(StructType([schema["f"]]), way, text)
         form = FrameForm() if way == "output frame" else RowForm()
         given = frame_of(text, value(text)) if way == "output frame" else Row(text=text, f=value(text))
-        batch = form.output(schema, ZONE).encode([given], lambda row: "the key")
+        batch = form.output(schema, ZONE, "main").encode([given], lambda row: "the key")
         (result,) = batch.column("f").to_pylist()
         return show(result)
     except ProcessorError:

@@ -196,6 +196,16 @@ class OtherColumns(Ledger):
         yield Row(name=key[0])
 
 
+class ReturnsARow(Ledger):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Any:
+        return Row(user=key[0], count=1)
+
+
+class ReturnsNothing(Ledger):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Any:
+        return None
+
+
 class WrongOutputType(Ledger):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in super().handleInputRows(key, rows, timerValues):
@@ -224,13 +234,25 @@ class Writes(Ledger):
     [
         (Raises(), ErrorKind.PROCESSOR_FAILED, ["('user-3',)", "ZeroDivisionError: an account without orders"]),
         (OtherColumns(), ErrorKind.OUTPUT_MISMATCH, ["Row(name=", "(user, count, amount, history, items)"]),
+        (ReturnsARow(), ErrorKind.OUTPUT_MISMATCH, ["returned str 'user-", "Yield it, or return a list"]),
+        (ReturnsNothing(), ErrorKind.OUTPUT_MISMATCH, ["it returned None, not rows. Hint: Yield rows"]),
         (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type bigint"]),
         (Writes(("five", "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "'five'"]),
         (Writes((1,)), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "2 values (small, name)"]),
         (Writes(1), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "Wrap a single value as (value,)"]),
         (Writes((1 << 31, "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "2147483648"]),
     ],
-    ids=["raises", "missing column", "output type", "value type", "arity", "no tuple", "overflow"],
+    ids=[
+        "raises",
+        "missing column",
+        "returned row",
+        "nothing",
+        "output type",
+        "value type",
+        "arity",
+        "no tuple",
+        "overflow",
+    ],
 )
 def test_a_processor_that_fails_on_a_row_is_named_and_the_batch_can_be_repeated(
     spark: SparkSession, tmp_path: Path, processor: Ledger, kind: ErrorKind, words: list[str]

@@ -72,3 +72,11 @@ def test_only_an_error_with_a_cause_is_noted_once() -> None:
         note_cause(each)
     assert [getattr(each, "__notes__", []) for each in (plain, other)] == [[], []]
     assert error.__notes__ == ["Its cause:\n    KeyError: 'y'"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [("it broke", "it broke."), ("It broke.", "It broke."), ("it broke...", "it broke..."), ("", "")],
+)
+def test_a_message_that_ends_with_that_of_a_cause_has_one_period(cause: str, shown: str) -> None:
+    assert ProcessorError(f"init() failed: {cause}." if cause else "").message.removeprefix("init() failed: ") == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from decimal import Decimal
 from typing import Any
 
@@ -11,8 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import (
     ArrayType,
+    DataType,
     DecimalType,
     DoubleType,
     IntegerType,
@@ -23,8 +26,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from statelog import ErrorKind, ProcessorError
+from statelog import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.spark.output import FrameOutput, RowOutput
+from statelog.testing import Harness
 
 PLAIN = StructType([StructField("k", StringType()), StructField("n", LongType())])
 
@@ -35,7 +39,9 @@ def owner(index: int) -> str:
 
 def test_rows_are_matched_by_name() -> None:
     rows = [Row(k="a", n=1), Row(n=2, k="b"), Row(k="c"), Row(n=4, k="d", more=5), ("e", 6)]
-    assert RowOutput(PLAIN).encode(rows, owner).to_pylist() == [
+    with pytest.warns(ConfigurationWarning):
+        found = RowOutput(PLAIN, "main").encode(rows, owner)
+    assert found.to_pylist() == [
         {"k": "a", "n": 1},
         {"k": "b", "n": 2},
         {"k": "c", "n": None},
@@ -47,10 +53,17 @@ def test_rows_are_matched_by_name() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        (Row(x=1), ["Row(x=1)", "(k, n)"]),
-        (("a",), ["tuple ('a',)"]),
-        (None, ["NoneType None"]),
-        ({"k": "a", "n": 1}, ["dict"]),
+        (Row(x=1), ["Row(x=1), which has none of the output columns (k, n)", "Row objects with these names"]),
+        (("a",), ["tuple ('a',), which has 1 value; the output has 2 columns (k, n)", "for each column"]),
+        (("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
+        (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
+        (Row("k", "n")("a"), ["which has 1 value; the output has 2 columns"]),
+        (Row("k", "more", "n")("a"), ["which has 1 value; the output has 2 columns"]),
+        (None, ["NoneType None, which is no row", "Yield Row objects with the names (k, n)"]),
+        ("text", ["str 'text', which is no row"]),
+        ({"k": "a", "n": 1}, ["dict {'k': 'a', 'n': 1}, which is no row", "Yield Row(**values)"]),
+        (["a", 1], ["list ['a', 1], which is no row", "Yield each row by itself"]),
+        (pd.DataFrame({"k": ["a"]}), ["DataFrame k 0 a, which is no row", "use transformWithStateInPandas"]),
         (Row(k="a", n="one"), ["'one'", "'n'", "bigint"]),
         (Row(k="a", n=1.5), ["1.5", "whole number"]),
         (Row(k="a", n=2**63), ["'n'"]),
@@ -58,14 +71,50 @@ def test_rows_are_matched_by_name() -> None:
 )
 def test_a_row_that_does_not_fit_is_refused_with_its_key(row: Any, words: list[str]) -> None:
     with pytest.raises(ProcessorError) as failure:
-        RowOutput(PLAIN).encode([Row(k="a", n=1), row], owner)
+        RowOutput(PLAIN, "main").encode([Row(k="a", n=1), row], owner)
     assert failure.value.kind == ErrorKind.OUTPUT_MISMATCH
     for word in ["key (1,)", *words]:
         assert word in str(failure.value)
 
 
+@pytest.mark.parametrize("column", [StringType(), ArrayType(StringType())])
+@pytest.mark.parametrize("row", [Row("k", "n")("a"), ("a",), ("a", [], 2)])
+def test_rows_that_are_held_are_refused_when_they_are_encoded(column: DataType, row: Any) -> None:
+    output = RowOutput(StructType([StructField("k", StringType()), StructField("n", column)]), "main")
+    held = [row if output.hold is None else output.hold(row)] * 2
+    with pytest.raises(ProcessorError, match="the output has 2 columns"):
+        output.encode(held, owner)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (Row(k="a"), "there are output rows without (n), which is null then."),
+        (Row(k="a", n=1, x=1, y=2), "there are output rows with (x, y), which is left out."),
+        (Row(K="a", n=1), "output rows without (k), which is null then, and with (K), which is left out."),
+        (pd.DataFrame({"n": [1], "x": [2], "k": ["a"]}), "there are output rows with (x), which is left out."),
+    ],
+)
+def test_names_that_are_not_those_of_the_output_are_told_once(row: Any, words: str) -> None:
+    output = RowOutput(PLAIN, "main") if isinstance(row, Row) else FrameOutput(PLAIN, "UTC", "main")
+    with pytest.warns(ConfigurationWarning) as told:
+        assert [output.encode([row] * count, owner).num_rows for count in (3, 1)] == [3, 1]
+    (warning,) = told
+    assert words in str(warning.message)
+    assert str(warning.message).startswith("operator 'main': ")
+    assert "The output columns are (k, n)" in str(warning.message)
+
+
+def test_rows_in_another_order_are_not_worth_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RowOutput(PLAIN, "main").encode([Row(n=1, k="a"), ("a", 1), Row(k="a", n=1)], owner)
+        frames_of(PLAIN, pd.DataFrame({"n": [1], "k": ["a"]}), pd.DataFrame([["a", 1, 2]]))
+        frames_of(PLAIN, pd.DataFrame([["a", 1, 2]], columns=["k", "n", "n"]))
+
+
 def frames_of(schema: StructType, *frames: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = FrameOutput(schema, "Asia/Kolkata").encode(frames, owner).to_pylist()
+    rows: list[dict[str, Any]] = FrameOutput(schema, "Asia/Kolkata", "main").encode(frames, owner).to_pylist()
     return rows
 
 
@@ -81,7 +130,9 @@ def test_frames_are_matched_by_name_or_position() -> None:
         pd.DataFrame({"k": ["f"], "n": np.array([5], np.int8)}),
         pd.DataFrame({"k": ["g"], "n": [6.0]}),
     ]
-    assert [tuple(row.values()) for row in frames_of(PLAIN, *frames)] == [
+    with pytest.warns(ConfigurationWarning):
+        found = frames_of(PLAIN, *frames)
+    assert [tuple(row.values()) for row in found] == [
         ("a", 1),
         ("b", 2),
         (None, 3),
@@ -155,8 +206,8 @@ def test_a_frame_that_does_not_fit_is_refused_with_its_key(frame: Any, words: li
 
 
 def test_nothing_is_an_empty_batch() -> None:
-    assert RowOutput(PLAIN).encode([], owner).num_rows == 0
-    empty = FrameOutput(PLAIN, "UTC").encode([pd.DataFrame()], owner)
+    assert RowOutput(PLAIN, "main").encode([], owner).num_rows == 0
+    empty = FrameOutput(PLAIN, "UTC", "main").encode([pd.DataFrame()], owner)
     assert empty.schema == pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 
@@ -166,3 +217,90 @@ def test_a_held_row_that_does_not_fit_is_refused_with_its_key() -> None:
     held = [output.hold(("a", [1])), output.hold(("b", [2**40]))]
     with pytest.raises(ProcessorError, match=r"key \(1,\) returned list \[1099511627776\] for output column 'n'"):
         output.encode(held, owner)
+
+
+# ---- What a call returns ----
+
+
+class Gives(StatefulProcessor):
+    """Returns a value itself; or yields it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self._value
+
+    def close(self) -> None:
+        pass
+
+
+class Yields(Gives):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        yield self._value
+
+
+class Fails(Gives):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return iter(5)  # type: ignore[call-overload]
+
+
+def failure_of(processor: Gives, output: str = "k string, n long", *, pandas: bool = False) -> ProcessorError:
+    with (
+        Harness(processor, input="k string, n long", keys=["k"], output=output, pandas=pandas) as harness,
+        pytest.raises(ProcessorError) as failure,
+    ):
+        harness.push([("a", 1)])
+    return failure.value
+
+
+FRAME = pd.DataFrame({"k": ["a"], "n": [1]})
+
+
+@pytest.mark.parametrize(
+    ("pandas", "value", "part"),
+    [
+        (False, Row(k="a", n=1), "str 'a', which is no row"),
+        (False, ("a", 1), "str 'a', which is no row"),
+        (False, {"k": "a", "n": 1}, "str 'k', which is no row"),
+        (False, FRAME, "str 'k', which is no row"),
+        (False, "text", "str 't', which is no row"),
+        (True, FRAME, "str 'k', not a pandas DataFrame"),
+        (True, Row(k="a", n=1), "str 'a', not a pandas DataFrame"),
+    ],
+)
+@pytest.mark.parametrize("output", ["k string, n long", "k string, n array<long>"])
+def test_a_row_that_is_returned_and_not_yielded_is_recognized(pandas: bool, value: Any, part: str, output: str) -> None:
+    error = failure_of(Gives(value), output, pandas=pandas)
+    assert error.kind is ErrorKind.OUTPUT_MISMATCH
+    assert error.message.startswith(f"operator 'main': key ('a',) returned {part}.")
+    assert error.hint.startswith("Yield it, or return a list")
+
+
+@pytest.mark.parametrize(
+    ("processor", "hint"),
+    [
+        (Gives([{"k": "a"}]), "Yield Row(**values)"),
+        (Yields({"k": "a"}), "Yield Row(**values)"),
+        (Yields("text"), "Yield Row objects"),
+        (Yields(FRAME), "Yield Row objects"),
+    ],
+)
+def test_what_is_no_row_says_how_to_yield_one(processor: Gives, hint: str) -> None:
+    assert failure_of(processor).hint.startswith(hint)
+
+
+@pytest.mark.parametrize("pandas", [False, True])
+@pytest.mark.parametrize(("value", "shown"), [(None, "None"), (5, "a value of type int")])
+def test_a_call_that_returns_nothing_to_iterate_over_is_named(value: Any, shown: str, pandas: bool) -> None:
+    error = failure_of(Gives(value), pandas=pandas)
+    where = "operator 'main': handleInputRows() failed for key ('a',)"
+    assert (error.message, error.kind) == (f"{where}: it returned {shown}, not rows.", ErrorKind.OUTPUT_MISMATCH)
+    assert error.hint == "Yield rows, or return a list of them, empty if there are none."
+
+
+def test_the_same_mistake_inside_the_processor_is_the_processors_own() -> None:
+    assert failure_of(Fails(None)).message.endswith("TypeError: 'int' object is not iterable.")

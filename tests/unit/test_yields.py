@@ -228,8 +228,8 @@ def test_frames_are_what_they_were_when_they_were_yielded() -> None:
 
 def test_rows_that_cannot_be_changed_are_not_copied() -> None:
     plain = "a long, b double, c string, d date, e timestamp, f decimal(10, 2), g boolean, h timestamp_ntz"
-    assert RowOutput(parse_ddl(plain)).hold is None
-    assert RowOutput(parse_ddl(f"{plain}, i binary")).hold is not None
+    assert RowOutput(parse_ddl(plain), "main").hold is None
+    assert RowOutput(parse_ddl(f"{plain}, i binary"), "main").hold is not None
 
 
 @pytest.mark.parametrize("row", [None, 5, {"k": 1}, Row(x=1), (1,), (1, iter(())), Row(k="a", v=[]), (1, [object()])])

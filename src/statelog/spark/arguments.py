@@ -22,7 +22,9 @@ from statelog.options import Options
 from statelog.spark.endpoint import Endpoint, RunningOperator
 from statelog.spark.interpreter import check_interpreter, is_on_this_machine
 from statelog.spark.types import arrow_type
+from statelog.spark.worker import StateDeclaration
 from statelog.state.key_groups import KEY_GROUPS
+from statelog.state.schema import StateLife
 from statelog.storage import open_store
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "pickled_processor",
     "require_endpoint",
     "task_function",
+    "warn_of_deleted",
     "warn_of_no_watermark",
 ]
 
@@ -137,16 +140,34 @@ def check_session(session: SparkSession) -> None:
 
 
 def warn_of_no_watermark(uid: str) -> None:
-    """Warn, at the user's line, that nothing moves the event time of an operator."""
+    """Warn that nothing moves the event time of an operator."""
+    _warn(
+        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
+        " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...)."
+    )
+
+
+def warn_of_deleted(uid: str, states: Iterable[StateDeclaration]) -> None:
+    """Warn of states that ``init`` declares and deletes, before or afterwards."""
+    effects = {
+        StateLife.BATCH: "deletes and then declares: they are empty at the start of every batch",
+        StateLife.NONE: "declares and then deletes: their values are gone, and reading and writing them fails",
+    }
+    for life, effect in effects.items():
+        names = [state.name for state in states if state.life is life]
+        if names:
+            _warn(
+                f"operator '{uid}': there are states that init() {effect} ({', '.join(names)}). Delete a state in one"
+                " version of the processor, and declare it in a later one."
+            )
+
+
+def _warn(text: str) -> None:
+    """Warn at the user's line."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("statelog."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(
-        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
-        " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...).",
-        ConfigurationWarning,
-        stacklevel=level,
-    )
+    warnings.warn(text, ConfigurationWarning, stacklevel=level)
 
 
 def new_instance() -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.spark.worker import StateDeclaration
-from statelog.state.schema import StateKind, TimeDomain
+from statelog.state.schema import StateKind, StateLife, TimeDomain
 from statelog.state.times import Ttl
 
 __all__ = [
@@ -39,7 +39,7 @@ class Declarations:
     states : dict
         The states by name.
     deleted : dict
-        Names of states of earlier versions that are to go, in order.
+        Names of states whose stored values are to go, in order.
     """
 
     states: dict[str, StateDeclaration] = field(default_factory=dict)
@@ -171,7 +171,9 @@ class _DeclaringHandle:
 
     def deleteIfExists(self, stateName: str) -> None:
         self.found.deleted[stateName] = None
-        self._require_one_use(stateName)
+        declared = self.found.states.get(stateName)
+        if declared is not None:
+            self.found.states[stateName] = replace(declared, life=StateLife.NONE)
 
     def _declare(
         self, name: str, kind: StateKind, ttl: int | Ttl | None, value_schema: Any, entry_schema: Any = None
@@ -179,21 +181,20 @@ class _DeclaringHandle:
         check_state_name(name, self._uid)
         entry = None if entry_schema is None else state_struct(entry_schema, name, self._uid, self._parse)
         value = state_struct(value_schema, name, self._uid, self._parse)
-        declaration = StateDeclaration(name, kind, value, entry, self._ttl(name, ttl))
-        if self.found.states.setdefault(name, declaration) != declaration:
+        life = StateLife.BATCH if name in self.found.deleted else StateLife.KEPT
+        declaration = StateDeclaration(name, kind, value, entry, self._ttl(name, ttl), life)
+        known = self.found.states.setdefault(name, declaration)
+        if known.life is StateLife.NONE:
+            raise ConfigurationError(
+                f"operator '{self._uid}': init() declares state '{name}', deletes it and declares it again.",
+                hint="Delete it in one version of the processor, and declare it in a later one.",
+            )
+        if known != declaration:
             raise ConfigurationError(
                 f"operator '{self._uid}': state '{name}' is declared twice in different ways.",
                 hint="Give each state a name of its own.",
             )
-        self._require_one_use(name)
         return DeclaredState(name, self._uid)
-
-    def _require_one_use(self, name: str) -> None:
-        if name in self.found.deleted and name in self.found.states:
-            raise ConfigurationError(
-                f"operator '{self._uid}': init() both declares and deletes state '{name}'.",
-                hint="Delete it in one version of the processor and declare it anew in a later one.",
-            )
 
     def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
         if ttl is None or ttl == 0:  # to Spark too, 0 is no TTL

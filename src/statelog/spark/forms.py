@@ -44,8 +44,8 @@ class ProcessorForm(Protocol):
         """The codec of input rows with these columns."""
         ...
 
-    def output(self, schema: StructType, zone: str) -> OutputCodec:
-        """The codec of output rows of a schema; times without a zone are in the session's."""
+    def output(self, schema: StructType, zone: str, uid: str) -> OutputCodec:
+        """The codec of an operator's output rows of a schema; times without a zone are in the session's."""
         ...
 
 
@@ -61,9 +61,9 @@ class RowForm:
         """Rows."""
         return RowInput(columns)
 
-    def output(self, schema: StructType, zone: str) -> RowOutput:
+    def output(self, schema: StructType, zone: str, uid: str) -> RowOutput:
         """Rows; times without a zone are in the process's, as in Spark."""
-        return RowOutput(schema)
+        return RowOutput(schema, uid)
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class FrameForm:
         """Frames."""
         return FrameInput(columns, self.max_rows, self.max_bytes, keeps_integers=self.keeps_integers)
 
-    def output(self, schema: StructType, zone: str) -> FrameOutput:
+    def output(self, schema: StructType, zone: str, uid: str) -> FrameOutput:
         """Frames."""
-        return FrameOutput(schema, zone)
+        return FrameOutput(schema, zone, uid)
 
 
 def recorded_settings(mode: TimeMode, form: ProcessorForm) -> Settings:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from statelog.errors import ErrorKind, ProcessorError
+from statelog.errors import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.spark.python_values import is_mutable
 from statelog.spark.types import field_codecs
 from statelog.state.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
+from statelog.state.outputs import NoRow
 from statelog.state.values import MISFITS, FieldCodec
 
 __all__ = ["FrameOutput", "RowOutput"]
@@ -38,12 +40,16 @@ class RowOutput:
     ----------
     schema : StructType
         The declared output type.
+    uid : str
+        The operator, for warnings.
     """
 
-    def __init__(self, schema: StructType) -> None:
+    def __init__(self, schema: StructType, uid: str) -> None:
         self._fields = field_codecs(schema, "output column")
         self.schema = pa.schema([(field.name, field.type) for field in self._fields])
         self._names = schema.names
+        self._distinct_names = set(schema.names)
+        self._warn = _NameWarning(uid, schema.names)
         self._mutable = [place for place, field in enumerate(schema) if is_mutable(field.dataType)]
         self.hold = self._held if self._mutable else None
 
@@ -52,6 +58,8 @@ class RowOutput:
         try:
             is_in_order = getattr(row, "__fields__", None) == self._names
             values = list(row if is_in_order else self._in_order([row], str)[0])
+            if len(values) != len(self._fields):
+                return row
             for place in self._mutable:
                 values[place] = self._fields[place].stored(values[place])
         except (ProcessorError, *MISFITS):
@@ -78,12 +86,22 @@ class RowOutput:
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         is_held = set(map(type, rows)) == {_HeldRow}
-        columns = zip(*(rows if is_held else self._in_order(rows, owner_of)), strict=True)
+        columns = self._columns(rows if is_held else self._in_order(rows, owner_of), owner_of)
         arrays = [
             _column(field, values, owner_of, is_stored=is_held and place in self._mutable)
             for place, (field, values) in enumerate(zip(self._fields, columns, strict=True))
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _columns(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> list[tuple[Any, ...]]:
+        try:
+            columns = list(zip(*rows, strict=True))
+        except ValueError:
+            columns = []
+        if len(columns) == len(self._fields):
+            return columns
+        index = next(index for index, row in enumerate(rows) if len(row) != len(self._names))
+        raise self._misfit(rows[index], owner_of(index))
 
     def _in_order(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> Sequence[Any]:
         names = self._names
@@ -97,16 +115,39 @@ class RowOutput:
 
     def _ordered(self, row: Any, index: int, owner_of: Callable[[int], str]) -> Any:
         own = getattr(row, "__dict__", {}).get("__fields__") or getattr(type(row), "__fields__", None)
-        if own is not None and not set(own).isdisjoint(self._names):
+        if own is None:
+            if isinstance(row, tuple) and len(row) == len(self._names):
+                return row
+            raise self._misfit(row, owner_of(index))
+        is_exact = set(own) == self._distinct_names
+        if not is_exact and self._distinct_names.isdisjoint(own):
+            raise self._misfit(row, owner_of(index))
+        try:
             values = dict(zip(own, row, strict=True))
-            return tuple(map(values.get, self._names))
-        if own is None and isinstance(row, tuple) and len(row) == len(self._names):
-            return row
-        shown = f"{type(row).__name__} {row!r:.80}"
-        raise ProcessorError(
-            f"{owner_of(index)} returned {shown}, which has none of the output columns ({', '.join(self._names)}).",
+        except ValueError as error:
+            raise self._misfit(row, owner_of(index)) from error
+        if not is_exact:
+            self._warn(own)
+        return tuple(map(values.get, self._names))
+
+    def _misfit(self, row: Any, owner: str) -> ProcessorError:
+        names = f"({', '.join(self._names)})"
+        returned = f"{owner} returned {_shown(row)}, which"
+        if not isinstance(row, tuple):
+            error = ProcessorError if _is_whole(row) else NoRow
+            return error(f"{returned} is no row.", kind=ErrorKind.OUTPUT_MISMATCH, hint=_way_to_a_row(row, names))
+        own: Sequence[str] = getattr(row, "__fields__", ())
+        if len(own) == len(row) > 0:
+            return ProcessorError(
+                f"{returned} has none of the output columns {names}.",
+                kind=ErrorKind.OUTPUT_MISMATCH,
+                hint="Return Row objects with these names.",
+            )
+        wanted = f"the output has {_count(self._names, 'column')} {names}"
+        return ProcessorError(
+            f"{returned} has {_count(row, 'value')}; {wanted}.",
             kind=ErrorKind.OUTPUT_MISMATCH,
-            hint="Return Row objects with these names.",
+            hint="Return a value for each column, in this order, or Row objects with these names.",
         )
 
 
@@ -133,13 +174,16 @@ class FrameOutput:
         The declared output type.
     zone : str
         The session's time zone, which times without a zone are in.
+    uid : str
+        The operator, for warnings.
     """
 
-    def __init__(self, schema: StructType, zone: str) -> None:
+    def __init__(self, schema: StructType, zone: str, uid: str) -> None:
         self._fields = field_codecs(schema, "output column", nan_is_null=True)
         self.schema = pa.schema([(field.name, field.type) for field in self._fields])
         self._mutable = [is_mutable(field.dataType) for field in schema]
         self._zone = zone
+        self._warn = _NameWarning(uid, schema.names)
 
     def hold(self, frame: Any) -> Any:
         """Copies of the output columns; of what does not fit, of the frame."""
@@ -182,9 +226,10 @@ class FrameOutput:
     def _has_rows(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> bool:
         if isinstance(frame, _HeldFrame):
             return frame.rows > 0
-        if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
-            raise ProcessorError(
-                f"{owner_of(index)} returned {type(frame).__name__} {frame!r:.80}, not a pandas DataFrame.",
+        if not _is_frame(frame):
+            error = ProcessorError if _is_whole(frame) else NoRow
+            raise error(
+                f"{owner_of(index)} returned {_shown(frame)}, not a pandas DataFrame.",
                 kind=ErrorKind.OUTPUT_MISMATCH,
                 hint="Yield pandas DataFrames, or use transformWithState, which takes rows.",
             )
@@ -199,6 +244,8 @@ class FrameOutput:
             places: list[int] = list(range(len(names)))
         elif any(isinstance(label, str) for label in labels):
             places = [labels.index(name) for name in names if name in labels]
+            if len(places) == len(names) < len(labels):
+                self._warn(labels)
         else:
             places = list(range(min(len(names), len(labels))))
         if len(places) < len(names):
@@ -261,6 +308,64 @@ class FrameOutput:
         is_same = own == wanted or (pa.types.is_duration(own) and pa.types.is_duration(wanted))
         is_text = pa.types.is_large_string(own) and pa.types.is_string(wanted)
         return array.cast(wanted) if is_same or is_text else None
+
+
+class _NameWarning:
+    """Tells once that the names of a row or a frame are not those of the output.
+
+    Python shows a warning of one text once per process.
+    """
+
+    def __init__(self, uid: str, names: list[str]) -> None:
+        self._uid = uid
+        self._names = names
+        self._was_given = False
+
+    def __call__(self, given: Sequence[Any]) -> None:
+        if self._was_given:
+            return
+        missing = [name for name in self._names if name not in given]
+        unknown = [str(name) for name in given if name not in self._names]
+        if not missing and not unknown:
+            return  # a frame has a column twice
+        self._was_given = True
+        found = [f"without ({', '.join(missing)}), which is null then"] if missing else []
+        found += [f"with ({', '.join(unknown)}), which is left out"] if unknown else []
+        warnings.warn(
+            f"operator '{self._uid}': there are output rows {', and '.join(found)}. The output columns are"
+            f" ({', '.join(self._names)}); case matters.",
+            ConfigurationWarning,
+            stacklevel=2,
+        )
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "iloc")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value may be meant as a row or a frame, rather than being a part of one."""
+    return isinstance(value, (tuple, list, Mapping)) or hasattr(value, "iloc")
+
+
+def _shown(value: Any) -> str:
+    """A value for messages, on one line."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text:.80}"
+
+
+def _way_to_a_row(value: Any, names: str) -> str:
+    if isinstance(value, Mapping):
+        return f"Yield Row(**values) of a dict with the names {names}."
+    if isinstance(value, list):
+        return f"Yield each row by itself, as a Row with the names {names} or as a tuple."
+    if _is_frame(value):
+        return f"Yield Row objects with the names {names}, or use transformWithStateInPandas, which takes frames."
+    return f"Yield Row objects with the names {names}."
+
+
+def _count(items: Sequence[Any], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -28,6 +28,7 @@ from statelog.spark.arguments import (
     pickled_processor,
     require_endpoint,
     task_function,
+    warn_of_deleted,
     warn_of_no_watermark,
 )
 from statelog.spark.clock_source import with_clock
@@ -52,7 +53,7 @@ from statelog.spark.worker import (
 from statelog.state.event_time import EventTime
 from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.state.rocksdb_table import rocksdict_library
-from statelog.state.schema import StateDescriptor, TimeDomain, encode_schema
+from statelog.state.schema import StateDescriptor, StateLife, TimeDomain, encode_schema
 from statelog.state.timers import timer_descriptor
 from statelog.state.times import Watermark
 
@@ -156,7 +157,8 @@ def build_operator(
     keys = stream.key_schema
     initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
     states = sorted(declared.states.values(), key=lambda state: state.name)
-    descriptors = [bind_state(state).descriptor for state in states]
+    warn_of_deleted(uid, states)
+    descriptors = [bind_state(state).descriptor for state in states if state.life is StateLife.KEPT]
     if time_mode.domain is not None:
         descriptors.append(timer_descriptor(time_mode.domain))
     instance = new_instance()

@@ -137,7 +137,7 @@ def make_operator(spec: OperatorSpec) -> Operator:
         states=[bind_operator_state(declaration) for declaration in spec.states],
         to_rows=_row_reader(spec.columns),
         to_broadcast_rows=_row_reader(spec.broadcast_columns or []),
-        output=RowOutput(spec.output_schema),
+        output=RowOutput(spec.output_schema, spec.uid),
     )
 
 

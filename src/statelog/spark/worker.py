@@ -6,7 +6,7 @@ import pickle
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.task import BatchInput, BatchTask
 from statelog.clock import SystemClock
 from statelog.options import Options
+from statelog.spark.deleted_states import deleted_state
 from statelog.spark.forms import ProcessorForm
 from statelog.spark.python_values import row_maker
 from statelog.spark.times import SparkTimes, TimeMode
@@ -27,7 +28,7 @@ from statelog.state.key_groups import subtasks_of
 from statelog.state.keys import KeyCodec
 from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind
+from statelog.state.schema import StateDescriptor, StateKind, StateLife
 from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.state.times import Moment, Ttl
 
@@ -39,6 +40,7 @@ __all__ = [
     "StateDeclaration",
     "SubtaskSpec",
     "bind_state",
+    "deleted_states",
     "keyed_operator",
 ]
 
@@ -60,6 +62,7 @@ class StateDeclaration:
     value_schema: StructType
     entry_schema: StructType | None = None
     ttl: Ttl | None = None
+    life: StateLife = StateLife.KEPT
 
 
 @dataclass(frozen=True)
@@ -213,9 +216,11 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
         processor=pickle.loads(spec.processor),
         key_codec=key_codec,
         decode_key=key_decoder(key_codec, spec.session_zone),
-        states=[bind_state(declaration) for declaration in spec.states],
+        states=[bind_state(state) for state in spec.states if state.life is StateLife.KEPT],
+        batch_states=[bind_state(state) for state in spec.states if state.life is StateLife.BATCH],
+        deleted_states=deleted_states(spec.states, spec.uid),
         input=KeyedInput(spec.key_columns, form.input(spec.columns)),
-        output=form.output(spec.output_schema, spec.session_zone),
+        output=form.output(spec.output_schema, spec.session_zone, spec.uid),
         times=SparkTimes(spec.time_mode),
         timer_domain=spec.time_mode.domain,
         event_time=spec.event_time,
@@ -224,6 +229,13 @@ def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
         if spec.initial_columns
         else None,
     )
+
+
+def deleted_states(declarations: Iterable[StateDeclaration], uid: str) -> dict[str, Any]:
+    """The handles of the states that are declared and then deleted, by name."""
+    return {
+        state.name: deleted_state(state.name, state.kind, uid) for state in declarations if state.life is StateLife.NONE
+    }
 
 
 def bind_state(declaration: StateDeclaration) -> StateBinding:

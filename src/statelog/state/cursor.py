@@ -49,6 +49,10 @@ class KeyCursor:
         How much is fetched at once.
     loaded_bytes : int
         Size of what has been fetched.
+    batch_table : StateTable, optional
+        The values of states that live for a batch only.
+    batch_states : frozenset of str
+        The stored names of these states.
     """
 
     table: StateTable
@@ -59,6 +63,13 @@ class KeyCursor:
     position: int = -1
     budget: Budget = BUDGET
     loaded_bytes: int = 0
+    batch_table: StateTable | None = None
+    batch_states: frozenset[str] = frozenset()
+
+    def table_of(self, state: StateDescriptor) -> StateTable:
+        """The table that has a state."""
+        own = self.batch_table
+        return self.table if own is None or state.name not in self.batch_states else own
 
     def require(self, subject: str) -> int:
         """The position of the current key.
@@ -136,7 +147,7 @@ class EntryWindow:
         """One stored entry of a key."""
         if self._current[0] != position and self._should_look_up(position):
             key = self._cursor.keys.slice(position, position + 1)
-            found = self._cursor.table.get_entry(self._state, key, entry)
+            found = self._cursor.table_of(self._state).get_entry(self._state, key, entry)
             if self._cursor.live_rows(self._state, found.expiry) is not None:
                 return None
             rows = self._codec.decode(found.values)
@@ -160,8 +171,9 @@ class EntryWindow:
     def _count(self, position: int) -> int:
         if self._counts is None:
             cursor = self._cursor
-            self._counts = cursor.table.count_entries(self._state, cursor.keys)
-            mean_bytes = max(1, cursor.table.mean_bytes(self._state))
+            table = cursor.table_of(self._state)
+            self._counts = table.count_entries(self._state, cursor.keys)
+            mean_bytes = max(1, table.mean_bytes(self._state))
             self._most_at_once = max(1, min(_PREFETCH_ENTRIES, cursor.budget.slice_bytes // mean_bytes))
         return int(self._counts[position])
 
@@ -172,7 +184,7 @@ class EntryWindow:
         if self._counts.sum() > self._most_at_once:
             total = np.cumsum(self._counts[position:])
             start, end = position, position + max(1, int(np.searchsorted(total, self._most_at_once, "right")))
-        found = self._cursor.table.entries(self._state, self._cursor.keys.slice(start, end))
+        found = self._cursor.table_of(self._state).entries(self._state, self._cursor.keys.slice(start, end))
         positions, entries, values = found.positions, found.entries, found.values
         size_bytes = entries.nbytes + values.nbytes
         self._cursor.loaded_bytes += size_bytes

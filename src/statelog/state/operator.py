@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -126,6 +126,10 @@ class KeyedOperator:
         The key as the processor sees it, from its canonical bytes.
     states : list of StateBinding
         The states that the processor declared.
+    batch_states : list of StateBinding
+        Those whose values live for a batch.
+    deleted_states : dict
+        Handles of those that are deleted after they were declared, by name.
     input : KeyedInput
         The stream's rows.
     output : OutputCodec
@@ -157,3 +161,5 @@ class KeyedOperator:
     output_event_time: EventTime | None = None
     initial: KeyedInput | None = None
     budget: Budget = BUDGET
+    batch_states: list[StateBinding] = field(default_factory=list)
+    deleted_states: dict[str, Any] = field(default_factory=dict)

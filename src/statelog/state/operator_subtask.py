@@ -170,7 +170,7 @@ class OperatorSubtask:
             yield processor.process(rows, context)
 
         outputs = Outputs(operator.output, operator.budget)
-        outputs.begin(calls(), lambda _: "process()")
+        outputs.begin(calls(), lambda _: "process()", processor.process)
         has_more = True
         try:
             while has_more:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.state.byte_slices import Budget, Pace, RowsTooLarge, cut_rows, in_parts, join_rows
 from statelog.state.operator import OutputCodec
 
-__all__ = ["Outputs", "rare_garbage_collection"]
+__all__ = ["NoRow", "Outputs", "rare_garbage_collection"]
 
 _FIRST_ROWS: Final = 64
 _MOST_ROWS: Final = 4096
@@ -24,6 +26,17 @@ _PART_OF_CHUNK: Final = 4
 _CHUNK_ROWS: Final = 65_536
 """Of small rows a chunk is given on before it is large, so that who reads it has something to do."""
 _COLLECTION_THRESHOLD: Final = 100_000
+_NOT_ITERABLE: Final = re.compile(r"^'(\w+)' object is not iterable$")
+_HOW_TO_RETURN: Final = (
+    "Yield it, or return a list: each part of what is returned is taken for a row, also of a Row, a tuple, a dict, a"
+    " text or a frame."
+)
+
+
+class NoRow(ProcessorError):
+    """What was to be an output row is a part of one at most, such as a text or a number."""
+
+    default_kind = ErrorKind.OUTPUT_MISMATCH
 
 
 class Outputs:
@@ -59,10 +72,12 @@ class Outputs:
         self._ready_bytes = self._ready_rows = 0
         self._rows: Iterator[Any] = iter(())
         self._name_of: Callable[[int], str] = str
+        self._method: Callable[..., Any] = str
 
-    def begin(self, calls: Iterable[Iterable[Any]], name_of: Callable[[int], str]) -> None:
-        """Start on calls of the processor; `name_of` names the i-th of them, for messages."""
+    def begin(self, calls: Iterable[Iterable[Any]], name_of: Callable[[int], str], method: Callable[..., Any]) -> None:
+        """Start on calls of a method of the processor; `name_of` names the i-th of them, for messages."""
         self.end()
+        self._method = method
         rows = chain.from_iterable(calls)
         self._rows = rows if self._codec.hold is None else map(self._codec.hold, rows)
         self._name_of = name_of
@@ -75,9 +90,25 @@ class Outputs:
         self._calls_before = 0
 
     def take(self) -> bool:
-        """Take some rows; whether there may be more. What the processor raises is not caught."""
+        """Take some rows; whether there may be more. What the processor raises is not caught.
+
+        Raises
+        ------
+        ProcessorError
+            If a call returned nothing that rows can be taken from.
+        """
         room = self._pace.rows
-        self.taken.extend(islice(self._rows, room))
+        try:
+            self.taken.extend(islice(self._rows, room))
+        except TypeError as error:
+            refused = _NOT_ITERABLE.match(str(error))
+            if refused is None or error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # the processor's own
+            returned = "None" if refused[1] == "NoneType" else f"a value of type {refused[1]}"
+            raise NoRow(
+                f"it returned {returned}, not rows.",
+                hint="Yield rows, or return a list of them, empty if there are none.",
+            ) from error
         return len(self.taken) == room
 
     def encoded(self, *, is_last: bool) -> list[pa.RecordBatch]:
@@ -109,6 +140,10 @@ class Outputs:
     def _encode(self, start: int, end: int) -> pa.RecordBatch:
         try:
             return self._codec.encode(self.taken[start:end], lambda row: self._caller(start + row))
+        except NoRow as error:
+            if inspect.isgeneratorfunction(self._method):
+                raise
+            raise NoRow(error.message, hint=_HOW_TO_RETURN) from error
         except RowsTooLarge as error:
             if end - start > 1:
                 raise

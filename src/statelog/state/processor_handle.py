@@ -30,6 +30,8 @@ class ProcessorHandle:
         The operator, for messages.
     closed_ms : int
         Windows that end up to then were closed by runs with other settings.
+    deleted : dict, optional
+        Handles of the states that ``init`` deletes after it has declared them, by name.
 
     Attributes
     ----------
@@ -38,13 +40,19 @@ class ProcessorHandle:
     """
 
     def __init__(
-        self, states: dict[str, KeyedState], timers: Timers | None, uid: str, closed_ms: int = NO_TIME_MS
+        self,
+        states: dict[str, KeyedState],
+        timers: Timers | None,
+        uid: str,
+        closed_ms: int = NO_TIME_MS,
+        deleted: dict[str, Any] | None = None,
     ) -> None:
         self.late_rows = 0
         self.closed_ms = closed_ms
         self._states = states
         self._timers = timers
         self._uid = uid
+        self._deleted = deleted or {}
         self._is_initialized = False
 
     def end_init(self) -> None:
@@ -102,7 +110,7 @@ class ProcessorHandle:
         return self._require_timers("listTimers").list()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Remove a state that an earlier version of the processor declared; done when the query is started."""
+        """Remove a state's values; done when the query is started, or was done by what ``init`` has declared."""
         if self._is_initialized:
             raise ProcessorError(
                 f"deleteIfExists('{stateName}') was called after init().",
@@ -125,6 +133,9 @@ class ProcessorHandle:
 
     def _declared(self, name: str, kind: type[_S]) -> _S:
         state = self._states.get(name)
+        if name in self._deleted:
+            deleted: _S = self._deleted[name]
+            return deleted
         if not isinstance(state, kind):
             raise ProcessorError(
                 f"operator '{self._uid}': init() asks for {kind.__name__} '{name}' on a task, but did not"

@@ -14,6 +14,7 @@ import pyarrow as pa
 __all__ = [
     "StateDescriptor",
     "StateKind",
+    "StateLife",
     "StateSchema",
     "TimeDomain",
     "decode_schema",
@@ -41,6 +42,16 @@ class StateKind(StrEnum):
     def has_entries(self) -> bool:
         """Whether a key may have several rows, one per entry."""
         return self in (StateKind.LIST, StateKind.MAP, StateKind.TIMER)
+
+
+class StateLife(StrEnum):
+    """How long a state keeps its values; only one that ``init`` deletes as well does not keep them."""
+
+    KEPT = "kept"
+    BATCH = "batch"
+    """``init`` deletes it, then declares it: every batch begins without values."""
+    NONE = "none"
+    """``init`` declares it, then deletes it: it cannot be used."""
 
 
 class TimeDomain(StrEnum):

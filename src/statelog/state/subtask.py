@@ -24,6 +24,7 @@ from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.state.outputs import Outputs, rare_garbage_collection
 from statelog.state.phases import BatchChanges
 from statelog.state.processor_handle import ProcessorHandle
+from statelog.state.runs_table import RunsTable
 from statelog.state.schema import StateKind, TimeDomain
 from statelog.state.table import KeyBatch, StateTable, TimerRows
 from statelog.state.timers import Timers, key_stretches, starts_key
@@ -129,12 +130,14 @@ class KeyedSubtask:
         self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment, budget=budget)
         self._window_keys = self._fitting_keys()
         self._outputs = Outputs(operator.output, budget)
-        self._states = {binding.name: _make_state(self._cursor, binding) for binding in operator.states}
+        self._batch_changes = self._make_batch_changes()
+        bindings = [*operator.states, *operator.batch_states]
+        self._states = {binding.name: _make_state(self._cursor, binding) for binding in bindings}
         self._timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
         self._open_states()
         self._timer_values = operator.times.timer_values(context.moment)
         self._needs_event_ms = operator.event_time is not None and any(
-            binding.ttl is not None and binding.ttl.domain is TimeDomain.EVENT for binding in operator.states
+            binding.ttl is not None and binding.ttl.domain is TimeDomain.EVENT for binding in bindings
         )
 
     def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
@@ -158,7 +161,9 @@ class KeyedSubtask:
             If the processor raises, or gives values or rows that do not fit their schemas.
         """
         operator = self._operator
-        handle = ProcessorHandle(self._states, self._timers, operator.uid, self._context.closed_ms)
+        handle = ProcessorHandle(
+            self._states, self._timers, operator.uid, self._context.closed_ms, operator.deleted_states
+        )
         self._call("init", operator.processor.init, handle)
         handle.end_init()
         if initial is not None and initial.rows.num_rows:
@@ -207,6 +212,9 @@ class KeyedSubtask:
     def _begin_phase(self) -> None:
         self.changes.begin_phase()
         self._cursor.table = self.changes.table
+        if self._batch_changes is not None:
+            self._batch_changes.begin_phase()
+            self._cursor.batch_table = self._batch_changes.table
         context = self._context
         self._cursor.list_position = ListPosition(context.epoch, context.batch, self.changes.phase)
 
@@ -246,7 +254,7 @@ class KeyedSubtask:
                 note_start(len(taken))
                 yield handle_rows(key, rows, timer_values)
 
-        outputs.begin(calls(), lambda call: f"key {keys[call]!r}")
+        outputs.begin(calls(), lambda call: f"key {keys[call]!r}", handle_rows)
         yield from self._run_calls("handleInputRows", keys)
 
     def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
@@ -307,7 +315,7 @@ class KeyedSubtask:
                 yield fire(keys[position], timer_values, info(time_ms))
                 timers.delete(time_ms)
 
-        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}")
+        outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)
 
     # ---- Windows of keys ----
@@ -336,6 +344,16 @@ class KeyedSubtask:
         self._cursor.event_ms = None
         self._cursor.loaded_bytes = 0
         self.changes.buffer.describe_key = lambda position: repr(keys[position])
+        if self._batch_changes is not None:
+            self._batch_changes.buffer.describe_key = self.changes.buffer.describe_key
+
+    def _make_batch_changes(self) -> BatchChanges | None:
+        """What is written to states that live for a batch: later phases read it, and then it is gone."""
+        if not self._operator.batch_states:
+            return None
+        self._cursor.batch_table = RunsTable(budget=self._budget)
+        self._cursor.batch_states = frozenset(binding.descriptor.name for binding in self._operator.batch_states)
+        return BatchChanges(self._cursor.batch_table, self._budget)
 
     def _open_states(self) -> None:
         for state in self._states.values():
@@ -348,8 +366,11 @@ class KeyedSubtask:
         with _operator_named(self._operator.uid):
             started_s = self._clock.monotonic_s()
             before_bytes = self.changes.buffer.unstored_bytes
-            for state in self._states.values():
-                state.flush(self.changes.buffer)
+            for binding in self._operator.states:
+                self._states[binding.name].flush(self.changes.buffer)
+            if self._batch_changes is not None:
+                for binding in self._operator.batch_states:
+                    self._states[binding.name].flush(self._batch_changes.buffer)
             if self._timers is not None:
                 self._timers.flush(self.changes.buffer)
             self._open_states()  # what was read and written is not needed any more

@@ -60,7 +60,7 @@ class _SingleState(KeyedState):
         return self._loaded[position]
 
     def _load(self) -> list[Row | None]:
-        found = self._cursor.table.get_many(self._state, self._cursor.keys)
+        found = self._cursor.table_of(self._state).get_many(self._state, self._cursor.keys)
         self._cursor.loaded_bytes += found.values.nbytes
         rows = self._codec.decode(found.values)
         live = self._cursor.live_rows(self._state, found.expiry)

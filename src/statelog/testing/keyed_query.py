@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.errors import ConfigurationError
 from statelog.options import Options
-from statelog.spark.arguments import checked_uid, parse_output, pickled_processor
+from statelog.spark.arguments import checked_uid, parse_output, pickled_processor, warn_of_deleted
 from statelog.spark.ddl import parse_ddl
 from statelog.spark.declare import declare_states
 from statelog.spark.event_columns import own_event_time, result_event_time
@@ -83,6 +83,7 @@ class KeyedQuery:
         pickled = pickled_processor(processor, uid)
         declared = declare_states(pickled, uid, self._domains(), parse_ddl)
         self.states: dict[str, StateDeclaration] = declared.states
+        warn_of_deleted(uid, declared.states.values())
         initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
         spec = SubtaskSpec(
             uid=uid,

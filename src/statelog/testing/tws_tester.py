@@ -17,11 +17,11 @@ from statelog.spark.arguments import check_output_mode
 from statelog.spark.ddl import parse_ddl
 from statelog.spark.declare import declare_states_of
 from statelog.spark.times import SparkTimes, TimeMode
-from statelog.spark.worker import bind_state
+from statelog.spark.worker import bind_state, deleted_states
 from statelog.state.event_time import EventTime
 from statelog.state.operator import KeyedInput, KeyedOperator, Processor
 from statelog.state.processor_handle import ProcessorHandle
-from statelog.state.schema import StateKind, TimeDomain
+from statelog.state.schema import StateKind, StateLife, TimeDomain
 from statelog.state.subtask import KeyedRows
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.local_query import LocalQuery, discard, new_directory
@@ -116,7 +116,7 @@ class TwsTester:
             domains |= {TimeDomain.EVENT}
         declared = declare_states_of(processor, _UID, domains, parse_ddl)
         self._declared = declared.states
-        self._states = [bind_state(state) for state in sorted(declared.states.values(), key=lambda state: state.name)]
+        self._states = sorted(declared.states.values(), key=lambda state: state.name)
         initial = initialStatePandas if initialStateRow is None else initialStateRow
         self._operator = LocalKeyedOperator(
             uid=_UID,
@@ -358,7 +358,9 @@ class TwsTester:
             processor=self._acting,
             key_codec=NUMBERED_KEY,
             decode_key=lambda data: (keys[NUMBERED_KEY.decode(data)[0]],),
-            states=self._states,
+            states=[bind_state(state) for state in self._states if state.life is StateLife.KEPT],
+            batch_states=[bind_state(state) for state in self._states if state.life is StateLife.BATCH],
+            deleted_states=deleted_states(self._states, _UID),
             input=KeyedInput([0], ObjectInput(keys, self._rows)),
             output=ObjectOutput(self._outputs),
             times=SparkTimes(self._mode),

@@ -57,9 +57,9 @@ class WindowForm:
         """The codec of input rows with these columns."""
         return WindowInput(RowInput(columns), self.event_time, self.cut)
 
-    def output(self, schema: StructType, zone: str) -> WindowOutput:
+    def output(self, schema: StructType, zone: str, uid: str) -> WindowOutput:
         """The codec of output rows of a schema; times without a zone are in the process's."""
-        return WindowOutput(schema, self.kept, returns_late=self.returns_late)
+        return WindowOutput(schema, self.kept, returns_late=self.returns_late, uid=uid)
 
 
 class GivenRows:

@@ -28,9 +28,11 @@ class WindowOutput:
         Columns whose values come as they are kept: timestamps in microseconds.
     returns_late : bool
         Whether late rows are returned.
+    uid : str
+        The operator, for warnings.
     """
 
-    def __init__(self, schema: StructType, kept: list[int], *, returns_late: bool) -> None:
+    def __init__(self, schema: StructType, kept: list[int], *, returns_late: bool, uid: str) -> None:
         fields = schema.fields[:-1] if returns_late else schema.fields
         self._kept = kept
         self._types = [arrow_type(field.dataType, f"output column '{field.name}'") for field in fields]
@@ -40,9 +42,10 @@ class WindowOutput:
                     StructField(field.name, stored_type(field.dataType) if index in kept else field.dataType)
                     for index, field in enumerate(fields)
                 ]
-            )
+            ),
+            uid,
         )
-        self._late = RowOutput(StructType(schema.fields[-1:])) if returns_late else None
+        self._late = RowOutput(StructType(schema.fields[-1:]), uid) if returns_late else None
         self.hold = None if self._results.hold is None else self._held
         self.schema = pa.schema(
             [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from statelog.errors import ErrorKind, ProcessorError
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
 
 __all__ = ["LateRow", "TimeWindow", "WindowContext", "WindowHandle", "WindowProcessor"]
 
@@ -77,7 +77,16 @@ class WindowHandle:
         self.getMapState = handle.getMapState
         self.getReducingState = handle.getReducingState
         self.getAggregatingState = handle.getAggregatingState
-        self.deleteIfExists = handle.deleteIfExists
+        self._handle = handle
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Remove a state's values, of a state that is not the windows' own."""
+        if stateName.startswith("window."):
+            raise ConfigurationError(
+                f"init() deletes '{stateName}', a state of the windows themselves.",
+                hint="Delete states that a WindowProcessor has declared.",
+            )
+        self._handle.deleteIfExists(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Timers are the windows' own."""

@@ -440,6 +440,68 @@ STATE_PROBES = (
 )
 
 
+class Converts(Probing):
+    """States whose values are not of their fields' types."""
+
+    def declare(self, handle: Any) -> None:
+        self.word = handle.getValueState("word", "word string")
+        self.number = handle.getValueState("number", "number long")
+        self.small = handle.getListState("small", "small short")
+        self.wall = handle.getValueState("wall", "wall timestamp_ntz")
+        self.words = handle.getMapState("words", "word string", "word string")
+
+
+def _written(state: Any, value: Any) -> str:
+    """A value that is written to a value state, as it is read back."""
+    try:
+        state.update(value)
+    except Exception:
+        return "fails"
+    return show_typed(state.get())
+
+
+@probe
+def texts_of_other_values(bench: Bench) -> Iterator[Any]:
+    yield [_written(bench.states.word, (value,)) for value in (5, True, 1.5, 1e300, -0.0, 2**70, np.int64(5))]
+    bench.states.words.updateValue((5,), (True,))
+    yield list(bench.states.words.iterator())
+
+
+@probe
+def whole_number_that_is_nan(bench: Bench) -> Iterator[Any]:
+    yield [_written(bench.states.number, (value,)) for value in (float("nan"), np.float64("nan"))]
+    bench.states.small.appendValue((float("nan"),))
+    yield list(bench.states.small.get())
+
+
+@probe
+def wall_time_of_a_time_in_a_zone(bench: Bench) -> Iterator[Any]:
+    for hours in (0, 5):
+        at = datetime.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone(datetime.timedelta(hours=hours)))
+        yield _written(bench.states.wall, (at,))
+
+
+@probe
+def bare_values(bench: Bench) -> Iterator[Any]:
+    """To Spark a text of one character is a row of one field: it has one item."""
+    yield _written(bench.states.word, "x")
+    words = bench.states.words
+    words.updateValue("x", "y")
+    yield words.getValue("x")
+    yield words.getValue(("x",))
+    yield words.containsKey("x")
+    words.removeKey("x")
+    yield list(words.keys())
+
+
+CONVERSION_PROBES = (
+    texts_of_other_values,
+    whole_number_that_is_nan,
+    wall_time_of_a_time_in_a_zone,
+    bare_values,
+)
+
+
 class Frames(OnFrames, States):
     """:class:`States` in pandas mode."""
 
@@ -891,7 +953,25 @@ def _full(key: str, **other: Any) -> dict[str, Any]:
     return row | other
 
 
+def _growing(key: str, name: str) -> Iterator[dict[str, Any]]:
+    """Three rows that share a list or a dict, which grows after every yield."""
+    numbers: list[int] = []
+    counts: dict[str, int] = {}
+    held = {"numbers": numbers, "counts": counts}[name]
+    for number in range(3):
+        numbers.append(number)
+        counts[str(number)] = number
+        yield _full(key, **{name: held})
+
+
 ROW_RESULTS: dict[str, Returned] = {
+    "list that grows": lambda key: (Row(**row) for row in _growing(key, "numbers")),
+    "map that grows": lambda key: (Row(**row) for row in _growing(key, "counts")),
+    "pair as Row in another order": lambda key: [Row(**_full(key, pair=Row(word="b", number=2)))],
+    "pair with a field missing": lambda key: [Row(**_full(key, pair={"number": 2}))],
+    "pair as Row with a field missing": lambda key: [Row(**_full(key, pair=Row(number=2)))],
+    "tuple for list": lambda key: [Row(**_full(key, numbers=(3, 4)))],
+    "array for list": lambda key: [Row(**_full(key, numbers=np.array([3, 4])))],
     "rows in a list": lambda key: [Row(**_full(key)), Row(**_full(key))],
     "nothing": lambda key: [],
     "other order": lambda key: [Row(**dict(reversed(list(_full(key).items()))))],
@@ -910,6 +990,13 @@ ROW_RESULTS: dict[str, Returned] = {
 }
 
 FRAME_RESULTS: dict[str, Returned] = {
+    "list that grows": lambda key: (pd.DataFrame([row]) for row in _growing(key, "numbers")),
+    "map that grows": lambda key: (pd.DataFrame([row]) for row in _growing(key, "counts")),
+    "pair as Row": lambda key: [pd.DataFrame([_full(key, pair=Row(number=2, word="b"))])],
+    "pair with a field missing": lambda key: [pd.DataFrame([_full(key, pair={"number": 2})])],
+    "NaN in a list": lambda key: [pd.DataFrame([_full(key, numbers=[3, float("nan")])])],
+    "NaN in an array": lambda key: [pd.DataFrame([_full(key, numbers=np.array([3, np.nan]))])],
+    "NaN in a map": lambda key: [pd.DataFrame([_full(key, counts={"a": 1.0, "b": float("nan")})])],
     "frames in a list": lambda key: [pd.DataFrame([_full(key)]), pd.DataFrame([_full(key), _full(key)])],
     "nothing": lambda key: [],
     "an empty frame": lambda key: [pd.DataFrame()],
@@ -1010,6 +1097,68 @@ class Declares(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class DeletesOwn(StatefulProcessor):
+    """Declares states and deletes them, in an order, and shows what each call on them does.
+
+    Parameters
+    ----------
+    order : str
+        The steps of ``init``: ``declare`` and ``delete``.
+    """
+
+    def __init__(self, order: str) -> None:
+        self._order = order
+
+    def init(self, handle: Any) -> None:
+        for step in self._order.split():
+            if step == "delete":
+                for name in ("value", "list", "map"):
+                    handle.deleteIfExists(name)
+            else:
+                self._value = handle.getValueState("value", "word string")
+                self._list = handle.getListState("list", "word string")
+                self._map = handle.getMapState("map", "word string", "number long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        value, words, numbers = self._value, self._list, self._map
+        reads = {
+            "value": [value.exists, value.get],
+            "list": [words.exists, lambda: list(words.get())],
+            "map": [
+                numbers.exists,
+                lambda: numbers.getValue(("a",)),
+                lambda: numbers.containsKey(("a",)),
+                lambda: list(numbers.iterator()),
+                lambda: list(numbers.keys()),
+                lambda: list(numbers.values()),
+            ],
+        }
+        writes = {
+            "value": [value.clear, lambda: value.update(("b",))],
+            "list": [
+                words.clear,
+                lambda: words.put([("c",)]),
+                lambda: words.appendValue(("d",)),
+                lambda: words.appendList([("e",), ("f",)]),
+            ],
+            "map": [lambda: numbers.removeKey(("a",)), numbers.clear, lambda: numbers.updateValue(("a",), (1,))],
+        }
+        for name in reads:
+            for calls in (reads, writes, reads):
+                yield Row(key=key[0], seen=f"{name} {[_answer(call) for call in calls[name]]}")
+
+    def close(self) -> None:
+        pass
+
+
+def _answer(call: Callable[[], Any]) -> str:
+    """What a call returns; or the error, up to where the engines begin to explain it."""
+    try:
+        return show(call())
+    except Exception as error:
+        return f"raises {type(error).__name__}: {str(error).partition(' initialized')[0]}"
 
 
 class Evolves(StatefulProcessor):

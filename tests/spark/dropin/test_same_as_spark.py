@@ -19,7 +19,8 @@ One key's rows in several calls                               Spark does that wi
 A pandas column with null in another key's row                Spark infers dtypes per Arrow batch, over all keys.
 A digit string in a frame, for a column of numbers             Spark's Arrow cast takes it.
 An iterator that is made before, and read after a write       Spark reads when the iterator is used first.
-``deleteIfExists`` of a state that ``init`` declares          Spark empties it in every batch, or fails when it is used.
+What was written last to a state that ``init`` deletes and    Spark deletes when a batch starts, not when it ends.
+then declares, once it is only declared
 A value and a list of one name                                Spark keeps both.
 Processing time without data, with ``availableNow``           Spark runs batches for ever. Here it is told not to, by
                                                               ``noDataMicroBatches.enabled``.
@@ -48,7 +49,16 @@ from pyspark.sql.types import StructField, StructType
 
 from statelog import ErrorKind
 from tests.spark.dropin import processors
-from tests.spark.dropin.processors import FRAME_RESULTS, ROW_RESULTS, SEEN, STATE_PROBES, TYPED, UTC, Mistake
+from tests.spark.dropin.processors import (
+    CONVERSION_PROBES,
+    FRAME_RESULTS,
+    ROW_RESULTS,
+    SEEN,
+    STATE_PROBES,
+    TYPED,
+    UTC,
+    Mistake,
+)
 from tests.spark.dropin.scenarios import (
     SPARK,
     STATELOG,
@@ -92,6 +102,12 @@ def _states() -> Scenario:
     first = rows(*((name, name) for name in names))
     second = rows(*((name, "left") for name in names), *((name, name) for name in names))
     return Scenario([Leg([first, second]), Leg([rows(*((name, "left") for name in names))])], processors.States)
+
+
+def _conversions() -> Scenario:
+    """Of the values that only tests/conversions compares one by one, those that stand for a rule."""
+    names = [probe.__name__ for probe in CONVERSION_PROBES]
+    return Scenario([Leg([rows(*((name, name) for name in names))])], processors.Converts)
 
 
 def _large() -> Scenario:
@@ -354,6 +370,13 @@ def _declarations() -> Scenario:
     )
 
 
+def _deleted_by_their_own_init() -> Scenario:
+    orders = ("declare", "declare delete", "declare", "delete declare delete", "declare", "delete declare")
+    batches = [rows(("a", ""), ("b", "")), rows(("a", ""))]
+    legs = [Leg(batches, functools.partial(processors.DeletesOwn, order)) for order in orders]
+    return Scenario(legs, functools.partial(processors.DeletesOwn, "declare"))
+
+
 def _evolution() -> Scenario:
     def leg(schema: str, value: tuple[Any, ...], **more: Any) -> Leg:
         fails = more.pop("fails", False)
@@ -377,6 +400,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "states": _states,
     "states in pandas mode": lambda: replace(_states(), processor=processors.Frames, uses_frames=True),
     "large states": _large,
+    "values of other types": _conversions,
     "timers of processing time": _timers_of_processing_time,
     "event time": _event_time,
     "event time with a delay, in pandas mode": _event_time_with_delay,
@@ -394,6 +418,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "keys of all types": lambda: _keys_of_all_types(uses_frames=False),
     "keys of all types in pandas mode": lambda: _keys_of_all_types(uses_frames=True),
     "declarations": _declarations,
+    "states that their own init deletes": _deleted_by_their_own_init,
     "schema evolution": _evolution,
 }
 
