@@ -212,7 +212,7 @@ def test_nothing_is_an_empty_batch() -> None:
 
 
 def test_a_held_row_that_does_not_fit_is_refused_with_its_key() -> None:
-    output = RowOutput(StructType().add("k", "string").add("n", ArrayType(IntegerType())))
+    output = RowOutput(StructType().add("k", "string").add("n", ArrayType(IntegerType())), "main")
     assert output.hold is not None
     held = [output.hold(("a", [1])), output.hold(("b", [2**40]))]
     with pytest.raises(ProcessorError, match=r"key \(1,\) returned list \[1099511627776\] for output column 'n'"):
