@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -10,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
-from statelog.clock import SystemClock
+from statelog.clock import ManualClock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
@@ -143,6 +145,29 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
     assert client.call(ack(9)) == Acked(), "the connection goes on"
 
 
+def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
+    process, spec = WorkerProcess(), Spec(server.port, Options())
+    client = process.client(spec, TASK)
+    assert client.call(ack(9)) == Acked()
+    assert process.client(spec, TASK) is client
+    with pytest.raises(FencedError):
+        client.call(ack(0))
+    assert process.client(spec, TASK) is client, "an error of the driver is a reply like others"
+
+
+def test_a_call_does_not_wait_for_that_of_another_task() -> None:
+    meeting = threading.Barrier(2)
+
+    def handle(request: Request, payload: bytes) -> Reply:
+        meeting.wait(LONG_S / 10)
+        return Acked()
+
+    with serving(handle, RpcPolicy()) as server:
+        clients = [RpcClient(HOST, server.port, SECRET) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda client: client.call(ack(9)), clients)) == [Acked()] * 2
+
+
 def test_without_limits_and_a_clock_of_its_own_either_end_has_the_usual_ones(handler: Handler) -> None:
     server = RpcServer(HOST, 0, SECRET, handler)
     require_service(server)
@@ -203,6 +228,7 @@ def test_a_task_that_ends_is_no_error_of_the_driver(handler: Handler, monkeypatc
         client.close()
         for thread in threads:
             thread.join(LONG_S)
+        assert not any(thread.is_alive() for thread in threads), "the driver learns of the end at once"
     assert errors == []
 
 
@@ -616,6 +642,21 @@ def test_a_call_that_is_not_answered_says_whose_it_was(
     require_service(server)
 
 
+def test_a_driver_whose_machine_is_gone_is_unreachable_and_not_late(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has asked for a minute whether it is there, and reports a timeout of its own."""
+
+    def give_up(channel: Channel, size: int, deadline_s: float) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    client = RpcClient(HOST, server.port, SECRET)
+    monkeypatch.setattr(Channel, "receive", give_up)
+    with pytest.raises(ProtocolError, match="cannot be reached: TimeoutError") as caught:
+        client.call(ack(9))
+    assert "spark.statelog.coordinator.host" in caught.value.hint
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a task is told of its driver."""
@@ -763,10 +804,20 @@ def test_a_message_has_a_deadline_of_its_own(ends: tuple[Channel, socket.socket]
     channel, other = ends
     other.sendall(b"a")
     channel.receive(1, soon_s())
+    started_s = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.send([bytes(50_000_000)], soon_s(0.1))
+    assert time.monotonic() - started_s < LONG_S / 2, "not that of the message before"
     with pytest.raises(TimeoutError):
         channel.receive(1, soon_s(-1.0))
+
+
+def test_a_message_is_late_at_its_deadline(ends: tuple[Channel, socket.socket]) -> None:
+    """Without any time left the socket would not wait, and tell another error."""
+    _, other = ends
+    clock = ManualClock()
+    with pytest.raises(TimeoutError):
+        Channel(other, RpcPolicy(), clock).receive(1, clock.monotonic_s())
 
 
 # ---- Sizes ----
