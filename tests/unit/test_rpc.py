@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import queue
 import resource
+import selectors
 import socket
 import struct
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +25,7 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import Clock, ManualClock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
@@ -298,15 +301,55 @@ def test_a_closed_server_leaves_nothing_open(handler: Handler) -> None:
 # ---- Strangers ----
 
 
+class Listener(socket.socket):
+    """Accepts as the system may: it fails at first if it is told how, and connections are of a class."""
+
+    def __init__(self, connections: type[socket.socket] = socket.socket, *failures: OSError) -> None:
+        super().__init__()
+        self._connections, self._failures = connections, list(failures)
+        self.attempts = 0
+        self.bind((HOST, 0))
+        self.listen()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.attempts += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        connection, address = super().accept()
+        return self._connections(fileno=connection.detach()), address
+
+
 @contextmanager
-def strangers(admit: Callable[[socket.socket], None], policy: RpcPolicy) -> Iterator[tuple[int, socket.socket]]:
+def strangers(
+    admit: Callable[[socket.socket], None],
+    policy: RpcPolicy,
+    listener: socket.socket | None = None,
+    clock: Clock | None = None,
+) -> Iterator[tuple[int, socket.socket]]:
     """Strangers without a server: the port, and what accepts them."""
-    listener = socket.create_server((HOST, 0))
-    accepting = Strangers(listener, SECRET, admit, policy, SystemClock())
+    listener = listener or Listener()
+    accepting = Strangers(listener, SECRET, admit, policy, clock or SystemClock())
     try:
         yield listener.getsockname()[1], listener
     finally:
         accepting.close(LONG_S)
+
+
+def visit(port: int) -> socket.socket:
+    return socket.create_connection((HOST, port), timeout=LONG_S / 5)
+
+
+def prove(stranger: socket.socket, *, behind: bytes = b"") -> None:
+    """Become known; what is sent behind the proof is not for the handshake."""
+    hello, own = read(stranger, HELLO_BYTES), new_hello()
+    stranger.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own) + behind)
+    assert len(read(stranger, PROOF_BYTES)) == PROOF_BYTES
+
+
+def reset(stranger: socket.socket) -> None:
+    """Close without a word."""
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
 
 
 def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None:
@@ -320,11 +363,10 @@ def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None
     with ExitStack() as held, strangers(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
         assert not listener.getblocking(), "a client that is gone again would hold up the others"
         for _ in range(2):
-            connection = held.enter_context(socket.create_connection((HOST, port), timeout=LONG_S))
-            hello, own = read(connection, HELLO_BYTES), new_hello()
-            connection.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
-            assert len(read(connection, PROOF_BYTES)) == PROOF_BYTES
+            prove(held.enter_context(visit(port)))
         notes.wait_for("a defect")
+    assert not any(connection.getblocking() for connection in admitted), "a stranger would hold up the others"
+    assert all(connection.fileno() >= 0 for connection in admitted), "it belongs to whom it was handed"
     for connection in admitted:
         connection.close()
 
@@ -443,6 +485,121 @@ def notes() -> Iterator[Notes]:
     logger.addHandler(notes)
     yield notes
     logger.removeHandler(notes)
+
+
+class Piecemeal(socket.socket):
+    """Bytes arrive by and by, and sometimes the system was wrong that there are any."""
+
+    reads = 0
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self.reads += 1
+        if self.reads == 1:
+            raise BlockingIOError
+        return super().recv(min(size, 40), flags)
+
+
+def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
+    admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    with strangers(admitted.put, RpcPolicy(), Listener(Piecemeal)) as (port, _), visit(port) as stranger:
+        prove(stranger, behind=b"a call")
+        with admitted.get(timeout=LONG_S) as connection:
+            connection.setblocking(True)
+            assert connection.recv(100) == b"a call"
+
+
+@pytest.mark.parametrize("answer", [b"", bytes(HELLO_BYTES + PROOF_BYTES), new_hello() + bytes(PROOF_BYTES)])
+def test_a_stranger_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
+    """And not only when its time is over."""
+    policy = RpcPolicy(handshake_timeout_s=10 * LONG_S)
+    with strangers(socket.socket.close, policy) as (port, _), visit(port) as stranger:
+        read(stranger, HELLO_BYTES)
+        stranger.sendall(answer)
+        if not answer:
+            stranger.shutdown(socket.SHUT_WR)
+        assert read_to_end(stranger) == b""
+
+
+def test_who_goes_before_it_is_answered_costs_no_other_stranger_its_place(notes: Notes) -> None:
+    listener = Listener(socket.socket, ConnectionAbortedError(), BlockingIOError())
+    reset(visit(listener.getsockname()[1]))
+    with strangers(socket.socket.close, RpcPolicy(), listener) as (port, _), visit(port) as waiting:
+        assert len(waiting.recv(1)) == 1
+        gone = visit(port)
+        gone.recv(1)
+        reset(gone)
+        with visit(port) as last:
+            prove(last)
+        waiting.settimeout(0.05)
+        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES - 1
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)
+    assert notes.texts == []
+
+
+class HeldClock(SystemClock):
+    """Who looks at it waits while it is held."""
+
+    def __init__(self) -> None:
+        self.goes_on, self.is_looked_at = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def monotonic_s(self) -> float:
+        if not self.goes_on.is_set():
+            self.is_looked_at.set()
+            assert self.goes_on.wait(LONG_S)
+        return super().monotonic_s()
+
+
+def test_a_stranger_may_speak_at_the_moment_at_which_it_makes_room(notes: Notes) -> None:
+    clock = HeldClock()
+    with strangers(socket.socket.close, RpcPolicy(max_strangers=1), clock=clock) as (port, _), visit(port) as first:
+        read(first, HELLO_BYTES)
+        clock.goes_on.clear()
+        first.sendall(b"s")
+        assert clock.is_looked_at.wait(LONG_S)
+        with visit(port) as second:
+            first.sendall(b"s")
+            clock.goes_on.set()
+            prove(second)
+    assert notes.texts == []
+
+
+def test_times_are_over_when_they_are_and_not_before(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing can be accepted it is not tried again, and a stranger has all of its time and no more."""
+    rounds: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+
+    class Noted(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            rounds.put(timeout)
+            return super().select(timeout)
+
+    def next_waits() -> list[float | None]:
+        while not rounds.empty():
+            rounds.get()
+        return [rounds.get(timeout=LONG_S) for _ in range(3)]
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Noted)
+    pause_s = 2.0**-7
+    listener, clock = Listener(socket.socket, OSError(errno.EMFILE, "too many open files")), ManualClock(1000)
+    policy = RpcPolicy(accept_backoff_s=2 * pause_s, handshake_timeout_s=2 * pause_s)
+    with strangers(socket.socket.close, policy, listener, clock) as (port, _), visit(port) as stranger:
+        notes.wait_for("cannot be accepted for now")
+        for _ in range(2):
+            waits_s = next_waits()
+            assert all(wait_s is not None and wait_s <= 2 * pause_s for wait_s in waits_s)
+            assert listener.attempts == 1
+            clock.advance(pause_s)
+        assert len(read(stranger, HELLO_BYTES)) == HELLO_BYTES
+        assert listener.attempts == 2
+        clock.advance(pause_s)
+        next_waits()
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+        stranger.settimeout(LONG_S)
+        clock.advance(pause_s)
+        assert read_to_end(stranger) == b""
 
 
 @contextmanager
