@@ -306,15 +306,15 @@ class Listener(socket.socket):
 
     def __init__(self, connections: type[socket.socket] = socket.socket, *failures: OSError) -> None:
         super().__init__()
-        self._connections, self._failures = connections, list(failures)
+        self._connections, self.failures = connections, list(failures)
         self.attempts = 0
         self.bind((HOST, 0))
         self.listen()
 
     def accept(self) -> tuple[socket.socket, Any]:
         self.attempts += 1
-        if self._failures:
-            raise self._failures.pop(0)
+        if self.failures:
+            raise self.failures.pop(0)
         connection, address = super().accept()
         return self._connections(fileno=connection.detach()), address
 
@@ -496,7 +496,7 @@ class Piecemeal(socket.socket):
         self.reads += 1
         if self.reads == 1:
             raise BlockingIOError
-        return super().recv(min(size, 40), flags)
+        return super().recv(min(size, 37), flags)
 
 
 def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
@@ -517,6 +517,27 @@ def test_a_stranger_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
         stranger.sendall(answer)
         if not answer:
             stranger.shutdown(socket.SHUT_WR)
+        assert read_to_end(stranger) == b""
+
+
+class Full(socket.socket):
+    """It has no room for what is to be sent."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return 0
+
+
+class Broken(socket.socket):
+    """Nothing can be sent."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("connections", [Full, Broken])
+def test_who_cannot_be_answered_is_sent_away(connections: type[socket.socket]) -> None:
+    policy, listener = RpcPolicy(handshake_timeout_s=10 * LONG_S), Listener(connections)
+    with strangers(socket.socket.close, policy, listener) as (port, _), visit(port) as stranger:
         assert read_to_end(stranger) == b""
 
 
@@ -553,53 +574,85 @@ class HeldClock(SystemClock):
 
 def test_a_stranger_may_speak_at_the_moment_at_which_it_makes_room(notes: Notes) -> None:
     clock = HeldClock()
-    with strangers(socket.socket.close, RpcPolicy(max_strangers=1), clock=clock) as (port, _), visit(port) as first:
-        read(first, HELLO_BYTES)
+    with strangers(socket.socket.close, RpcPolicy(max_strangers=1), clock=clock) as (port, _):
         clock.goes_on.clear()
-        first.sendall(b"s")
-        assert clock.is_looked_at.wait(LONG_S)
-        with visit(port) as second:
-            first.sendall(b"s")
-            clock.goes_on.set()
-            prove(second)
+        with visit(port) as first:
+            assert clock.is_looked_at.wait(LONG_S)
+            with visit(port) as second:
+                first.sendall(b"s")
+                clock.goes_on.set()
+                prove(second)
     assert notes.texts == []
 
 
-def test_times_are_over_when_they_are_and_not_before(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+class Rounds:
+    """How long the thread that accepts waits at most in each round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits_s = self._waits_s = queue.SimpleQueue[float | None]()
+
+        class Noted(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                waits_s.put(timeout)
+                return super().select(timeout)
+
+        monkeypatch.setattr(selectors, "DefaultSelector", Noted)
+
+    def next(self) -> list[float | None]:
+        """Wait until what has happened by now is seen."""
+        while not self._waits_s.empty():
+            self._waits_s.get()
+        return [self._waits_s.get(timeout=LONG_S) for _ in range(3)]
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(monkeypatch)
+
+
+PAUSE_S = 2.0**-7
+TWO_PAUSES = RpcPolicy(accept_backoff_s=2 * PAUSE_S, handshake_timeout_s=2 * PAUSE_S)
+
+
+def test_times_are_over_when_they_are_and_not_before(notes: Notes, rounds: Rounds) -> None:
     """While nothing can be accepted it is not tried again, and a stranger has all of its time and no more."""
-    rounds: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-
-    class Noted(selectors.DefaultSelector):
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            rounds.put(timeout)
-            return super().select(timeout)
-
-    def next_waits() -> list[float | None]:
-        while not rounds.empty():
-            rounds.get()
-        return [rounds.get(timeout=LONG_S) for _ in range(3)]
-
-    monkeypatch.setattr(selectors, "DefaultSelector", Noted)
-    pause_s = 2.0**-7
     listener, clock = Listener(socket.socket, OSError(errno.EMFILE, "too many open files")), ManualClock(1000)
-    policy = RpcPolicy(accept_backoff_s=2 * pause_s, handshake_timeout_s=2 * pause_s)
-    with strangers(socket.socket.close, policy, listener, clock) as (port, _), visit(port) as stranger:
+    with strangers(socket.socket.close, TWO_PAUSES, listener, clock) as (port, _), visit(port) as stranger:
         notes.wait_for("cannot be accepted for now")
         for _ in range(2):
-            waits_s = next_waits()
-            assert all(wait_s is not None and wait_s <= 2 * pause_s for wait_s in waits_s)
+            assert all(wait_s is not None and wait_s <= 2 * PAUSE_S for wait_s in rounds.next())
             assert listener.attempts == 1
-            clock.advance(pause_s)
+            clock.advance(PAUSE_S)
         assert len(read(stranger, HELLO_BYTES)) == HELLO_BYTES
         assert listener.attempts == 2
-        clock.advance(pause_s)
-        next_waits()
+        clock.advance(PAUSE_S)
+        rounds.next()
         stranger.setblocking(False)
         with pytest.raises(BlockingIOError):
             stranger.recv(1)
         stranger.settimeout(LONG_S)
-        clock.advance(pause_s)
+        clock.advance(PAUSE_S)
         assert read_to_end(stranger) == b""
+
+
+def test_a_failure_while_nothing_is_accepted_does_not_make_that_longer(notes: Notes, rounds: Rounds) -> None:
+    def admit(connection: socket.socket) -> None:
+        connection.close()
+        raise ZeroDivisionError("a defect")
+
+    listener, clock = Listener(), ManualClock(1000)
+    policy = replace(TWO_PAUSES, handshake_timeout_s=LONG_S)
+    with strangers(admit, policy, listener, clock) as (port, _), visit(port) as oldest, visit(port) as other:
+        for stranger in (oldest, other):
+            stranger.recv(1, socket.MSG_PEEK)
+        listener.failures.append(OSError(errno.EMFILE, "too many open files"))
+        with visit(port) as waiting:
+            notes.wait_for("cannot be accepted for now")
+            clock.advance(PAUSE_S)
+            prove(other)
+            rounds.next()
+            clock.advance(PAUSE_S)
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
 
 
 @contextmanager
