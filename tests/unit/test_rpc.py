@@ -648,6 +648,7 @@ def test_a_failure_while_nothing_is_accepted_does_not_make_that_longer(notes: No
         listener.failures.append(OSError(errno.EMFILE, "too many open files"))
         with visit(port) as waiting:
             notes.wait_for("cannot be accepted for now")
+            rounds.next()
             clock.advance(PAUSE_S)
             prove(other)
             rounds.next()
