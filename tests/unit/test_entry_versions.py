@@ -30,7 +30,7 @@ def test_an_entry_of_another_version_is_refused_by_name(version: int) -> None:
         decode_header(header_of(b"SLE%d" % version), name="x.log", offset=7)
 
 
-@pytest.mark.parametrize("data", [header_of(b"NOPE"), header_of(b"SLE3")[:-1] + b"\0"])
+@pytest.mark.parametrize("data", [header_of(b"NOPE"), header_of(b"SLE3")[:-1] + b"\0"], ids=["magic", "checksum"])
 def test_other_bytes_are_damage(data: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_header(data, name="x.log", offset=0)

@@ -119,6 +119,39 @@ def test_a_folder_that_is_removed_and_made_again_while_it_is_looked_at(
     assert store.read("a/x") == b"1"
 
 
+def test_a_folder_that_is_removed_after_it_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a folder in the one look that there is, and so is made again."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    removed: list[object] = []
+    look = os.lstat
+
+    def look_once(path: Any, *arguments: Any, **more: Any) -> os.stat_result:
+        found = look(path, *arguments, **more)
+        if os.fspath(path) == str(folder) and not removed:
+            removed.append(path)
+            folder.rmdir()
+        return found
+
+    monkeypatch.setattr(os, "lstat", look_once)
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    assert removed
+    assert store.read("a/x") == b"1"
+
+
+def test_a_folder_may_be_a_link_to_one(tmp_path: Path) -> None:
+    """To another disk, say; so may be the root, and what is above it."""
+    for name in ("disk", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    (tmp_path / "disk/a").symlink_to(tmp_path / "other")
+    for root in (tmp_path / "link", tmp_path / "link/b"):
+        LocalStore(root).put("a/x", b"1")
+    assert (tmp_path / "other/x").read_bytes() == b"1"
+    assert (tmp_path / "disk/b/a/x").read_bytes() == b"1"
+
+
 def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(StorageError, match="File exists|Not a directory") as raised:
@@ -303,6 +336,20 @@ def test_a_failed_put_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert files_below(tmp_path) == {"a", "a/x"}
 
 
+def test_a_folder_in_the_place_of_a_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process made it; a write that the file made fail has not settled its name."""
+    (tmp_path / "a").write_text("a file")
+    store = LocalStore(tmp_path)
+    with pytest.raises(StorageError):
+        store.put("a/x", b"1")
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").mkdir()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    store.put("a/x", b"1")
+    assert str(tmp_path) in synced
+
+
 def test_new_names_and_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
@@ -459,7 +506,9 @@ def test_open_store(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("location", ["hdfs:/x", "dbfs:/x", "memory:", "s3n://bucket/x", "https://host/x"])
 def test_other_schemes_are_not_supported(location: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"not supported\. Supported are: a directory.*s3://.*gs://") as raised:
+    with pytest.raises(
+        ConfigurationError, match=r"not supported\. Hint: Supported are: a directory.*s3://.*gs://"
+    ) as raised:
         open_store(location)
     assert raised.value.kind == ErrorKind.UNSUPPORTED_FEATURE
 

@@ -379,7 +379,7 @@ def test_a_valid_local_copy_is_used_again() -> None:
     ],
 )
 def test_wrong_options_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"Option {option} is {value!r}\. It must be"):
+    with pytest.raises(ConfigurationError, match=rf"Option {option} is {value!r}\. Hint: It must be"):
         Options(**{option: value})
 
 

@@ -360,3 +360,20 @@ def test_a_claim_stays_while_it_is_not_known_that_the_file_before_is_gone(tmp_pa
     assert removable(log, 7) == [5], "it is there again: a delete that failed after all, or a late write"
     store.delete([name_of(3)])
     assert removable(log, 7) == [4, 5]
+
+
+def test_the_store_is_not_asked_for_files_that_are_known_to_be_there(tmp_path: Path) -> None:
+    """Every commit looks for what may go, and a request takes time."""
+    asked: set[str] = set()
+
+    class Noted(FaultStore):
+        def size_bytes(self, name: str) -> int:
+            asked.add(name)
+            return super().size_bytes(name)
+
+    clock = ManualClock(1000)
+    log = with_claims(tmp_path, clock, lambda root: Noted(LocalStore(root), FaultPlan()))
+    clock.advance(60)
+    asked.clear()
+    assert removable(log, 7) == [1, 2, 3, 5]
+    assert asked.isdisjoint(map(name_of, range(1, 7)))

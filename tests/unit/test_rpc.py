@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
-import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
-from statelog.clock import SystemClock
+from statelog.clock import ManualClock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
@@ -32,7 +32,6 @@ from statelog.spark.rpc_channel import (
     make_proof,
     new_hello,
 )
-from statelog.spark.rpc_strangers import Strangers
 from statelog.spark.worker_process import WorkerProcess
 
 SECRET = b"s" * 32
@@ -119,6 +118,12 @@ def authenticated(server: RpcServer) -> socket.socket:
     return connection
 
 
+def open_files() -> set[str]:
+    """The numbers of all open files, but for that with which they are listed."""
+    numbers = os.listdir("/proc/self/fd")
+    return {number for number in numbers if os.path.lexists(f"/proc/self/fd/{number}")}
+
+
 def serving_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "statelog-rpc"}
 
@@ -141,6 +146,29 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
     with pytest.raises(ProtocolError, match="ZeroDivisionError: a defect"):
         client.call(ack(1))
     assert client.call(ack(9)) == Acked(), "the connection goes on"
+
+
+def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
+    process, spec = WorkerProcess(), Spec(server.port, Options())
+    client = process.client(spec, TASK)
+    assert client.call(ack(9)) == Acked()
+    assert process.client(spec, TASK) is client
+    with pytest.raises(FencedError):
+        client.call(ack(0))
+    assert process.client(spec, TASK) is client, "an error of the driver is a reply like others"
+
+
+def test_a_call_does_not_wait_for_that_of_another_task() -> None:
+    meeting = threading.Barrier(2)
+
+    def handle(request: Request, payload: bytes) -> Reply:
+        meeting.wait(LONG_S / 10)
+        return Acked()
+
+    with serving(handle, RpcPolicy()) as server:
+        clients = [RpcClient(HOST, server.port, SECRET) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(lambda client: client.call(ack(9)), clients)) == [Acked()] * 2
 
 
 def test_without_limits_and_a_clock_of_its_own_either_end_has_the_usual_ones(handler: Handler) -> None:
@@ -203,6 +231,7 @@ def test_a_task_that_ends_is_no_error_of_the_driver(handler: Handler, monkeypatc
         client.close()
         for thread in threads:
             thread.join(LONG_S)
+        assert not any(thread.is_alive() for thread in threads), "the driver learns of the end at once"
     assert errors == []
 
 
@@ -252,208 +281,15 @@ def test_a_closed_server_takes_nobody_and_goes_on_with_the_others(handler: Handl
 
 
 def test_a_closed_server_leaves_nothing_open(handler: Handler) -> None:
-    files, threads = len(os.listdir("/proc/self/fd")), serving_threads()
+    files, threads = open_files(), serving_threads()
     server = RpcServer(HOST, 0, SECRET, handler)
+    opened = open_files() - files
     [acceptor] = serving_threads() - threads
     assert acceptor.daemon, "a driver that forgets to close it ends all the same"
+    assert opened
     server.close()
-    assert serving_threads() == threads
-    assert len(os.listdir("/proc/self/fd")) == files
-
-
-# ---- Strangers ----
-
-
-@contextmanager
-def strangers(admit: Callable[[socket.socket], None], policy: RpcPolicy) -> Iterator[tuple[int, socket.socket]]:
-    """Strangers without a server: the port, and what accepts them."""
-    listener = socket.create_server((HOST, 0))
-    accepting = Strangers(listener, SECRET, admit, policy, SystemClock())
-    try:
-        yield listener.getsockname()[1], listener
-    finally:
-        accepting.close(LONG_S)
-
-
-def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None:
-    admitted: list[socket.socket] = []
-
-    def admit(connection: socket.socket) -> None:
-        admitted.append(connection)
-        if len(admitted) == 1:
-            raise ZeroDivisionError("a defect")
-
-    with ExitStack() as held, strangers(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
-        assert not listener.getblocking(), "a client that is gone again would hold up the others"
-        for _ in range(2):
-            connection = held.enter_context(socket.create_connection((HOST, port), timeout=LONG_S))
-            hello, own = read(connection, HELLO_BYTES), new_hello()
-            connection.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own))
-            assert len(read(connection, PROOF_BYTES)) == PROOF_BYTES
-        notes.wait_for("a defect")
-    for connection in admitted:
-        connection.close()
-
-
-@pytest.mark.parametrize(
-    ("backoff_s", "handshake_s"), [(10 * LONG_S, 0.2), (0.01, 10 * LONG_S)], ids=["strangers", "acceptance"]
-)
-def test_what_is_due_first_is_not_held_up_by_what_is_due_later(
-    handler: Handler, notes: Notes, backoff_s: float, handshake_s: float
-) -> None:
-    """Strangers end in time although nobody is accepted, and acceptance goes on although strangers have time."""
-    policy = RpcPolicy(accept_backoff_s=backoff_s, handshake_timeout_s=handshake_s)
-    with ExitStack() as held, serving(handler, policy) as server:
-        first, second = (held.enter_context(connect(server)) for _ in range(2))
-        for stranger in (first, second):
-            read(stranger, HELLO_BYTES)
-        waiting = held.enter_context(socket.socket())
-        waiting.settimeout(LONG_S)
-        with no_file_descriptors():
-            waiting.connect((HOST, server.port))
-            notes.wait_for("cannot be accepted for now")
-        assert read_to_end(first) == b"", "the oldest makes room"
-        if handshake_s < backoff_s:
-            assert read_to_end(second) == b""
-        else:
-            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
-
-
-def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> None:
-    with pytest.raises(ProtocolError, match="cannot be reached"):
-        RpcClient(HOST, server.port, b"w" * 32)
-    assert handler.calls == []
-
-
-def test_call_without_handshake_is_not_answered(server: RpcServer, handler: Handler) -> None:
-    request = msgspec.msgpack.encode(ack(9))
-    with connect(server) as stranger:
-        stranger.sendall(struct.pack("!IQ", len(request), 0) + request)
-        assert len(read_to_end(stranger)) == HELLO_BYTES
-    assert handler.calls == []
-
-
-def test_a_proof_for_another_connection_is_worth_nothing(server: RpcServer, handler: Handler) -> None:
-    with connect(server) as first, connect(server) as second:
-        own = new_hello()
-        proof = make_proof(SECRET, Side.CLIENT, read(first, HELLO_BYTES), own)
-        read(second, HELLO_BYTES)
-        second.sendall(own + proof)
-        assert read_to_end(second) == b""
-
-
-def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
-    with connect(server) as stranger:
-        own = b"statelog-rpc-3\0\0" + bytes(HELLO_BYTES - 16)
-        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, read(stranger, HELLO_BYTES), own))
-        assert read_to_end(stranger) == b""
-
-
-def test_no_more_than_the_handshake_is_read_of_a_stranger(server: RpcServer, handler: Handler) -> None:
-    with connect(server) as stranger:
-        with suppress(ConnectionError):
-            stranger.sendall(b"\x7f" * 100_000_000)
-        assert len(read_to_end(stranger)) <= HELLO_BYTES
-    assert handler.calls == []
-
-
-def test_strangers_take_no_threads_and_end_in_time(handler: Handler) -> None:
-    before = serving_threads()
-    with ExitStack() as held, serving(handler, SHORT) as server:
-        strangers = [held.enter_context(connect(server)) for _ in range(50)]
-        for stranger in strangers:
-            stranger.sendall(b"s")
-            read(stranger, HELLO_BYTES)
-        assert len(serving_threads() - before) == 1
-        require_service(server)
-        for stranger in strangers:
-            assert read_to_end(stranger) == b""
-        require_service(server)
-
-
-def test_one_stranger_too_many_ends_the_oldest(handler: Handler) -> None:
-    policy = RpcPolicy(max_strangers=3, handshake_timeout_s=10 * LONG_S)
-    with ExitStack() as held, serving(handler, policy) as server:
-        strangers = [held.enter_context(connect(server)) for _ in range(10)]
-        for stranger in strangers[:7]:
-            assert len(read_to_end(stranger)) == HELLO_BYTES
-        require_service(server)
-        strangers[9].settimeout(0.05)
-        assert len(read(strangers[9], HELLO_BYTES)) == HELLO_BYTES
-        with pytest.raises(TimeoutError):
-            strangers[9].recv(1)
-
-
-class Notes(logging.Handler):
-    """Waits for messages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-        self._arrived = threading.Condition()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with self._arrived:
-            self.texts.append(record.getMessage())
-            self._arrived.notify_all()
-
-    def wait_for(self, part: str) -> None:
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: any(part in text for text in self.texts), LONG_S), self.texts
-
-
-@pytest.fixture
-def notes() -> Iterator[Notes]:
-    notes = Notes()
-    logger = logging.getLogger("statelog.spark.rpc_strangers")
-    logger.addHandler(notes)
-    yield notes
-    logger.removeHandler(notes)
-
-
-@contextmanager
-def no_file_descriptors() -> Iterator[None]:
-    """Nothing can be opened meanwhile in this process."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.dup(0)]
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
-        with suppress(OSError):
-            while True:
-                held.append(os.dup(0))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in held:
-            os.close(descriptor)
-
-
-def test_connections_are_accepted_again_after_a_lack_of_file_descriptors(handler: Handler, notes: Notes) -> None:
-    policy = RpcPolicy(accept_backoff_s=0.01)
-    with serving(handler, policy) as server, socket.socket() as waiting:
-        waiting.settimeout(LONG_S)
-        with no_file_descriptors():
-            waiting.connect((HOST, server.port))
-            notes.wait_for("cannot be accepted for now")
-            waiting.settimeout(0.1)
-            with pytest.raises(TimeoutError):
-                waiting.recv(1)
-        waiting.settimeout(LONG_S)
-        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
-        notes.wait_for("accepted again")
-        require_service(server)
-        assert len(notes.texts) == 2, "one message, however often it was tried"
-
-
-def test_a_stranger_makes_room_when_file_descriptors_are_lacking(handler: Handler, notes: Notes) -> None:
-    policy = RpcPolicy(accept_backoff_s=0.01, handshake_timeout_s=10 * LONG_S)
-    with serving(handler, policy) as server, connect(server) as stranger, socket.socket() as waiting:
-        read(stranger, HELLO_BYTES)
-        waiting.settimeout(LONG_S)
-        with no_file_descriptors():
-            waiting.connect((HOST, server.port))
-            assert read_to_end(stranger) == b""
-            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+    assert not acceptor.is_alive()
+    assert not open_files() & opened
 
 
 # ---- Impostors ----
@@ -616,6 +452,21 @@ def test_a_call_that_is_not_answered_says_whose_it_was(
     require_service(server)
 
 
+def test_a_driver_whose_machine_is_gone_is_unreachable_and_not_late(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has asked for a minute whether it is there, and reports a timeout of its own."""
+
+    def give_up(channel: Channel, size: int, deadline_s: float) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    client = RpcClient(HOST, server.port, SECRET)
+    monkeypatch.setattr(Channel, "receive", give_up)
+    with pytest.raises(ProtocolError, match="cannot be reached: TimeoutError") as caught:
+        client.call(ack(9))
+    assert "spark.statelog.coordinator.host" in caught.value.hint
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a task is told of its driver."""
@@ -763,10 +614,20 @@ def test_a_message_has_a_deadline_of_its_own(ends: tuple[Channel, socket.socket]
     channel, other = ends
     other.sendall(b"a")
     channel.receive(1, soon_s())
+    started_s = time.monotonic()
     with pytest.raises(TimeoutError):
         channel.send([bytes(50_000_000)], soon_s(0.1))
+    assert time.monotonic() - started_s < LONG_S / 2, "not that of the message before"
     with pytest.raises(TimeoutError):
         channel.receive(1, soon_s(-1.0))
+
+
+def test_a_message_is_late_at_its_deadline(ends: tuple[Channel, socket.socket]) -> None:
+    """Without any time left the socket would not wait, and tell another error."""
+    _, other = ends
+    clock = ManualClock()
+    with pytest.raises(TimeoutError):
+        Channel(other, RpcPolicy(), clock).receive(1, clock.monotonic_s())
 
 
 # ---- Sizes ----

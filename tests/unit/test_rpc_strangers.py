@@ -1,0 +1,451 @@
+"""Connections that have proved nothing yet: what they can take is bounded, and none holds up the others."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import resource
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from statelog import ProtocolError
+from statelog.clock import Clock, ManualClock, SystemClock
+from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
+from statelog.spark.rpc_channel import HELLO_BYTES, PROOF_BYTES, Side, make_proof, new_hello
+from statelog.spark.rpc_strangers import Strangers
+from tests.unit.test_rpc import (
+    HOST,
+    LONG_S,
+    SECRET,
+    SHORT,
+    Handler,
+    ack,
+    connect,
+    read,
+    read_to_end,
+    require_service,
+    serving,
+    serving_threads,
+)
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+@pytest.fixture
+def server(handler: Handler) -> Iterator[RpcServer]:
+    with serving(handler, RpcPolicy()) as server:
+        yield server
+
+
+class Listener(socket.socket):
+    """Accepts as the system may: it fails at first if it is told how, and connections are of a class."""
+
+    def __init__(self, connections: type[socket.socket] = socket.socket, *failures: OSError) -> None:
+        super().__init__()
+        self._connections, self.failures = connections, list(failures)
+        self.attempts = 0
+        self.bind((HOST, 0))
+        self.listen()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.attempts += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        connection, address = super().accept()
+        return self._connections(fileno=connection.detach()), address
+
+
+@contextmanager
+def strangers(
+    admit: Callable[[socket.socket], None],
+    policy: RpcPolicy,
+    listener: socket.socket | None = None,
+    clock: Clock | None = None,
+) -> Iterator[tuple[int, socket.socket]]:
+    """Strangers without a server: the port, and what accepts them."""
+    listener = listener or Listener()
+    accepting = Strangers(listener, SECRET, admit, policy, clock or SystemClock())
+    try:
+        yield listener.getsockname()[1], listener
+    finally:
+        accepting.close(LONG_S)
+
+
+def visit(port: int) -> socket.socket:
+    return socket.create_connection((HOST, port), timeout=LONG_S / 5)
+
+
+def prove(stranger: socket.socket, *, behind: bytes = b"") -> None:
+    """Become known; what is sent behind the proof is not for the handshake."""
+    hello, own = read(stranger, HELLO_BYTES), new_hello()
+    stranger.sendall(own + make_proof(SECRET, Side.CLIENT, hello, own) + behind)
+    assert len(read(stranger, PROOF_BYTES)) == PROOF_BYTES
+
+
+def reset(stranger: socket.socket) -> None:
+    """Close without a word."""
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+
+
+def test_whatever_goes_wrong_with_one_the_next_is_admitted(notes: Notes) -> None:
+    admitted: list[socket.socket] = []
+
+    def admit(connection: socket.socket) -> None:
+        admitted.append(connection)
+        if len(admitted) == 1:
+            raise ZeroDivisionError("a defect")
+
+    with ExitStack() as held, strangers(admit, RpcPolicy(accept_backoff_s=0.01)) as (port, listener):
+        assert not listener.getblocking(), "a client that is gone again would hold up the others"
+        for _ in range(2):
+            prove(held.enter_context(visit(port)))
+        notes.wait_for("a defect")
+    assert not any(connection.getblocking() for connection in admitted), "a stranger would hold up the others"
+    assert all(connection.fileno() >= 0 for connection in admitted), "it belongs to whom it was handed"
+    for connection in admitted:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("backoff_s", "handshake_s"), [(10 * LONG_S, 0.2), (0.01, 10 * LONG_S)], ids=["strangers", "acceptance"]
+)
+def test_what_is_due_first_is_not_held_up_by_what_is_due_later(
+    handler: Handler, notes: Notes, backoff_s: float, handshake_s: float
+) -> None:
+    """Strangers end in time although nobody is accepted, and acceptance goes on although strangers have time."""
+    policy = RpcPolicy(accept_backoff_s=backoff_s, handshake_timeout_s=handshake_s)
+    with ExitStack() as held, serving(handler, policy) as server:
+        first, second = (held.enter_context(connect(server)) for _ in range(2))
+        for stranger in (first, second):
+            read(stranger, HELLO_BYTES)
+        waiting = held.enter_context(socket.socket())
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            notes.wait_for("cannot be accepted for now")
+        assert read_to_end(first) == b"", "the oldest makes room"
+        if handshake_s < backoff_s:
+            assert read_to_end(second) == b""
+        else:
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+
+
+def test_wrong_secret_is_not_answered(server: RpcServer, handler: Handler) -> None:
+    with pytest.raises(ProtocolError, match="cannot be reached"):
+        RpcClient(HOST, server.port, b"w" * 32)
+    assert handler.calls == []
+
+
+def test_call_without_handshake_is_not_answered(server: RpcServer, handler: Handler) -> None:
+    request = msgspec.msgpack.encode(ack(9))
+    with connect(server) as stranger:
+        stranger.sendall(struct.pack("!IQ", len(request), 0) + request)
+        assert len(read_to_end(stranger)) == HELLO_BYTES
+    assert handler.calls == []
+
+
+def test_a_proof_for_another_connection_is_worth_nothing(server: RpcServer, handler: Handler) -> None:
+    with connect(server) as first, connect(server) as second:
+        own = new_hello()
+        proof = make_proof(SECRET, Side.CLIENT, read(first, HELLO_BYTES), own)
+        read(second, HELLO_BYTES)
+        second.sendall(own + proof)
+        assert read_to_end(second) == b""
+
+
+def test_a_client_of_another_version_is_not_answered(server: RpcServer) -> None:
+    with connect(server) as stranger:
+        own = b"statelog-rpc-3\0\0" + bytes(HELLO_BYTES - 16)
+        stranger.sendall(own + make_proof(SECRET, Side.CLIENT, read(stranger, HELLO_BYTES), own))
+        assert read_to_end(stranger) == b""
+
+
+def test_no_more_than_the_handshake_is_read_of_a_stranger(server: RpcServer, handler: Handler) -> None:
+    with connect(server) as stranger:
+        with suppress(ConnectionError):
+            stranger.sendall(b"\x7f" * 100_000_000)
+        assert len(read_to_end(stranger)) <= HELLO_BYTES
+    assert handler.calls == []
+
+
+def test_strangers_take_no_threads_and_end_in_time(handler: Handler) -> None:
+    before = serving_threads()
+    with ExitStack() as held, serving(handler, SHORT) as server:
+        strangers = [held.enter_context(connect(server)) for _ in range(50)]
+        for stranger in strangers:
+            stranger.sendall(b"s")
+            read(stranger, HELLO_BYTES)
+        assert len(serving_threads() - before) == 1
+        require_service(server)
+        for stranger in strangers:
+            assert read_to_end(stranger) == b""
+        require_service(server)
+
+
+def test_one_stranger_too_many_ends_the_oldest(handler: Handler) -> None:
+    policy = RpcPolicy(max_strangers=3, handshake_timeout_s=10 * LONG_S)
+    with ExitStack() as held, serving(handler, policy) as server:
+        strangers = [held.enter_context(connect(server)) for _ in range(10)]
+        for stranger in strangers[:7]:
+            assert len(read_to_end(stranger)) == HELLO_BYTES
+        require_service(server)
+        strangers[9].settimeout(0.05)
+        assert len(read(strangers[9], HELLO_BYTES)) == HELLO_BYTES
+        with pytest.raises(TimeoutError):
+            strangers[9].recv(1)
+
+
+class Notes(logging.Handler):
+    """Waits for messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        self._arrived = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._arrived:
+            self.texts.append(record.getMessage())
+            self._arrived.notify_all()
+
+    def wait_for(self, part: str) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: any(part in text for text in self.texts), LONG_S), self.texts
+
+
+@pytest.fixture
+def notes() -> Iterator[Notes]:
+    notes = Notes()
+    logger = logging.getLogger("statelog.spark.rpc_strangers")
+    logger.addHandler(notes)
+    yield notes
+    logger.removeHandler(notes)
+
+
+class Piecemeal(socket.socket):
+    """Bytes arrive by and by, and sometimes the system was wrong that there are any."""
+
+    reads = 0
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self.reads += 1
+        if self.reads == 1:
+            raise BlockingIOError
+        return super().recv(min(size, 37), flags)
+
+
+def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
+    admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+    with strangers(admitted.put, RpcPolicy(), Listener(Piecemeal)) as (port, _), visit(port) as stranger:
+        prove(stranger, behind=b"a call")
+        with admitted.get(timeout=LONG_S) as connection:
+            connection.setblocking(True)
+            assert connection.recv(100) == b"a call"
+
+
+@pytest.mark.parametrize("answer", [b"", bytes(HELLO_BYTES + PROOF_BYTES), new_hello() + bytes(PROOF_BYTES)])
+def test_a_stranger_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
+    """And not only when its time is over."""
+    policy = RpcPolicy(handshake_timeout_s=10 * LONG_S)
+    with strangers(socket.socket.close, policy) as (port, _), visit(port) as stranger:
+        read(stranger, HELLO_BYTES)
+        stranger.sendall(answer)
+        if not answer:
+            stranger.shutdown(socket.SHUT_WR)
+        assert read_to_end(stranger) == b""
+
+
+class Full(socket.socket):
+    """It has no room for what is to be sent."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return 0
+
+
+class Broken(socket.socket):
+    """Nothing can be sent."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("connections", [Full, Broken])
+def test_who_cannot_be_answered_is_sent_away(connections: type[socket.socket]) -> None:
+    policy, listener = RpcPolicy(handshake_timeout_s=10 * LONG_S), Listener(connections)
+    with strangers(socket.socket.close, policy, listener) as (port, _), visit(port) as stranger:
+        assert read_to_end(stranger) == b""
+
+
+def test_who_goes_before_it_is_answered_costs_no_other_stranger_its_place(notes: Notes) -> None:
+    listener = Listener(socket.socket, ConnectionAbortedError(), BlockingIOError())
+    reset(visit(listener.getsockname()[1]))
+    with strangers(socket.socket.close, RpcPolicy(), listener) as (port, _), visit(port) as waiting:
+        assert len(waiting.recv(1)) == 1
+        gone = visit(port)
+        gone.recv(1)
+        reset(gone)
+        with visit(port) as last:
+            prove(last)
+        waiting.settimeout(0.05)
+        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES - 1
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)
+    assert notes.texts == []
+
+
+class HeldClock(SystemClock):
+    """Who looks at it waits while it is held."""
+
+    def __init__(self) -> None:
+        self.goes_on, self.is_looked_at = threading.Event(), threading.Event()
+        self.goes_on.set()
+
+    def monotonic_s(self) -> float:
+        if not self.goes_on.is_set():
+            self.is_looked_at.set()
+            assert self.goes_on.wait(LONG_S)
+        return super().monotonic_s()
+
+
+def test_a_stranger_may_speak_at_the_moment_at_which_it_makes_room(notes: Notes) -> None:
+    clock = HeldClock()
+    with strangers(socket.socket.close, RpcPolicy(max_strangers=1), clock=clock) as (port, _):
+        clock.goes_on.clear()
+        with visit(port) as first:
+            assert clock.is_looked_at.wait(LONG_S)
+            with visit(port) as second:
+                first.sendall(b"s")
+                clock.goes_on.set()
+                prove(second)
+    assert notes.texts == []
+
+
+class Rounds:
+    """How long the thread that accepts waits at most in each round."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waits_s = self._waits_s = queue.SimpleQueue[float | None]()
+
+        class Noted(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                waits_s.put(timeout)
+                return super().select(timeout)
+
+        monkeypatch.setattr(selectors, "DefaultSelector", Noted)
+
+    def next(self) -> list[float | None]:
+        """Wait until what has happened by now is seen."""
+        while not self._waits_s.empty():
+            self._waits_s.get()
+        return [self._waits_s.get(timeout=LONG_S) for _ in range(3)]
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(monkeypatch)
+
+
+PAUSE_S = 2.0**-7
+TWO_PAUSES = RpcPolicy(accept_backoff_s=2 * PAUSE_S, handshake_timeout_s=2 * PAUSE_S)
+
+
+def test_times_are_over_when_they_are_and_not_before(notes: Notes, rounds: Rounds) -> None:
+    """While nothing can be accepted it is not tried again, and a stranger has all of its time and no more."""
+    listener, clock = Listener(socket.socket, OSError(errno.EMFILE, "too many open files")), ManualClock(1000)
+    with strangers(socket.socket.close, TWO_PAUSES, listener, clock) as (port, _), visit(port) as stranger:
+        notes.wait_for("cannot be accepted for now")
+        for _ in range(2):
+            assert all(wait_s is not None and wait_s <= 2 * PAUSE_S for wait_s in rounds.next())
+            assert listener.attempts == 1
+            clock.advance(PAUSE_S)
+        assert len(read(stranger, HELLO_BYTES)) == HELLO_BYTES
+        assert listener.attempts == 2
+        clock.advance(PAUSE_S)
+        rounds.next()
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+        stranger.settimeout(LONG_S)
+        clock.advance(PAUSE_S)
+        assert read_to_end(stranger) == b""
+
+
+def test_a_failure_while_nothing_is_accepted_does_not_make_that_longer(notes: Notes, rounds: Rounds) -> None:
+    def admit(connection: socket.socket) -> None:
+        connection.close()
+        raise ZeroDivisionError("a defect")
+
+    listener, clock = Listener(), ManualClock(1000)
+    policy = replace(TWO_PAUSES, handshake_timeout_s=LONG_S)
+    with strangers(admit, policy, listener, clock) as (port, _), visit(port) as oldest, visit(port) as other:
+        for stranger in (oldest, other):
+            stranger.recv(1, socket.MSG_PEEK)
+        listener.failures.append(OSError(errno.EMFILE, "too many open files"))
+        with visit(port) as waiting:
+            notes.wait_for("cannot be accepted for now")
+            rounds.next()
+            clock.advance(PAUSE_S)
+            prove(other)
+            rounds.next()
+            clock.advance(PAUSE_S)
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+
+
+@contextmanager
+def no_file_descriptors() -> Iterator[None]:
+    """Nothing can be opened meanwhile in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, limits[1]))
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_connections_are_accepted_again_after_a_lack_of_file_descriptors(handler: Handler, notes: Notes) -> None:
+    policy = RpcPolicy(accept_backoff_s=0.01)
+    with serving(handler, policy) as server, socket.socket() as waiting:
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            notes.wait_for("cannot be accepted for now")
+            waiting.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
+        waiting.settimeout(LONG_S)
+        assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
+        notes.wait_for("accepted again")
+        require_service(server)
+        assert len(notes.texts) == 2, "one message, however often it was tried"
+
+
+def test_a_stranger_makes_room_when_file_descriptors_are_lacking(handler: Handler, notes: Notes) -> None:
+    policy = RpcPolicy(accept_backoff_s=0.01, handshake_timeout_s=10 * LONG_S)
+    with serving(handler, policy) as server, connect(server) as stranger, socket.socket() as waiting:
+        read(stranger, HELLO_BYTES)
+        waiting.settimeout(LONG_S)
+        with no_file_descriptors():
+            waiting.connect((HOST, server.port))
+            assert read_to_end(stranger) == b""
+            assert len(read(waiting, HELLO_BYTES)) == HELLO_BYTES
