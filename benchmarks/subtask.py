@@ -136,7 +136,9 @@ class Subtask:
             input=KeyedInput(
                 [columns.index("key")] if columns else [], frames if self._uses_frames else RowInput(columns)
             ),
-            output=FrameOutput(self._output, "UTC") if self._uses_frames else RowOutput(self._output),
+            output=FrameOutput(self._output, "UTC", "benchmark")
+            if self._uses_frames
+            else RowOutput(self._output, "benchmark"),
             times=SparkTimes(self._time_mode),
             timer_domain=self._time_mode.domain,
         )

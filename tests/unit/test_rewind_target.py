@@ -237,5 +237,5 @@ def test_operator_state_needs_the_snapshots_of_its_checkpoint_and_none_before(tm
 def test_of_many_objects_the_first_three_are_named(tmp_path: Path) -> None:
     names = [f"op/{number}" for number in range(4)]
     entry = checkpoint(0, key_schema=b"", parallelism=4, segments=[segment(*one) for one in enumerate(names)])
-    with pytest.raises(StateMissingError, match=r"4 of its objects .*: op/0, op/1, op/2, \.\.\.\."):
+    with pytest.raises(StateMissingError, match=r"4 of its objects .*: op/0, op/1, op/2, \.\.\."):
         require_restorable(tmp_path, 0, OperatorLog("a", HOME, "op", History([entry])))
