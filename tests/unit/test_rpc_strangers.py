@@ -258,7 +258,11 @@ def test_what_comes_behind_a_proof_is_left_to_whom_it_is_for() -> None:
             assert connection.recv(100) == b"a call"
 
 
-@pytest.mark.parametrize("answer", [b"", bytes(HELLO_BYTES + PROOF_BYTES), new_hello() + bytes(PROOF_BYTES)])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", bytes(HELLO_BYTES + PROOF_BYTES), new_hello() + bytes(PROOF_BYTES)],
+    ids=["end", "no hello", "wrong proof"],
+)
 def test_a_stranger_who_ends_or_is_wrong_goes_at_once(answer: bytes) -> None:
     """And not only when its time is over."""
     policy = RpcPolicy(handshake_timeout_s=10 * LONG_S)
