@@ -101,6 +101,15 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     assert attempt.edges() == {Edge(3, 3, HEAD, after): b"local 25"}
 
 
+def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, part_bytes=10)
+    left = []
+    for count in (9, 1, 3):
+        attempt.offer([count])
+        left.append(attempt.changes.unstored_bytes)
+    assert left == [9, 0, 3]
+
+
 @pytest.mark.parametrize(("inline_bytes", "is_object"), [(5, False), (4, True)])
 def test_what_is_small_travels_with_the_ack(tmp_path: Path, inline_bytes: int, is_object: bool) -> None:
     attempt = Attempt(tmp_path, inline_bytes=inline_bytes)

@@ -173,6 +173,32 @@ def test_the_deadline_is_over_when_it_has_passed_and_something_is_missing() -> N
     late.restoring.read()
 
 
+def test_what_is_added_to_a_table_counts_on_top_of_what_was_read() -> None:
+    """All runs are here then, also those that another subtask of the host has read."""
+    restart = Restart()
+    restart.lacks(*SEGMENTS)
+    restart.read_after(0.5)
+    restart.restoring.begin_table(100)
+    for seconds, size_bytes in ((0.5, 40), (0.5, 70), (0.5, 90)):
+        restart.clock.advance(seconds)
+        restart.restoring.added(size_bytes)
+    assert restart.told == [(60 + 40, 60 + 100), (60 + 90, 60 + 100)]
+    restart.restoring.end()
+    assert restart.told[2:] == [(60 + 100, 60 + 100)]
+
+
+def test_the_deadline_is_over_when_it_has_passed_and_something_is_not_in_the_table() -> None:
+    restart = Restart(1.0)
+    restart.restoring.begin_table(10_000_000)
+    restart.clock.advance(1.0)
+    restart.restoring.added(4_000_000)
+    restart.clock.advance(0.1)
+    with pytest.raises(StorageError, match=r"after 1\.1 s .* 6\.0 of their 10\.0 MB are in its table") as failure:
+        restart.restoring.added(6_000_000)
+    assert failure.value.kind is ErrorKind.RESTORE_DEADLINE
+    restart.restoring.added(10_000_000)
+
+
 def test_the_driver_adds_up_the_subtasks_of_a_batch(told: Told) -> None:
     run: Any = SimpleNamespace(query_id="query", uid="op")
     subtasks = RestoringSubtasks(run, told, "op")

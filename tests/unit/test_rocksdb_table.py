@@ -287,6 +287,23 @@ def test_runs_that_cannot_be_gone_on_with_make_a_table_anew(
     assert applied == ["reset", 1, "reset", 1, 1]
 
 
+def test_a_table_that_rocksdb_cannot_go_on_with_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the deadline of the restart ends it; another error of storage is one of the table that was there."""
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1")]))
+    assert state_of(local, "one") == {0: "0"}
+    advance, tried = RocksTable.advance, []
+
+    def fail_once(self: RocksTable, run: Run, *arguments: Any) -> int:
+        tried.append(run)
+        if len(tried) == 1:
+            raise StorageError("RocksDB cannot write.", hint="Is the disk full?")
+        return advance(self, run, *arguments)
+
+    monkeypatch.setattr(RocksTable, "advance", fail_once)
+    assert state_of(local, "two") == {0: "0", 1: "1"}
+    assert len(tried) == 3
+
+
 def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +375,27 @@ class SlowTable:
         table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), progress)
         progress.end()
         return table
+
+
+def test_what_is_added_to_a_table_is_told_over_all_its_runs(tmp_path: Path) -> None:
+    local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1"), (b"c", "1")]))
+    path = local.path(digest("start"), digest("two"))
+    assert path is not None
+    runs = [(edge, local.open(edge)) for edge in path]
+    told: list[int] = []
+
+    class Noted:
+        def begin_table(self, size_bytes: int) -> None:
+            told.append(size_bytes)
+
+        def added(self, size_bytes: int) -> None:
+            told.append(size_bytes)
+
+    table = open_rocksdb(local, runs, digest("two"), Garbage(Moment(0, 0), {}), Noted())
+    assert table is not None
+    table.close()
+    first, second = (run.size_bytes for _, run in runs)
+    assert told == [first + second, first, first + second]
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["made anew", "gone on with"])

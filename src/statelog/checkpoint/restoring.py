@@ -84,8 +84,7 @@ class Restoring:
 
     def begin_table(self, size_bytes: int) -> None:
         """All of it is here, and runs of so many bytes are to be added to a table, instead of what was last said."""
-        self._read_bytes = self.known_bytes
-        self._table_bytes, self._added_bytes = size_bytes, 0
+        self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
 
     def added(self, size_bytes: int) -> None:
         """So much of the runs is in the table so far.
