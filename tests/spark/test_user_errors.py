@@ -238,7 +238,11 @@ class Writes(Ledger):
         (ReturnsNothing(), ErrorKind.OUTPUT_MISMATCH, ["it returned None, not rows. Hint: Yield rows"]),
         (WrongOutputType(), ErrorKind.OUTPUT_MISMATCH, ["'many' for output column 'count' of type bigint"]),
         (Writes(("five", "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "'five'"]),
-        (Writes((1,)), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "takes a tuple of 2 (small int, name string)"]),
+        (
+            Writes((1,)),
+            ErrorKind.VALUE_MISMATCH,
+            ["('user-3',)", "state 'odd'", "takes a tuple of 2 (small int, name string)"],
+        ),
         (Writes(1), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "Give a value for each field"]),
         (Writes((1 << 31, "a")), ErrorKind.VALUE_MISMATCH, ["('user-3',)", "state 'odd'", "'small'", "2147483648"]),
     ],
