@@ -87,8 +87,9 @@ class FrameInput:
         owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
         # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
         # views of a copy that nothing else reads, so the processor may change them.
+        objects = self._objects_for_nulls(rows)
         for _, frame in self._frame(rows).groupby(owners, sort=False):
-            yield _frames(self._narrowed(frame, rows), limit)
+            yield _frames(_narrowed(frame, objects) if objects else frame, limit)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [
@@ -99,20 +100,26 @@ class FrameInput:
         for name, column in zip(self._columns, rows.columns, strict=True):
             if pa.types.is_nested(column.type):
                 frame[name] = _objects(column)
-            elif self._has_object_integers(column):
+            elif column.null_count and self._stays_whole(column):
                 frame[name] = _object_integers(column)
         return frame
 
-    def _has_object_integers(self, column: pa.Array) -> bool:
-        return bool(self._keeps_integers and column.null_count and pa.types.is_integer(column.type))
+    def _objects_for_nulls(self, rows: pa.RecordBatch) -> dict[str, Any]:
+        """The columns that are objects because of a null in them, with the type that they have without one."""
+        return {
+            name: column.type.to_pandas_dtype()
+            for name, column in zip(self._columns, rows.columns, strict=True)
+            if column.null_count and (pa.types.is_boolean(column.type) or self._stays_whole(column))
+        }
 
-    def _narrowed(self, frame: pd.DataFrame, rows: pa.RecordBatch) -> pd.DataFrame:
-        """The frame of a key with numbers and truth where only other keys have nulls, and so objects."""
-        for name, column in zip(self._columns, rows.columns, strict=True):
-            is_truth = column.null_count and pa.types.is_boolean(column.type)
-            if (is_truth or self._has_object_integers(column)) and not frame[name].isna().any():
-                frame = frame.assign(**{name: frame[name].astype(column.type.to_pandas_dtype())})
-        return frame
+    def _stays_whole(self, column: pa.Array) -> bool:
+        return self._keeps_integers and bool(pa.types.is_integer(column.type))
+
+
+def _narrowed(frame: pd.DataFrame, objects: dict[str, Any]) -> pd.DataFrame:
+    """The frame of a key with numbers and truth where only other keys have nulls."""
+    whole = {name: kind for name, kind in objects.items() if not frame[name].isna().any()}
+    return frame.astype(whole) if whole else frame
 
 
 def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
