@@ -239,7 +239,7 @@ def test_types_without_a_stored_form_are_refused_where_they_are_declared(spark: 
             keyed.transformWithState(Times(), f"x {kind}", "update", "None")
         with pytest.raises(ConfigurationError, match=r"grouping column 'x' has type (struct<>|time\(9\))"):
             statelog.key_by(keyed._frame.df, "x")
-        with pytest.raises(ConfigurationError, match=r"state 'last', field 'x', has type (struct<>|time\(9\))"):
+        with pytest.raises(ConfigurationError, match=r"state 'last', field 'x' has type (struct<>|time\(9\))"):
             keyed.transformWithState(Declares(kind), "k int", "update", "None")
         found = keyed.transformWithState(Times(), "key string, held string", "update", "None").collect()
         assert found == [Row(key="1", held="none")]

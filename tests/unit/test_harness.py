@@ -467,3 +467,24 @@ def test_processor_that_cannot_be_sent_to_workers_is_refused() -> None:
     with pytest.raises(ProcessorError) as caught:
         Harness(processor, input="key string", keys=["key"], output="key string")
     assert caught.value.kind is ErrorKind.PROCESSOR_NOT_PICKLABLE
+
+
+class SeenFrames(Base):
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for frame in rows:
+            yield frame[["n"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [(["at"], "operator 'main': a grouping column has a time beyond"), (["n"], "column 'at' has a time beyond")],
+)
+def test_a_time_that_frames_cannot_hold_is_refused_by_its_column(keys: list[str], words: str) -> None:
+    far = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+    with (
+        Harness(SeenFrames(), input="n long, at timestamp", keys=keys, output="n long", pandas=True) as harness,
+        pytest.raises(ProcessorError, match=words) as caught,
+    ):
+        harness.push([(1, far)])
+    assert caught.value.kind is ErrorKind.VALUE_MISMATCH
+    assert "transformWithState" in caught.value.hint

@@ -83,7 +83,7 @@ class Restoring:
         self._tell_now_and_then(now_s)
 
     def begin_table(self, size_bytes: int) -> None:
-        """All of it is here, and runs of so many bytes are to be added to a table, instead of what was last said."""
+        """All pieces are here; runs of so many bytes follow into a table. A second call replaces the first."""
         self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
 
     def added(self, size_bytes: int) -> None:

@@ -193,7 +193,7 @@ def checked_location(location: object) -> str | None:
 
 
 def check_options(options: object) -> None:
-    """Refuse what are no options."""
+    """Refuse anything but Options."""
     if not isinstance(options, Options):
         raise ConfigurationError(f"options is {options!r:.80}.", hint="Pass statelog.Options(...).")
 

@@ -197,7 +197,7 @@ def _has_times(kind: pa.DataType) -> bool:
 
 
 def _converter(kind: pa.DataType, *, is_key: bool = False) -> Callable[[Any], Any]:
-    """Conversion of a value, or None, that Arrow gives: timestamps become local, variants what they are."""
+    """Conversion of a value, or None, that Arrow gives: timestamps become local, variants Spark's objects."""
     if pa.types.is_timestamp(kind):
         return _local_timestamp
     if pa.types.is_struct(kind):

@@ -138,12 +138,12 @@ def committed_offsets(query: StreamingQuery) -> str:
 
 
 def own(query: StreamingQuery, name: str, default: str) -> str:
-    """What is configured in a query's own session, a copy of the one that it was started in."""
+    """A configuration of a query's own session, a copy of the one that it was started in."""
     return str(_execution(query).sparkSessionForStream().conf().get(name, default))
 
 
 def set_own(query: StreamingQuery, name: str, value: str) -> None:
-    """Set what is configured in a query's own session."""
+    """Set a configuration of a query's own session."""
     _execution(query).sparkSessionForStream().conf().set(name, value)
 
 

@@ -180,7 +180,7 @@ def _float(value: Any) -> float:
 
 
 class _DecimalFitting:
-    """Rounds numbers to a decimal type's scale, half away from zero; what has too many digits then does not fit."""
+    """Rounds numbers to a decimal type's scale, half away from zero; too many digits after that do not fit."""
 
     def __init__(self, kind: DecimalType) -> None:
         self._step = Decimal(1).scaleb(-kind.scale)
@@ -206,7 +206,7 @@ class _DecimalFitting:
 
 
 def _text(value: Any) -> str:
-    """Numbers and truth as Spark writes them; of other values it stores what the JVM shows of its own objects."""
+    """Numbers and truth as Spark writes them; of other objects Spark stores the JVM's names."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (bool, np.bool_)):
@@ -367,7 +367,7 @@ def _struct(names: list[str], converts: list[Convert]) -> Convert:
 
 
 def _fields(value: Any, names: list[str]) -> list[Any]:
-    """The values of a struct's fields: by name if what has them has names, else by position."""
+    """The values of a struct's fields: by name if the value has names, else by position."""
     own = getattr(value, "__fields__", None) if isinstance(value, Row) else None
     if own is not None:
         held = dict(zip(own, value, strict=True))

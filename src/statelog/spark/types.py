@@ -108,7 +108,7 @@ def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
 
 
 def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False) -> list[FieldCodec]:
-    """Codecs of a schema's fields; `subject` says what a field is of, in messages.
+    """Codecs of a schema's fields; `subject` names a field's owner in messages.
 
     With `nan_is_null` NaN is null in every field, as in frames.
 

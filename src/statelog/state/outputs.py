@@ -83,7 +83,7 @@ class Outputs:
         self._name_of = name_of
 
     def end(self) -> None:
-        """Give up what has not been taken: generators of the processor are closed."""
+        """Give up the rows that are left: generators of the processor are closed."""
         self._rows = iter(())
         self.taken.clear()
         self.starts.clear()

@@ -259,7 +259,8 @@ class KeyedSubtask:
 
     def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
-        return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
+        with _operator_named(self._operator.uid):
+            return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
 
     # ---- Timers ----
 
