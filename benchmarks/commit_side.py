@@ -14,19 +14,19 @@ import pyarrow as pa
 
 from benchmarks import machine
 from benchmarks.counting import CommitRecorder
-from statelog.changelog import chain
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
 from statelog.clock import SystemClock
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_log
+from statelog.log.open_store import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.options import Options
+from statelog.runs import digests
+from statelog.runs.schema import StateDescriptor, StateKind, encode_schema
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.state.schema import StateDescriptor, StateKind, encode_schema
 from statelog.storage import open_store
 
 __all__ = ["run"]
@@ -95,7 +95,7 @@ def run(
     """
     source = random.Random(0)
     payloads = [source.randbytes(changeset_bytes) for _ in range(_PAYLOADS)]
-    load = _Load(subtasks, payloads, [chain.checksum(payload) for payload in payloads])
+    load = _Load(subtasks, payloads, [digests.checksum(payload) for payload in payloads])
     counts = _Counts([], [])
     done, location = 0, base
     while done < checkpoints:

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.counting import CheckpointRecorder, CountRows
 from benchmarks.streaming import make_session
-from statelog.changelog.local_runs import JOB_FOLDER
+from statelog.local.runs import JOB_FOLDER
 
 __all__ = ["run"]
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import LongType, StructType
 from benchmarks.frame import Result, Target
 from benchmarks.state_rows import OUTPUT, TTL_MS
 from benchmarks.subtask import BatchRun, Subtask
-from statelog.spark.times import TimeMode
+from statelog.convert.times import TimeMode
 
 __all__ = ["as_result", "measure"]
 

@@ -19,9 +19,9 @@ from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.frame import Benchmark, Result, Target, alternate, require_space, scratch
 from benchmarks.recovery_side import BUILT_FILE, CHANGELOG_OFF, CHANGELOG_ON, DEDUPLICATION, PROCESSOR
 from statelog.checkpoint.history import History
-from statelog.checkpoint.leftovers import operators_of
-from statelog.checkpoint.open_log import open_log
+from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
+from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore
 

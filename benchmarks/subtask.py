@@ -11,19 +11,19 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.clock import SystemClock
-from statelog.spark.input import FrameInput, RowInput
-from statelog.spark.output import FrameOutput, RowOutput
-from statelog.spark.times import SparkTimes, TimeMode
-from statelog.spark.types import key_decoder
+from statelog.convert.input import FrameInput, RowInput
+from statelog.convert.output import FrameOutput, RowOutput
+from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.types import key_decoder
+from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import KeyCodec
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateKind
+from statelog.runs.times import Moment, Ttl
 from statelog.spark.worker import StateDeclaration, bind_state
-from statelog.state.key_groups import Hashes
-from statelog.state.keys import KeyCodec
-from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
-from statelog.state.run import Run
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateKind
-from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.state.times import Moment, Ttl
+from statelog.tables.runs import RunsTable
 
 __all__ = ["BatchRun", "Subtask"]
 

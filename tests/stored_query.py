@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.entry import QueryOperators
+from statelog.log.entry import QueryOperators
 from statelog.storage.names import name_part
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery

@@ -1,6 +1,5 @@
 """Keyed state for PySpark Structured Streaming, made durable by a changelog in every micro-batch."""
 
-from statelog.checkpoint.leftovers import list_orphans
 from statelog.errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -15,21 +14,22 @@ from statelog.errors import (
 )
 from statelog.metrics import Metric, Recorded
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, RestoreProgress, Step
+from statelog.operators.keyed.values import AggregateFunction
+from statelog.operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
+from statelog.operators.unkeyed.states import BroadcastState, OperatorListState
 from statelog.options import Options
-from statelog.spark.keyed_stream import KeyedStream, key_by
+from statelog.runs.times import Ttl, Watermark
 from statelog.spark.placement import spark_conf
-from statelog.spark.process import process
 from statelog.spark.query_errors import error_of
-from statelog.spark.rewind import Rewound, rewind
-from statelog.spark.savepoints import Restored, Savepoint, restore, savepoint
-from statelog.state.operator_processor import OperatorContext, OperatorHandle, OperatorProcessor
-from statelog.state.operator_state import BroadcastState, OperatorListState
-from statelog.state.times import Ttl, Watermark
-from statelog.state.value_states import AggregateFunction
+from statelog.streams.keyed import KeyedStream, key_by
+from statelog.streams.orphans import list_orphans
+from statelog.streams.repair import Rewound, rewind
+from statelog.streams.savepoints import Restored, Savepoint, restore, savepoint
+from statelog.streams.unkeyed import process
+from statelog.streams.windowed import WindowedStream, late, on_time
 from statelog.windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
-from statelog.windows.windowed_stream import WindowedStream, late, on_time
 
 __all__ = [
     "Aggregate",

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from statelog.checkpoint.leftovers import list_orphans
 from statelog.errors import StatelogError
-from statelog.spark.rewind import rewind
-from statelog.spark.savepoints import restore, savepoint
+from statelog.streams.orphans import list_orphans
+from statelog.streams.repair import rewind
+from statelog.streams.savepoints import restore, savepoint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

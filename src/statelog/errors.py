@@ -23,24 +23,6 @@ import traceback
 from enum import StrEnum
 from typing import Final
 
-__all__ = [
-    "ConfigurationError",
-    "ConfigurationWarning",
-    "CorruptionError",
-    "ErrorKind",
-    "FencedError",
-    "ProcessorError",
-    "ProtocolError",
-    "StateMissingError",
-    "StatelogError",
-    "StorageError",
-    "WorkerTraceback",
-    "error_from_parts",
-    "error_in_text",
-    "note_cause",
-]
-
-
 _HINT: Final = " Hint: "
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["WRITE_BYTES", "cut", "write_file"]
-
 WRITE_BYTES: Final = 1 << 20
 """From 2 MB on writes were seen to take ten times as long on a virtual machine, probably because Linux then takes the
 memory for its cache in pieces of 2 MB, which the host has to supply first."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-__all__ = ["Measurements", "Metric", "Recorded", "Recorder"]
-
 _KEPT: Final = 1000
 
 

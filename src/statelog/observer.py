@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from statelog.metrics import Recorded
 
-__all__ = ["CheckpointMetrics", "Observer", "RestoreMetrics", "RestoreProgress", "Step"]
-
 
 class Step(StrEnum):
     """Points of a batch, in the order in which they are passed."""

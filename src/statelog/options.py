@@ -9,8 +9,6 @@ from typing import Final
 from statelog.errors import ConfigurationError
 from statelog.observer import Observer
 
-__all__ = ["TABLES", "Options"]
-
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The tables that there are."""
 

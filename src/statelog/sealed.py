@@ -23,8 +23,6 @@ import xxhash
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 
-__all__ = ["seal", "unseal"]
-
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 _OWN: Final = ("kind", "version", "checksum")

@@ -17,11 +17,11 @@ import pytest
 
 import statelog
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
 from statelog.clock import ManualClock
+from statelog.log.open import open_log
 from statelog.options import Options
-from statelog.savepoints.manifest import Manifest, SavedOperator
-from statelog.savepoints.operators import RestoreTarget, one_by_one, open_location, restore_operator, save_operator
+from statelog.savepoint.manifest import Manifest, SavedOperator
+from statelog.savepoint.operators import RestoreTarget, one_by_one, open_location, restore_operator, save_operator
 from statelog.testing import Harness
 from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash, write
 from tests.model.engine import Engine

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.entry import Entry, encode_frame
-from statelog.checkpoint.log import Log
-from statelog.checkpoint.numbered_log import NumberedLog
-from statelog.checkpoint.open_log import open_log
 from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
+from statelog.log.entry import Entry, encode_frame
+from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
+from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import (
     PREFIX,
     Action,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.state import rocksdb_table
-from statelog.state.memory_table import MemoryTable
-from statelog.state.rocksdb_table import RocksTable
-from statelog.state.runs_table import RunsTable
-from statelog.state.table import StateTable
+from statelog.tables import rocksdb as rocksdb_table
+from statelog.tables.memory import MemoryTable
+from statelog.tables.rocksdb import RocksTable
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import StateTable
 from statelog.testing.table_contract import TableContract
 
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
+from statelog.convert.forms import FrameForm, RowForm
+from statelog.convert.types import state_codecs
 from statelog.errors import ConfigurationError, ProcessorError
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.forms import FrameForm, RowForm
-from statelog.spark.types import state_codecs
-from statelog.state.keys import KeyCodec
-from statelog.state.values import MISFITS
+from statelog.runs.keys import KeyCodec
+from statelog.runs.values import MISFITS
+from statelog.testing.ddl import parse_ddl
 from tests.conversions.answers import STATELOG, Answers, write
 from tests.conversions.cases import TYPES, VALUES, ZONE, show, value
 from tests.conversions.probes import STATES, frame_of

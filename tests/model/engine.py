@@ -12,10 +12,10 @@ from typing import Any
 
 from statelog import Options
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.task import BatchInput
+from statelog.checkpoint.keyed_task import BatchInput
 from statelog.clock import ManualClock
-from statelog.state.key_groups import subtasks_of
-from statelog.state.subtask import KeyedRows
+from statelog.operators.keyed.subtask import KeyedRows
+from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery

@@ -15,20 +15,20 @@ from typing import Any
 import pyarrow as pa
 
 from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options
-from statelog.changelog.local_snapshots import LocalSnapshots
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import Entry
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.operator_task import OperatorTask
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.unkeyed_task import OperatorTask
 from statelog.clock import ManualClock
+from statelog.local.snapshots import LocalSnapshots
+from statelog.log.entry import Entry
+from statelog.log.open import open_log
 from statelog.metrics import Measurements
-from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
-from statelog.state.operator_subtask import Operator, OperatorInput
-from statelog.state.values import FieldCodec, RowCodec
+from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
+from statelog.operators.unkeyed.subtask import Operator, OperatorInput
+from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
 

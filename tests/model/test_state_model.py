@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
-from statelog.changelog import materializer
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.history import History
+from statelog.local import materializer
 from statelog.options import TABLES
-from statelog.savepoints import export
-from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
+from statelog.savepoint import save as export
+from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from tests.model.engine import TickingClock

@@ -11,10 +11,10 @@ from pyspark.sql import Row
 
 import statelog
 from statelog import CountWindows, SessionWindows, SlidingWindows
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.times import TimeMode
+from statelog.convert.times import TimeMode
 from statelog.testing import Harness
-from statelog.windows.definition import WindowDefinition, WindowPlan
+from statelog.testing.ddl import parse_ddl
+from statelog.windows.build import WindowDefinition, WindowPlan
 
 Window = tuple[int, int] | None
 INPUT = "user string, time timestamp, n long"

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.checkpoint.log import Log
-from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.clock import ManualClock
+from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.storage import Store, open_store
 from statelog.testing.log_contract import PREFIX, LogContract
 

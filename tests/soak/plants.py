@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from statelog.changelog.materializer import Grant, Materialized, Materializer, Order
 from statelog.checkpoint.batch import Batch, TakenAck
 from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.protocol import Ack, JobOutcome
+from statelog.local.materializer import Grant, Materialized, Materializer, Order
 
 _result, _work, _fits, _take = Materializer.result, Materializer.work, Orders._fits, Orders.take
 

@@ -22,8 +22,9 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from statelog import Options, Watermark
 from statelog.clock import SystemClock
-from statelog.spark import clock_source
-from statelog.spark.arguments import require_endpoint
+from statelog.spark import clock_frame
+from statelog.spark.checks import require_endpoint
+from statelog.spark.clock_source import ClockReader, source_class
 from tests.spark.faults import wait_until
 from tests.spark.support import Job, await_end
 
@@ -229,7 +230,7 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
     planned = tmp_path / "planned"
 
     def slow_source(host: str, port: int, secret: bytes) -> type[DataSource]:
-        class SlowReader(clock_source.ClockReader):
+        class SlowReader(ClockReader):
             def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
                 with planned.open("a") as lines:
                     lines.write(f"{end['tick']}\n")
@@ -242,8 +243,7 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
 
         return SlowSource
 
-    source_class = clock_source._source_class
-    monkeypatch.setattr(clock_source, "_source_class", slow_source)
+    monkeypatch.setattr(clock_frame, "source_class", slow_source)
     session = spark.newSession()
     job = Job(tmp_path).add(events(*FIRST.values()))
     rows = read(job, session).withWatermark("at", "5 seconds")

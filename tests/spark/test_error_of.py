@@ -13,9 +13,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, Options, ProcessorError, StatelogError
-from statelog.checkpoint.entry import Claim
-from statelog.checkpoint.open_log import open_log
 from statelog.clock import SystemClock
+from statelog.log.entry import Claim
+from statelog.log.open import open_log
 from statelog.spark.worker_process import worker_process
 from statelog.storage import LocalStore
 from tests.spark.support import Job, Ledger, make_orders

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError
 from statelog.__main__ import main
-from statelog.savepoints.manifest import Manifest
+from statelog.savepoint.manifest import Manifest
 from statelog.sealed import seal
 from statelog.storage import LocalStore
 from tests.spark.faults import wait_until
@@ -354,7 +354,7 @@ def test_an_older_batch_is_gone_on_from_file_by_file(
 def test_ranges_are_written_by_tasks_and_restored(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statelog.savepoints.export._PART_BYTES", 2000)
+    monkeypatch.setattr("statelog.savepoint.save._PART_BYTES", 2000)
     orders = make_orders(4, seed=5, users=60)
     job = Job(tmp_path).add(orders[:3])
     job.run(job.ledger(spark, 2))

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import statelog
 from statelog import ConfigurationError, Options, SessionWindows, SlidingWindows, TumblingWindows
-from statelog.windows.windowed_stream import WindowedStream
+from statelog.streams.windowed import WindowedStream
 from tests.spark.inputs import add_json
 
 pytestmark = pytest.mark.spark

@@ -26,11 +26,11 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Reply, Request, Tick
+from statelog.runs.byte_slices import Budget
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.state.byte_slices import Budget
 from statelog.storage import LocalStore, Store, local, posix
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 from statelog.testing.operator_query import OperatorQuery

@@ -9,14 +9,13 @@ import pytest
 from msgspec import structs
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.changelog.base import Base, Level
 from statelog.checkpoint.admission import OperatorRun, require_admission
-from statelog.checkpoint.cover import Piece
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.state.key_groups import hash_range
-from statelog.state.operator_state import OperatorStateDescriptor, OperatorStateMode
-from statelog.state.schema import StateDescriptor, StateKind, StateSchema
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Base, Level, Piece
+from statelog.operators.unkeyed.states import OperatorStateDescriptor, OperatorStateMode
+from statelog.runs.key_groups import hash_range
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
 
 def keyed_by(**fields: pa.DataType) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.state.key_groups import hash_range
+from statelog.log.references import Base, Level, StoredRun
+from statelog.runs.key_groups import hash_range
 
 
 def run(first_hash: int, last_hash: int, *, length: int = 1, rows: int = 1) -> StoredRun:

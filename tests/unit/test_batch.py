@@ -8,20 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.changelog import chain
-from statelog.changelog.base import Level, StoredRun
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+from statelog.log.references import Level, StoredRun
+from statelog.runs import digests
 
 
 def ack(data: bytes = b"data", *, subtask: int = 0, attempt: int = 1, rows: int = 0, **more: Any) -> Ack:
     task = TaskId("query", "run", "op", "instance", 5, subtask, attempt)
     values: dict[str, Any] = {"name": "", **more}
-    return Ack(task, chain.checksum(data), len(data), 1, rows, values.pop("name"), 0.0, **values)
+    return Ack(task, digests.checksum(data), len(data), 1, rows, values.pop("name"), 0.0, **values)
 
 
 def level(*runs: tuple[str, bytes]) -> Level:
-    stored = [StoredRun(name, 0, len(data), chain.checksum(data), 1, 0, 9) for name, data in runs]
+    stored = [StoredRun(name, 0, len(data), digests.checksum(data), 1, 0, 9) for name, data in runs]
     return Level(0, 0, b"before", b"after", 0, 9, stored)
 
 
@@ -96,7 +96,7 @@ def test_an_attempt_that_sends_its_ack_again_with_another_result_counts() -> Non
     """Its output is the one that Spark keeps, whichever of the two that came of."""
     held = batch()
     assert take(held, ack(b"first"), ack(b"second")) == [True, True]
-    assert held.acks[0].ack.checksum == chain.checksum(b"second")
+    assert held.acks[0].ack.checksum == digests.checksum(b"second")
 
 
 @pytest.mark.parametrize(("before", "after", "is_refused"), [(1, 0, True), (0, 0, False), (5, 1, False), (0, 3, False)])

@@ -33,7 +33,7 @@ from benchmarks.state_kinds import KINDS
 from benchmarks.state_rows import OUTPUT
 from benchmarks.streaming import QueryRun
 from benchmarks.subtask import Subtask
-from statelog.spark.times import TimeMode
+from statelog.convert.times import TimeMode
 
 
 def shuffled(count: int) -> list[float]:

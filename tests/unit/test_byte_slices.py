@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.state.byte_slices import (
+from statelog.runs.byte_slices import (
     Pace,
     RowsTooLarge,
     cut_rows,

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from statelog.changelog import chain
+from statelog.runs import digests
 
 
 def test_states_differ_that_differ_in_anything() -> None:
     origins = [
-        chain.genesis(*names)
+        digests.genesis(*names)
         for names in (("q", "op", 0, 2), ("r", "op", 0, 2), ("q", "po", 0, 2), ("q", "op", 1, 2), ("q", "op", 0, 3))
     ]
     after = [
-        chain.extend(origins[0], batch, parts)
+        digests.extend(origins[0], batch, parts)
         for batch in (-1, 0, 1, 255)
         for parts in ([], [b"a"], [b"b"], [b"a", b"b"], [b"b", b"a"])
     ]
-    later = [chain.extend(digest, 2, [b"a"]) for digest in (*origins, *after)]
+    later = [digests.extend(digest, 2, [b"a"]) for digest in (*origins, *after)]
     assert len({*origins, *after, *later}) == len(origins) + len(after) + len(later)
     assert {len(digest) for digest in (*origins, *after)} == {16}
 
 
 def test_the_same_changes_lead_to_the_same_state() -> None:
-    first, second = (chain.extend(chain.genesis("q", "op", 0, 2), -1, [b"a"]) for _ in range(2))
+    first, second = (digests.extend(digests.genesis("q", "op", 0, 2), -1, [b"a"]) for _ in range(2))
     assert first == second
-    assert chain.checksum(b"data") == chain.checksum(memoryview(b"data")) != chain.checksum(b"date")
+    assert digests.checksum(b"data") == digests.checksum(memoryview(b"data")) != digests.checksum(b"date")

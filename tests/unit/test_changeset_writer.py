@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog.changelog import chain
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.uploads import Uploads
-from statelog.changelog.writer import ChangesetWriter, StoredPart
+from statelog.checkpoint.uploads import Uploads
+from statelog.checkpoint.writer import ChangesetWriter, StoredPart
+from statelog.local.runs import Edge, LocalRuns
 from statelog.metrics import Measurements
-from statelog.state.phases import BatchChanges, Part
-from statelog.state.runs_table import RunsTable
+from statelog.operators.keyed.phases import BatchChanges, Part
+from statelog.runs import digests
 from statelog.storage import LocalStore
+from statelog.tables.runs import RunsTable
 
 HEAD = bytes(range(16))
 
@@ -90,14 +90,14 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
     stored = [b"lz4 %d" % rows for rows in parts]
     assert [(part.rows, part.length, part.checksum) for part in changeset.parts] == [
-        (rows, len(data), chain.checksum(data)) for rows, data in zip(parts, stored, strict=True)
+        (rows, len(data), digests.checksum(data)) for rows, data in zip(parts, stored, strict=True)
     ]
     named = {f"changes/1/0/3-a-{number}.run": data for number, data in enumerate(stored)}
     if inline_bytes:
         assert (changeset.payload, changeset.parts[-1].name) == (named.popitem()[1], "")
     assert [part.name for part in changeset.parts if part.name] == list(named)
     assert attempt.objects == named
-    after = chain.extend(HEAD, 3, [chain.checksum(data) for data in stored])
+    after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
     assert attempt.edges() == {Edge(3, 3, HEAD, after): b"local 25"}
 
 
@@ -122,7 +122,7 @@ def test_what_is_small_travels_with_the_ack(tmp_path: Path, inline_bytes: int, i
 def test_nothing_is_written_to_the_store_for_no_changes(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, inline_bytes=-1)
     changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
-    assert changeset.parts == [StoredPart(chain.checksum(b""), 0, 0, "")]
+    assert changeset.parts == [StoredPart(digests.checksum(b""), 0, 0, "")]
     assert attempt.objects == {}
 
 
@@ -133,8 +133,8 @@ def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: i
     attempt.changes.make(rows)
     edge, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token")
     data = b"local %d" % rows
-    assert changeset.parts == [StoredPart(chain.checksum(data), 0, rows, "")]
+    assert changeset.parts == [StoredPart(digests.checksum(data), 0, rows, "")]
     assert changeset.payload == b""
-    assert edge == Edge(3, 3, HEAD, chain.extend(HEAD, 3, [chain.checksum(data)] if rows else []))
+    assert edge == Edge(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
     assert attempt.edges() == {edge: data}
     assert attempt.objects == {}

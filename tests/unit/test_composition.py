@@ -9,16 +9,15 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.composition import compose, generations_of
 from statelog.checkpoint.cover import Cover
-from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
-from statelog.checkpoint.watermark import WatermarkPolicy
-from statelog.state.schema import StateSchema, encode_schema
+from statelog.log.entry import Checkpoint, QueryOperators
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs.schema import StateSchema, encode_schema
 
 NUMBER, PAIR = (
     encode_schema(pa.schema([(name, pa.int64()) for name in names])) for names in (["number"], ["number", "other"])

@@ -18,15 +18,15 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.changelog import chain
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_log
 from statelog.metrics import Recorded
+from statelog.runs import digests
 from statelog.storage import LocalStore
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.crashes import Crash
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.model.engine import Engine, Key
 
 
@@ -49,7 +49,7 @@ def begin(
 
 
 def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, rows: int = 0) -> None:
-    message = Ack(engine.task_id(batch, subtask, attempt), chain.checksum(data), len(data), 1, rows, "", 0.0)
+    message = Ack(engine.task_id(batch, subtask, attempt), digests.checksum(data), len(data), 1, rows, "", 0.0)
     engine.coordinator.ack(message, data)
 
 
@@ -73,7 +73,7 @@ def test_checkpoint_exists_once_all_have_acked(engine: Engine) -> None:
     assert checkpoints(engine) == []
     ack(engine, 0, 0, 1, b"zero")
     [entry] = checkpoints(engine)
-    assert [segment.checksum for segment in entry.segments] == [chain.checksum(b"zero"), chain.checksum(b"one")]
+    assert [segment.checksum for segment in entry.segments] == [digests.checksum(b"zero"), digests.checksum(b"one")]
     for segment, data in zip(entry.segments, (b"zero", b"one"), strict=True):
         stored = LocalStore(engine.location).read(segment.name, offset=segment.offset, length=segment.length)
         assert stored == data
@@ -96,8 +96,8 @@ def test_other_result_of_a_later_attempt_is_a_revision(engine: Engine) -> None:
     assert (second.batch, second.revision) == (0, 1)
     assert second.segments[0] == first.segments[0], "what did not change is not written again"
     begun = begin(engine, 1, 1, 101)
-    origin = chain.genesis(engine.query_id, engine.uid, 1, 2)
-    assert begun.head == chain.extend(origin, 0, [chain.checksum(b"other")])
+    origin = digests.genesis(engine.query_id, engine.uid, 1, 2)
+    assert begun.head == digests.extend(origin, 0, [digests.checksum(b"other")])
 
 
 def test_other_result_of_an_earlier_attempt_does_not_count(engine: Engine) -> None:
@@ -221,7 +221,7 @@ def test_ack_without_begin_is_refused(engine: Engine) -> None:
 def test_damaged_payload_is_refused(engine: Engine) -> None:
     engine.start(1, 0)
     begin(engine, 0, 0, 1)
-    message = Ack(engine.task_id(0, 0, 1), chain.checksum(b"data"), 4, 1, 0, "", 0.0)
+    message = Ack(engine.task_id(0, 0, 1), digests.checksum(b"data"), 4, 1, 0, "", 0.0)
     with pytest.raises(CorruptionError, match="subtask 0 was damaged on its way"):
         engine.coordinator.ack(message, b"dat\0")
 
@@ -239,8 +239,8 @@ def test_older_run_is_fenced_and_its_late_commit_has_no_effect(engine: Engine, t
         begin(engine, 1, 0, 101)
     complete(newer, 1, b"newer")
     assert [entry.segments[0].checksum for entry in checkpoints(newer)] == [
-        chain.checksum(b"zero"),
-        chain.checksum(b"newer"),
+        digests.checksum(b"zero"),
+        digests.checksum(b"newer"),
     ]
 
 
@@ -348,7 +348,7 @@ def test_what_tasks_have_measured_comes_with_the_checkpoint_once(engine: Engine)
     for subtask in range(2):
         begin(engine, 0, subtask, subtask)
         message = Ack(
-            *(engine.task_id(0, subtask, subtask), chain.checksum(b"data"), 4, 1, 0, "", 0.0),
+            *(engine.task_id(0, subtask, subtask), digests.checksum(b"data"), 4, 1, 0, "", 0.0),
             measured=Recorded({"upload_requests": 2 + subtask}, {"upload_size_bytes": [float(subtask)]}),
         )
         engine.coordinator.ack(message, b"data")
@@ -375,10 +375,10 @@ def test_fetch_names_only_what_is_missing(engine: Engine) -> None:
     complete(engine, 0, b"00", b"01")
     complete(engine, 1, b"10", b"11")
     begun = begin(engine, 2, 1, 900)
-    middle = chain.extend(begun.genesis, 0, [chain.checksum(b"01")])
+    middle = digests.extend(begun.genesis, 0, [digests.checksum(b"01")])
     fetch = engine.coordinator.fetch(Fetch(engine.task_id(2, 1, 900), [begun.genesis, middle]))
     assert fetch.missing.since == middle
-    assert [part.segment.checksum for part in fetch.missing.segments] == [chain.checksum(b"11")]
+    assert [part.segment.checksum for part in fetch.missing.segments] == [digests.checksum(b"11")]
 
 
 # ---- Entries that are in the log although their writer does not know ----

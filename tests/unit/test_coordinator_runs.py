@@ -28,24 +28,23 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.changelog import chain
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import FOUNDING_BATCH, FRAME_HEADER_BYTES, Checkpoint
-from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId, Witness
 from statelog.checkpoint.redistribution import Start
-from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import ManualClock
+from statelog.log.entry import FOUNDING_BATCH, FRAME_HEADER_BYTES, Checkpoint
+from statelog.log.open import open_log
+from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
-from statelog.state.key_groups import hash_range
-from statelog.state.schema import StateSchema, encode_schema
-from statelog.state.times import NO_TIME_MS
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs import digests
+from statelog.runs.key_groups import hash_range
+from statelog.runs.schema import StateSchema, encode_schema
+from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 
 KEYED = OperatorRun("query", "run", "op", "instance", 1, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
@@ -127,7 +126,7 @@ class Runs:
 
     def ack(self, batch: int, data: bytes = b"data", subtask: int = 0, **more: Any) -> JobOutcome:
         """The ack of the attempt that has begun last."""
-        values: dict[str, Any] = {"checksum": chain.checksum(data), "length": len(data), **more}
+        values: dict[str, Any] = {"checksum": digests.checksum(data), "length": len(data), **more}
         behind = values.pop("behind", b"")
         ack = Ack(
             task=values.pop("task", self.task(batch, subtask)), rows=1, input_rows=0, name="", subtask_s=0.0, **values
@@ -208,7 +207,7 @@ def test_a_checkpoint_of_another_copy_of_the_query_is_refused_from_the_first_on(
 
 
 def given(name: str = "op/runs/1/0/given.run") -> dict[int, list[StoredRun]]:
-    return {0: [StoredRun(name, 0, 5, chain.checksum(b"given"), 1, WHOLE.first, WHOLE.last)]}
+    return {0: [StoredRun(name, 0, 5, digests.checksum(b"given"), 1, WHOLE.first, WHOLE.last)]}
 
 
 def names_to_read(runs: Runs) -> list[str]:
@@ -256,13 +255,13 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
     runs.batch(1, b"zero", b"one", timers_to_ms=1850)
     runs.start(2, dataclasses.replace(first, states=[state("brief")], deleted=("deleted",)))
     runs.coordinator.offer_initial_state(["", "op/initial/1"])
-    origin = chain.genesis("query", "op", 1, 2)
-    head = chain.extend(origin, 0, [chain.checksum(b"one")])
+    origin = digests.genesis("query", "op", 1, 2)
+    head = digests.extend(origin, 0, [digests.checksum(b"one")])
     newest = runs.store.list("op/log/")[-1].name
     expected = Begun(
         epoch=2,
         genesis=origin,
-        head=chain.extend(head, 1, [chain.checksum(b"one")]),
+        head=digests.extend(head, 1, [digests.checksum(b"one")]),
         inline_bytes=runs.options.inline_bytes(2),
         upload_prefix="op/changes/2/1",
         store="location",
@@ -486,7 +485,7 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     begun = runs.begin(1)
     assert begun.order is not None
     assert begun.order.grant is not None
-    run = StoredRun("", 0, 6, chain.checksum(b"merged"), 1, WHOLE.first, WHOLE.last)
+    run = StoredRun("", 0, 6, digests.checksum(b"merged"), 1, WHOLE.first, WHOLE.last)
     level = Level(0, 0, begun.genesis, begun.head, WHOLE.first, WHOLE.last, [run])
     assert runs.ack(1, b"1", levels=[level], job=begun.order.grant.job, behind=b"merged") is JobOutcome.TAKEN
     runs.batch(1, b"another result")
@@ -503,7 +502,7 @@ def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:
         begun = runs.begin(batch)
         runs.store.put(f"{begun.upload_prefix}/{batch}-a", b"data")
         task = runs.task(batch)
-        ack = Ack(task, chain.checksum(b"data"), 4, 1, 0, f"{begun.upload_prefix}/{batch}-a", 0.0)
+        ack = Ack(task, digests.checksum(b"data"), 4, 1, 0, f"{begun.upload_prefix}/{batch}-a", 0.0)
         runs.coordinator.ack(replace(ack, checksum=b"%d" % batch), b"")
     assert {name for name in runs.names if "/changes/" in name} == {f"op/changes/1/0/{batch}-a" for batch in (4, 5)}
     assert [entry.retained_from for entry in runs.entries][-1] == 4

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.checkpoint.cover import Cover, Piece
-from statelog.state.key_groups import KEY_GROUPS, HashRange, hash_range
+from statelog.checkpoint.cover import Cover
+from statelog.log.references import Base, Level, Piece, StoredRun
+from statelog.runs.key_groups import KEY_GROUPS, HashRange, hash_range
 
 ORIGIN = b"origin"
 GROUP = (1 << 64) // KEY_GROUPS

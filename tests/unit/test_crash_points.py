@@ -11,11 +11,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
 from statelog.checkpoint.history import History
-from statelog.state.byte_slices import Budget
+from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
-from statelog.storage.faults import Call, Fault, FaultPlan
 from statelog.testing import Harness
 from statelog.testing.crashes import Crash
+from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.local_query import LocalQuery
 
 When = Literal["before", "after"]

@@ -14,11 +14,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, Options, ProcessorError, Step
+from statelog.operators.keyed.collections import ListState, MapState
+from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
 from statelog.options import TABLES
+from statelog.runs.schema import StateKind
 from statelog.spark.deleted_states import deleted_state
-from statelog.state.entry_states import ListState, MapState
-from statelog.state.schema import StateKind
-from statelog.state.value_states import AggregatingState, ReducingState, ValueState
 from statelog.testing import Harness, TwsTester
 from statelog.windows.processor import WindowHandle
 

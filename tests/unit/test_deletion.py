@@ -12,14 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import StorageError
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.deletion_gate import DeletionGate
 from statelog.checkpoint.grants import Grants
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.storage.store import ObjectInfo
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import make_checkpoint
 
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
@@ -108,8 +107,8 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
     """Whoever deletes past it would have to know what it knows."""
     own = {
         "checkpoint/deletion.py": "the deleter",
-        "checkpoint/numbered_log.py": "its only claim, when a run ends that wrote nothing",
-        "changelog/uploads.py": "an attempt's own objects, before anybody knows their names",
+        "log/numbered.py": "its only claim, when a run ends that wrote nothing",
+        "checkpoint/uploads.py": "an attempt's own objects, before anybody knows their names",
     }
     found = set()
     for folder in ("checkpoint", "changelog"):

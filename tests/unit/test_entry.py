@@ -8,9 +8,8 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import (
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.log.entry import (
     FOUNDING_BATCH,
     FRAME_HEADER_BYTES,
     Checkpoint,
@@ -19,8 +18,8 @@ from statelog.checkpoint.entry import (
     decode_index,
     encode_frame,
 )
-from statelog.errors import CorruptionError, ErrorKind
-from statelog.state.key_groups import hash_range
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.runs.key_groups import hash_range
 
 WHOLE = hash_range(0, 1)
 

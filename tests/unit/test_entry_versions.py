@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import xxhash
 
-from statelog.checkpoint.entry import _HEADER, FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
 from statelog.errors import ConfigurationError, CorruptionError
+from statelog.log.entry import _HEADER, FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
 from statelog.testing.log_contract import make_checkpoint
 
 

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
 from statelog.checkpoint.admission import OperatorRun, require_admission
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.state.evolution import recorded_schema, require_evolution
-from statelog.state.memory_table import MemoryTable
-from statelog.state.merge import merge_runs
-from statelog.state.run import Run
-from statelog.state.run_format import Operation, change_schema
-from statelog.state.run_writer import RunWriter, Section, encode_run
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
-from statelog.state.table import StateTable
+from statelog.log.entry import Checkpoint
+from statelog.runs.evolution import recorded_schema, require_evolution
+from statelog.runs.format import Operation, change_schema
+from statelog.runs.merge import merge_runs
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.writer import RunWriter, Section, encode_run
+from statelog.tables.memory import MemoryTable
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import StateTable
 from statelog.testing.table_contract import make_keys
 
 I8, I16, I32, I64, F32, F64 = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()

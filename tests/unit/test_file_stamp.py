@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from statelog.changelog import file_stamp
-from statelog.changelog.file_stamp import is_stamped, stamp
+from statelog.local import file_stamp
+from statelog.local.file_stamp import is_stamped, stamp
 
 
 @pytest.fixture

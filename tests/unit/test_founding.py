@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog.base import StoredRun
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
 from statelog.checkpoint.founding import founding_checkpoint
 from statelog.checkpoint.history import History
-from statelog.state.times import NO_TIME_MS
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint
+from statelog.log.references import StoredRun
+from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.checkpoint.entry import FRAME_HEADER_BYTES, Entry, encode_frame
-from statelog.checkpoint.frames import FrameReader
 from statelog.errors import CorruptionError, StorageError
+from statelog.log.entry import FRAME_HEADER_BYTES, Entry, encode_frame
+from statelog.log.frames import FrameReader
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import make_checkpoint, make_claim
 
 NAME = "op/log/1.log"

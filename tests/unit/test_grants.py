@@ -9,17 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ProtocolError, StateMissingError, StorageError
-from statelog.changelog import chain
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.materializer import Grant
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.grants import Grants, names_only
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome, TaskId
+from statelog.local.materializer import Grant
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Level, StoredRun
 from statelog.options import Options
-from statelog.state.key_groups import hash_range
+from statelog.runs import digests
+from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from tests.model.engine import Engine
 
 WHOLE = hash_range(0, 1)
@@ -27,7 +27,7 @@ FOLDER = "op/runs/1/0/5-9"
 
 
 def run(name: str, content: bytes = b"x") -> StoredRun:
-    return StoredRun(name, 0, len(content), chain.checksum(content), 1, WHOLE.first, WHOLE.last)
+    return StoredRun(name, 0, len(content), digests.checksum(content), 1, WHOLE.first, WHOLE.last)
 
 
 def level(first: int, last: int, before: bytes, after: bytes, *names: str) -> Level:
@@ -138,7 +138,7 @@ class Attempts:
     def ack(
         self, batch: int, data: bytes, levels: list[Level] | None = None, job: str = "", **more: object
     ) -> JobOutcome:
-        message = Ack(self.task(batch), chain.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
+        message = Ack(self.task(batch), digests.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
         return self.engine.coordinator.ack(replace(message, **more), data).job
 
     def batch(self, batch: int) -> Begun:
@@ -271,7 +271,7 @@ def test_a_job_may_not_hold_changes_of_a_batch_that_can_be_repeated(attempts: At
     attempts.batch(0)
     attempts.batch(1)
     begun = attempts.begin(1)
-    after = chain.extend(begun.head, 1, [chain.checksum(b"1")])
+    after = digests.extend(begun.head, 1, [digests.checksum(b"1")])
     [made] = attempts.store(begun, 1)
     assert attempts.ack(1, b"1", [replace(made, after=after)], attempts.grant(begun).job) is JobOutcome.VOID
     attempts.batch(2)
@@ -318,7 +318,7 @@ def test_without_changelog_a_foreign_level_fails_the_task(engine: Engine) -> Non
     attempts = Attempts(engine)
     begun = attempts.begin(0)
     job = attempts.grant(begun).job
-    after = chain.extend(begun.head, 0, [b"sum"])
+    after = digests.extend(begun.head, 0, [b"sum"])
     foreign = level(0, 0, begun.head, after, "op/runs/1/0/another/0-a-0.run")
     own = level(0, 0, begun.head, after, f"{attempts.grant(begun).folder}/0-a-0.run")
     for levels, name in (([foreign], job), ([own], "another"), ([replace(own, last=1)], job)):

@@ -9,19 +9,19 @@ import pytest
 from pyspark.sql.types import ArrayType, LongType, StructType
 
 from statelog import ErrorKind, ProcessorError
-from statelog.spark.types import row_codec
-from statelog.state import cursor
-from statelog.state.changes import ChangeBuffer, ListPosition
-from statelog.state.cursor import KeyCursor
-from statelog.state.entry_states import ListState, MapState
-from statelog.state.run import Run
-from statelog.state.run_format import Operation
-from statelog.state.run_writer import LOCAL_BLOCK_ROWS
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind
-from statelog.state.table import StateTable
-from statelog.state.times import Moment
-from statelog.state.value_states import ValueState
+from statelog.convert.types import row_codec
+from statelog.operators.keyed import cursor
+from statelog.operators.keyed.changes import ChangeBuffer, ListPosition
+from statelog.operators.keyed.collections import ListState, MapState
+from statelog.operators.keyed.cursor import KeyCursor
+from statelog.operators.keyed.values import ValueState
+from statelog.runs.format import Operation
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.times import Moment
+from statelog.runs.writer import LOCAL_BLOCK_ROWS
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import StateTable
 from statelog.testing.table_contract import make_keys
 
 NUMBERS = row_codec(StructType().add("n", "integer"), "state 'numbers'")

@@ -30,8 +30,8 @@ from statelog import (
     StorageError,
     Watermark,
 )
-from statelog.storage.faults import Call, Fault
 from statelog.testing import FaultPlan, Harness
+from statelog.testing.faults import Call, Fault
 
 
 class Base(StatefulProcessor):

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog import chain
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SHARED_BYTES, Extent, SegmentRef
-from statelog.checkpoint.cover import Piece
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
 from statelog.checkpoint.history import History, Record, overlapping
-from statelog.state.key_groups import KEY_GROUPS, hash_range
+from statelog.local.segment import SHARED_BYTES, Extent
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim
+from statelog.log.references import Base, Level, Piece, SegmentRef, StoredRun
+from statelog.runs import digests
+from statelog.runs.key_groups import KEY_GROUPS, hash_range
 
 
 def segment(subtask: int, name: str = "op/log/1", offset: int = 0, length: int = 10) -> SegmentRef:
@@ -265,7 +264,7 @@ def test_an_entry_that_is_written_again_is_not_needed_for_itself() -> None:
 
 def digest(origin: bytes, *parts: tuple[int, list[SegmentRef]]) -> bytes:
     for batch, segments in parts:
-        origin = chain.extend(origin, batch, [one.checksum for one in segments])
+        origin = digests.extend(origin, batch, [one.checksum for one in segments])
     return origin
 
 

@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.inventory import Inventory
-from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.clock import ManualClock
+from statelog.log.entry import Checkpoint
+from statelog.log.numbered import NumberedLog
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
-from statelog.state.key_groups import hash_range
+from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import make_claim
 
 NOW_S = 10_000

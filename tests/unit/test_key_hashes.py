@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statelog.spark.ddl import parse_ddl
+from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.rows import ColumnWriter
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.state.key_groups import KEY_GROUPS, hash_range, subtasks_of
-from statelog.state.keys import KeyCodec
+from statelog.runs.key_groups import KEY_GROUPS, hash_range, subtasks_of
+from statelog.runs.keys import KeyCodec
 
 UTC = datetime.UTC
 FIELDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -15,27 +15,27 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import OperatorProcessor, Options, ProcessorError
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.checkpoint.task import read_initial
+from statelog.checkpoint.keyed_task import read_initial
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
+from statelog.local.runs import Edge, LocalRuns
+from statelog.operators.keyed.grouping import windows_of
+from statelog.operators.keyed.operator import OutputCodec
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.unkeyed.processor import OperatorContext
+from statelog.operators.unkeyed.snapshot import Elements as SectionElements
+from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.runs.byte_slices import Budget, RowsTooLarge, size_of
+from statelog.runs.format import Operation, change_schema
+from statelog.runs.merge import MergePosition, RunMerge, merge_runs
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.times import Moment
+from statelog.runs.writer import RunWriter, Section, encode_run
 from statelog.spark.process_worker import make_operator
-from statelog.state.byte_slices import Budget, RowsTooLarge, size_of
-from statelog.state.grouping import windows_of
-from statelog.state.memory_table import MemoryTable
-from statelog.state.merge import MergePosition, RunMerge, merge_runs
-from statelog.state.operator import OutputCodec
-from statelog.state.operator_processor import OperatorContext
-from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
-from statelog.state.run import Run
-from statelog.state.run_format import Operation, change_schema
-from statelog.state.run_writer import RunWriter, Section, encode_run
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind
-from statelog.state.snapshot import Elements as SectionElements
-from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.state.table import KeyBatch, StateTable, ValueRows
-from statelog.state.times import Moment
+from statelog.tables.memory import MemoryTable
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import KeyBatch, StateTable, ValueRows
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.operator_query import OperatorQuery

@@ -9,11 +9,11 @@ import pytest
 
 import statelog
 from statelog import Step
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint, encode_frame
-from statelog.checkpoint.leftovers import operators_of
+from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError
+from statelog.log.entry import Checkpoint, encode_frame
+from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
 from statelog.testing.log_contract import make_claim

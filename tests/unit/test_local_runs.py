@@ -14,18 +14,20 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, Step
-from statelog.changelog import chain, file_stamp, local_runs
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.restore import restore_runs
-from statelog.changelog.segment import MissingSegments
-from statelog.state.key_groups import HashRange, hash_range
-from statelog.state.merge import Garbage
-from statelog.state.run import Run
-from statelog.state.run_format import Operation
-from statelog.state.run_writer import Section, encode_run
-from statelog.state.schema import StateDescriptor, TimeDomain
-from statelog.state.times import Moment
+from statelog.local import file_stamp
+from statelog.local import runs as local_runs
+from statelog.local.restore import restore_runs
+from statelog.local.runs import Edge, LocalRuns
+from statelog.local.segment import MissingSegments
+from statelog.log.references import Level, StoredRun
+from statelog.runs import digests
+from statelog.runs.format import Operation
+from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.merge import Garbage
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, TimeDomain
+from statelog.runs.times import Moment
+from statelog.runs.writer import Section, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
 from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_run
@@ -373,7 +375,7 @@ def test_a_path_that_is_not_there_is_soon_missed(tmp_path: Path) -> None:
 
 
 def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.changelog.local_runs._GROUP_RUNS", 2)
+    monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
     engine.start(1, 4, keep_local=False)
     expect_all(engine, 4)
     assert list(local_folder(engine).glob("*.tmp")) == []
@@ -398,7 +400,7 @@ def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, expected: Changes
 ) -> None:
     """Below a group there are the groups before it, and below all of them what the merge does not see."""
-    monkeypatch.setattr("statelog.changelog.local_runs._GROUP_RUNS", 2)
+    monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
     edge = Edge(0, 5, b"0" * 16, b"1" * 16)
     changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
     LocalRuns(tmp_path / "2" / "0").write_merged(edge, map(run_with, changes), "5-token", is_bottom=is_bottom)
@@ -411,7 +413,7 @@ def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
 def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     """As many as two groups have: one is merged when the next one is complete."""
     size = run_with({0: "a"}).size_bytes
-    monkeypatch.setattr(f"statelog.changelog.local_runs.{bound}", 2 if bound == "_GROUP_RUNS" else 2 * size)
+    monkeypatch.setattr(f"statelog.local.runs.{bound}", 2 if bound == "_GROUP_RUNS" else 2 * size)
     made: list[weakref.ref[Run]] = []
     alive: list[int] = []
 
@@ -555,7 +557,7 @@ def test_a_restored_level_has_what_expired_after_it(tmp_path: Path) -> None:
     data = encode_changes(state, [(1, b"k", b"", Operation.PUT, "text")], expiry_ms=1000)
     store = LocalStore(str(tmp_path / "store"))
     store.put("level.run", data)
-    stored = StoredRun("level.run", 0, len(data), chain.checksum(data), 1, EVERYTHING.first, EVERYTHING.last)
+    stored = StoredRun("level.run", 0, len(data), digests.checksum(data), 1, EVERYTHING.first, EVERYTHING.last)
     genesis, after, head = b"0" * 16, b"1" * 16, b"2" * 16
     level = Level(0, 3, genesis, after, EVERYTHING.first, EVERYTHING.last, [stored])
 

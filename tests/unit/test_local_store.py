@@ -15,7 +15,7 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.files import WRITE_BYTES, write_file
 from statelog.storage import LocalStore, local, open_store
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 
 
 def files_below(root: Path) -> set[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from statelog.changelog.chain import checksum
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.local_snapshots import LocalSnapshots
-from statelog.changelog.local_use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
-from statelog.state.run_writer import encode_run
+from statelog.local.runs import Edge, LocalRuns
+from statelog.local.snapshots import LocalSnapshots
+from statelog.local.use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
+from statelog.runs.digests import checksum
+from statelog.runs.writer import encode_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 

@@ -13,23 +13,23 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
-from statelog.changelog import materializer
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.materializer import Grant, Materializer, Order
 from statelog.checkpoint import upkeep
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import Schedule
 from statelog.clock import ManualClock
-from statelog.state.byte_slices import Budget
-from statelog.state.key_groups import hash_range
-from statelog.state.merge import Garbage
-from statelog.state.run_format import Operation
-from statelog.state.schema import TimeDomain
-from statelog.state.times import Moment
+from statelog.local import materializer
+from statelog.local.materializer import Grant, Materializer, Order
+from statelog.local.runs import Edge, LocalRuns
+from statelog.log.entry import Checkpoint
+from statelog.runs.byte_slices import Budget
+from statelog.runs.format import Operation
+from statelog.runs.key_groups import hash_range
+from statelog.runs.merge import Garbage
+from statelog.runs.schema import TimeDomain
+from statelog.runs.times import Moment
 from statelog.storage import LocalStore
-from statelog.storage.faults import Call, Fault, FaultPlan
 from statelog.testing import Harness
+from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.table_contract import VALUE, encode_changes
 
 LONG_S = 10_000.0

@@ -14,19 +14,20 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from statelog.changelog import chain, materializer
-from statelog.changelog.base import Level
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.materializer import Grant, Materialized, Materializer, Order
+from statelog.local import materializer
+from statelog.local.materializer import Grant, Materialized, Materializer, Order
+from statelog.local.runs import Edge, LocalRuns
+from statelog.log.references import Level
+from statelog.runs import digests
+from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.format import Operation
+from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.merge import Garbage
+from statelog.runs.reader import Run
+from statelog.runs.times import Moment
 from statelog.sealed import seal, unseal
-from statelog.state.byte_slices import BUDGET, Budget
-from statelog.state.key_groups import HashRange, hash_range
-from statelog.state.merge import Garbage
-from statelog.state.run import Run
-from statelog.state.run_format import Operation
-from statelog.state.times import Moment
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.table_contract import VALUE, encode_changes
 
 GENESIS = bytes(16)
@@ -50,7 +51,7 @@ class Subtask:
         """A batch that makes changes."""
         number, before = (self.path[-1].last + 1, self.path[-1].after) if self.path else (0, GENESIS)
         data = encode(changes)
-        edge = Edge(number, number, before, chain.extend(before, number, [chain.checksum(data)]))
+        edge = Edge(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
         self.local.write(edge, data, f"{number}-token")
         self.path.append(edge)
         return edge
@@ -114,7 +115,7 @@ class Subtask:
         """What the levels hold together, read from the store."""
         runs = [(run, self.store.read(run.name) if run.name else done.payload) for lv in done.levels for run in lv.runs]
         for run, data in runs:
-            assert (run.offset, run.length, run.checksum) == (0, len(data), chain.checksum(data))
+            assert (run.offset, run.length, run.checksum) == (0, len(data), digests.checksum(data))
             keys = state_of(iter([Run(pa.py_buffer(data), run.name)]))
             assert all(run.first_hash <= key << 56 <= run.last_hash for key in keys), "runs of a level are disjoint"
         return state_of(Run(pa.py_buffer(data), run.name) for run, data in runs)

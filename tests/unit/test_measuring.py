@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from statelog.changelog.base import Base, Level, StoredRun
 from statelog.checkpoint.batch import TakenAck
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Base, Level, StoredRun
 from statelog.metrics import Recorded
 from statelog.observer import CheckpointMetrics
 

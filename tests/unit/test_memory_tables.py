@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.checkpoint.tables import MemoryTables
-from statelog.state.memory_table import MemoryTable
-from statelog.state.run import Run
-from statelog.state.run_format import Operation
+from statelog.local.runs import Edge, LocalRuns
+from statelog.runs.format import Operation
+from statelog.runs.reader import Run
+from statelog.tables.memory import MemoryTable
+from statelog.tables.open import MemoryTables
 from statelog.testing.table_contract import VALUE, encode_changes, make_keys
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.entry import Checkpoint, Fence, encode_frame
-from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
+from statelog.log.entry import Checkpoint, Fence, encode_frame
+from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.storage.store import ObjectInfo
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, Options
-from statelog.checkpoint.log import Log
-from statelog.checkpoint.open_log import open_log
 from statelog.clock import ManualClock
+from statelog.log.log import Log
+from statelog.log.open import open_log
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import make_checkpoint, make_claim
 
 

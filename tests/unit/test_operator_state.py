@@ -12,12 +12,21 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint import operator_task, redistribution
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.open_log import open_log
-from statelog.spark.types import field_codecs
-from statelog.state.operator_state import (
+from statelog.checkpoint import redistribution
+from statelog.checkpoint import unkeyed_task as operator_task
+from statelog.convert.types import field_codecs
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_log
+from statelog.log.references import SegmentRef
+from statelog.operators.unkeyed.snapshot import (
+    Elements,
+    Section,
+    Snapshot,
+    encode_snapshot,
+    join_elements,
+    section_schema,
+)
+from statelog.operators.unkeyed.states import (
     BroadcastState,
     OperatorListState,
     OperatorStateBinding,
@@ -26,9 +35,8 @@ from statelog.state.operator_state import (
     Phase,
     Stage,
 )
-from statelog.state.schema import StateSchema, encode_schema
-from statelog.state.snapshot import Elements, Section, Snapshot, encode_snapshot, join_elements, section_schema
-from statelog.state.values import RowCodec
+from statelog.runs.schema import StateSchema, encode_schema
+from statelog.runs.values import RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings

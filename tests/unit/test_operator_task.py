@@ -13,14 +13,14 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
-from statelog.changelog import chain
-from statelog.changelog.local_snapshots import LocalSnapshots
-from statelog.changelog.local_use import SPARE_BATCHES, in_use
-from statelog.checkpoint.operator_task import OperatorTask
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId
 from statelog.checkpoint.redistribution import SnapshotSlice
+from statelog.checkpoint.unkeyed_task import OperatorTask
+from statelog.local.snapshots import LocalSnapshots
+from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Measurements, Metric, Recorded
-from statelog.state.operator_subtask import Operator, OperatorInput
+from statelog.operators.unkeyed.subtask import Operator, OperatorInput
+from statelog.runs import digests
 from statelog.storage import LocalStore
 from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _to_rows
 
@@ -66,7 +66,7 @@ def test_an_ack_says_what_the_snapshot_holds(engine: NotingEngine) -> None:
     engine.start(1, 0)
     engine.run_subtask(0, 0, [["add", "items", "x"], ["addAll", "units", "y", "z"]], broadcast=[["put", "a", 1]])
     ack, payload = engine.acks[-1]
-    assert (ack.checksum, ack.length, ack.name) == (chain.checksum(payload), len(payload), "")
+    assert (ack.checksum, ack.length, ack.name) == (digests.checksum(payload), len(payload), "")
     assert (ack.rows, ack.input_rows, ack.is_unchanged) == (4, 3, False)
     assert ack.element_counts == {"items": 1, "more": 0, "units": 2, "rules": 1}
     assert list(ack.copies) == ["rules"], "one rule is enough"

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CheckpointMetrics, Observer, Options
-from statelog.changelog.base import Level
-from statelog.changelog.materializer import Order
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.protocol import Begun, JobOutcome, TaskId
 from statelog.clock import ManualClock
+from statelog.local.materializer import Order
+from statelog.log.references import Level
 from statelog.storage import LocalStore, ObjectInfo
 from tests.model.engine import Engine
 from tests.unit.test_grants import OLDER, Attempts

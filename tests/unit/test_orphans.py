@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.orphans import find_orphans
 from statelog.clock import ManualClock
-from statelog.state.key_groups import hash_range
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 
 NOW_S = 10_000

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from statelog import ConfigurationWarning, ErrorKind, ProcessorError
-from statelog.spark.output import FrameOutput, RowOutput
+from statelog.convert.output import FrameOutput, RowOutput
 from statelog.testing import Harness
 
 PLAIN = StructType([StructField("k", StringType()), StructField("n", LongType())])

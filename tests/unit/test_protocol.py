@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from statelog.changelog.segment import MissingSegments
 from statelog.checkpoint.protocol import (
     Ack,
     Acked,
@@ -23,6 +22,7 @@ from statelog.checkpoint.protocol import (
     Ticked,
     UploadedPart,
 )
+from statelog.local.segment import MissingSegments
 from statelog.metrics import Recorded
 
 TASK = TaskId("query", "run", "op", "instance", 5, 0, 1)

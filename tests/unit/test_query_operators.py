@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.entry import Claim, QueryOperators
-from statelog.checkpoint.numbered_log import NumberedLog
-from statelog.checkpoint.operator_folder import operator_folder
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
 from statelog.clock import ManualClock
+from statelog.log.entry import Claim, QueryOperators
+from statelog.log.numbered import NumberedLog
+from statelog.log.operator_folder import operator_folder
 from statelog.storage import LocalStore
 from statelog.storage.names import former_name_part, name_part
 from statelog.testing.log_contract import make_checkpoint

@@ -11,12 +11,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.checkpoint.entry import _HEADER, FRAME_MAGIC, encode_frame
-from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, StorageError
-from statelog.state.schema import StateSchema
-from statelog.state.snapshot import Section, Snapshot, encode_snapshot
+from statelog.log.entry import _HEADER, FRAME_MAGIC, encode_frame
+from statelog.log.numbered import NumberedLog
+from statelog.operators.unkeyed.snapshot import Section, Snapshot, encode_snapshot
+from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
 from statelog.testing.log_contract import PREFIX, make_checkpoint, make_claim
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.redistribution import Start, redistribute, restored_starts
-from statelog.state.operator_state import OperatorStateMode
-from statelog.state.schema import StateSchema
+from statelog.log.entry import Checkpoint
+from statelog.log.references import SegmentRef
+from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.runs.schema import StateSchema
 
 LIST, UNION, BROADCAST = OperatorStateMode.LIST, OperatorStateMode.UNION, OperatorStateMode.BROADCAST
 

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from statelog.changelog import chain, stored_reader
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.restore import read_level, restore_runs
-from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, MissingSegments, SegmentRef
 from statelog.errors import CorruptionError
-from statelog.state.key_groups import HashRange, hash_range
-from statelog.state.merge import Garbage
-from statelog.state.run import Run
-from statelog.state.run_format import Operation
-from statelog.state.schema import TimeDomain
-from statelog.state.times import Moment
+from statelog.local import stored_reader
+from statelog.local.restore import read_level, restore_runs
+from statelog.local.runs import Edge, LocalRuns
+from statelog.local.segment import SHARED_BYTES, ClippedSegment, MissingSegments
+from statelog.log.references import Level, SegmentRef, StoredRun
+from statelog.runs import digests
+from statelog.runs.format import Operation
+from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.merge import Garbage
+from statelog.runs.reader import Run
+from statelog.runs.schema import TimeDomain
+from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.testing.table_contract import VALUE, encode_changes
 
@@ -69,7 +70,7 @@ class Location:
         runs = []
         for changes in parts:
             data = encoded(changes)
-            checksum, bounds = chain.checksum(data), (min(changes), max(changes))
+            checksum, bounds = digests.checksum(data), (min(changes), max(changes))
             runs.append(StoredRun(self.put(data), 0, len(data), checksum, len(changes), *bounds))
         return Level(number, number, DIGESTS[number], DIGESTS[number + 1], within.first, within.last, runs)
 
@@ -77,7 +78,7 @@ class Location:
         self, changes: Changes, *ranges: HashRange, is_shared: bool = False, expiry_ms: int | None = None
     ) -> list[ClippedSegment]:
         data = encoded(changes, expiry_ms)
-        ref = SegmentRef(0, 1, chain.checksum(data), 0, len(data), len(changes), 1, self.put(data))
+        ref = SegmentRef(0, 1, digests.checksum(data), 0, len(data), len(changes), 1, self.put(data))
         return [ClippedSegment(ref, one.first, one.last, is_shared) for one in ranges or (EVERYTHING,)]
 
     def restore(

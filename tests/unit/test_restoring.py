@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import ClippedSegment, MissingSegments, SegmentRef
+from statelog.checkpoint.progress import Restoring, RestoringSubtasks
 from statelog.checkpoint.protocol import Progress, TaskId
-from statelog.checkpoint.restoring import Restoring, RestoringSubtasks
 from statelog.clock import ManualClock
+from statelog.local.segment import ClippedSegment, MissingSegments
+from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
 from tests.unit.test_local_runs import read

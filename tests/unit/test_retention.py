@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog import chain
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
 from statelog.checkpoint.history import History
-from statelog.checkpoint.numbered_log import NumberedLog
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.checkpoint.retention import Retention
 from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
+from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
+from statelog.log.numbered import NumberedLog
+from statelog.log.references import SegmentRef
+from statelog.runs import digests
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.model.operator_engine import OperatorEngine
 
@@ -354,7 +354,7 @@ class Load:
         held = self.snapshots[subtask]
         if held is not None and rng.random() < 0.3:
             if acks:
-                message = Ack(task, chain.checksum(held), 0, 0, 0, "", 0.0, is_unchanged=True)
+                message = Ack(task, digests.checksum(held), 0, 0, 0, "", 0.0, is_unchanged=True)
                 coordinator.ack(message, b"")
             return
         data = rng.randbytes(rng.choice((50, 500, 3000)))
@@ -364,7 +364,7 @@ class Load:
         if acks:
             self.snapshots[subtask] = data
             counts = {state.descriptor.name: 1 for state in self.engine.states}
-            message = Ack(task, chain.checksum(data), len(data), 1, 0, name, 0.0, element_counts=counts)
+            message = Ack(task, digests.checksum(data), len(data), 1, 0, name, 0.0, element_counts=counts)
             coordinator.ack(message, b"" if name else data)
 
 

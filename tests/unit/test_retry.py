@@ -25,11 +25,11 @@ from statelog.clock import ManualClock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
-from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.storage.hedging import Hedging
 from statelog.storage.races import Ended, Race, ThreadedRaces, _Pool
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
+from statelog.testing.faults import FaultPlan, FaultStore
 
 _T = TypeVar("_T")
 

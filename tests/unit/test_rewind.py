@@ -16,10 +16,10 @@ import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.__main__ import main
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.entry import Claim, QueryOperators
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
 from statelog.clock import SystemClock
+from statelog.log.entry import Claim, QueryOperators
+from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore
 from statelog.testing.local_query import LocalOperator
@@ -243,7 +243,7 @@ def test_every_move_is_for_good_before_the_next_one(tmp_path: Path, monkeypatch:
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", move)
-    monkeypatch.setattr("statelog.spark.rewind.sync_directory", pending.discard)
+    monkeypatch.setattr("statelog.streams.repair.sync_directory", pending.discard)
     statelog.rewind(tmp_path, location=location)
 
     assert moved == [name for batch in (4, 3, 3, 2) for name in (f".{batch}.crc", f"{batch}")]

@@ -9,14 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.cover import Piece
-from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs
 from statelog.checkpoint.rewind_target import RewindTarget, find_target
-from statelog.state.key_groups import hash_range
+from statelog.log.entry import Checkpoint, QueryOperators
+from statelog.log.references import Base, Level, Piece, SegmentRef, StoredRun
+from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore, Store
 
 HOME = "/home/of/the/query"

@@ -20,19 +20,20 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
-from statelog.changelog.local_runs import ROCKSDB_FOLDER, Edge, LocalRuns
-from statelog.checkpoint import tables, upkeep
-from statelog.checkpoint.restoring import Restoring
-from statelog.checkpoint.tables import open_rocksdb
+from statelog.checkpoint import upkeep
+from statelog.checkpoint.progress import Restoring
 from statelog.clock import ManualClock
-from statelog.state import rocksdb_table
-from statelog.state.merge import Garbage
-from statelog.state.rocksdb_format import decode_values, encode_values
-from statelog.state.rocksdb_table import RocksTable
-from statelog.state.run import Run
-from statelog.state.run_format import Operation, change_schema
-from statelog.state.schema import StateDescriptor, StateKind
-from statelog.state.times import Moment
+from statelog.local.runs import ROCKSDB_FOLDER, Edge, LocalRuns
+from statelog.runs.format import Operation, change_schema
+from statelog.runs.merge import Garbage
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.times import Moment
+from statelog.tables import open as tables
+from statelog.tables import rocksdb as rocksdb_table
+from statelog.tables.open import open_rocksdb
+from statelog.tables.rocksdb import RocksTable
+from statelog.tables.rocksdb_format import decode_values, encode_values
 from statelog.testing import Harness
 from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
 
@@ -562,8 +563,8 @@ def test_rows_of_one_hash_that_runs_and_rocksdb_order_differently(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from statelog.state import rocksdb_table
-from statelog.state.rocksdb_table import RocksTable
+from statelog.tables import rocksdb as rocksdb_table
+from statelog.tables.rocksdb import RocksTable
 from tests.unit.test_rocksdb_table import large_run
 
 rocksdb_table._BATCH_BYTES = 1000

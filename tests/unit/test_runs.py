@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import CorruptionError
-from statelog.state.key_groups import HashRange
-from statelog.state.memory_table import MemoryTable
-from statelog.state.merge import Garbage, choose_merge, merge_runs
-from statelog.state.run import Run, RunBlock
-from statelog.state.run_format import Operation, change_schema
-from statelog.state.run_writer import RunWriter, Section, encode_run
-from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, stored_name
-from statelog.state.times import Moment
+from statelog.runs.format import Operation, change_schema
+from statelog.runs.key_groups import HashRange
+from statelog.runs.merge import Garbage, choose_merge, merge_runs
+from statelog.runs.reader import Run, RunBlock
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, stored_name
+from statelog.runs.times import Moment
+from statelog.runs.writer import RunWriter, Section, encode_run
+from statelog.tables.memory import MemoryTable
 from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run
 
 MIXED = StateDescriptor(

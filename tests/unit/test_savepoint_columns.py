@@ -20,16 +20,16 @@ from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
-from statelog.savepoints.columns import Positions, StateColumns
-from statelog.savepoints.export import export_keyed, export_plan, saved_operator
-from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
-from statelog.savepoints.table_files import TableFile, file_schema
-from statelog.state.keys import KeyCodec
-from statelog.state.run import Run
-from statelog.state.run_format import VALUE_COLUMN, Operation, change_schema
-from statelog.state.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
-from statelog.state.timers import timer_descriptor
+from statelog.log.open import open_log
+from statelog.operators.keyed.timers import timer_descriptor
+from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
+from statelog.runs.keys import KeyCodec
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
+from statelog.savepoint.columns import Positions, StateColumns
+from statelog.savepoint.load import encode_tables, keyed_loads, load_keyed
+from statelog.savepoint.parquet import TableFile, file_schema
+from statelog.savepoint.save import export_keyed, export_plan, saved_operator
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
 

@@ -10,12 +10,12 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
-from statelog.savepoints import operators
-from statelog.savepoints.manifest import Manifest
-from statelog.savepoints.spark_files import SparkCheckpoint
-from statelog.spark import savepoints
+from statelog.savepoint import operators
+from statelog.savepoint.manifest import Manifest
+from statelog.savepoint.spark_files import SparkCheckpoint
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import FaultStore
+from statelog.streams import savepoints
+from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
 from tests.compat.test_savepoints import BATCH, FIXTURES, restored, save
 from tests.model.engine import Engine

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import Options
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.schedule import Schedule
+from statelog.log.entry import Checkpoint
 from tests.unit.test_history import base, checkpoint, segment
 
 NEVER_S = 1e9

@@ -14,20 +14,20 @@ from pyspark.sql import Row
 
 import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.settings import RULES, Verdict, changes, require_convertible, take_over
 from statelog.clock import ManualClock
-from statelog.savepoints.manifest import SavedOperator
-from statelog.savepoints.operators import RestoreTarget, one_by_one, restore_operator, save_operator
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.times import TimeMode
-from statelog.state.schema import StateSchema
-from statelog.state.times import NO_TIME_MS, Ttl
+from statelog.convert.times import TimeMode
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_log
+from statelog.runs.schema import StateSchema
+from statelog.runs.times import NO_TIME_MS, Ttl
+from statelog.savepoint.manifest import SavedOperator
+from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.windows.definition import WindowDefinition, WindowPlan
+from statelog.testing.ddl import parse_ddl
+from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
 

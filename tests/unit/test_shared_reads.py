@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 from statelog import CorruptionError
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments, SegmentRef
-from statelog.changelog.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
-from statelog.checkpoint.entry import FRAME_HEADER_BYTES
+from statelog.local.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments
+from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
+from statelog.log.entry import FRAME_HEADER_BYTES
+from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from tests.model.engine import Command, Engine
 

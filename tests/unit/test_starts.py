@@ -7,21 +7,20 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog import chain
-from statelog.changelog.base import Base, Level
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, TaskId
 from statelog.checkpoint.redistribution import Start
 from statelog.checkpoint.starts import StartingPoints
-from statelog.state.times import NO_TIME_MS
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Base, Level, SegmentRef
+from statelog.runs import digests
+from statelog.runs.times import NO_TIME_MS
 
 KEYED = OperatorRun("query", "run", "op", "instance", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
-ORIGINS = [chain.genesis("query", "op", subtask, 2) for subtask in range(2)]
+ORIGINS = [digests.genesis("query", "op", subtask, 2) for subtask in range(2)]
 
 
 def segment(batch: int, subtask: int) -> SegmentRef:
@@ -41,7 +40,7 @@ def heads(*batches: int) -> list[bytes]:
     found = []
     for subtask, head in enumerate(ORIGINS):
         for batch in batches:
-            head = chain.extend(head, batch, [b"%d of %d" % (batch, subtask)])
+            head = digests.extend(head, batch, [b"%d of %d" % (batch, subtask)])
         found.append(head)
     return found
 

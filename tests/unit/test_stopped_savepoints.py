@@ -9,8 +9,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, StateMissingError
-from statelog.checkpoint.leftovers import operators_of
-from statelog.checkpoint.query_operators import QueryLogs
+from statelog.checkpoint.query_operators import QueryLogs, operators_of
 from statelog.storage import LocalStore
 from tests.stored_query import StoredQuery, saved_values
 

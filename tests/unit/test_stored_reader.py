@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, StatelogError, StorageError
-from statelog.changelog import chain
-from statelog.changelog.base import StoredRun
-from statelog.changelog.stored_reader import RunMemory, read_ahead, read_run
-from statelog.state.key_groups import HashRange
-from statelog.state.merge import clip_run
-from statelog.state.run import Run
-from statelog.state.run_format import MAGIC, Operation, change_schema
-from statelog.state.run_writer import Section, encode_run
+from statelog.local.stored_reader import RunMemory, read_ahead, read_run
+from statelog.log.references import StoredRun
+from statelog.runs import digests
+from statelog.runs.format import MAGIC, Operation, change_schema
+from statelog.runs.key_groups import HashRange
+from statelog.runs.merge import clip_run
+from statelog.runs.reader import Run
+from statelog.runs.writer import Section, encode_run
 from statelog.storage import LocalStore
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.table_contract import MAP, VALUE, encode_changes
 
 ROWS = 60_000
@@ -87,7 +87,7 @@ class Counting(LocalStore):
 def put(store: LocalStore, data: bytes) -> StoredRun:
     """A run in the middle of an object."""
     store.put("object", bytes(100) + data + bytes(50))
-    return StoredRun("object", 100, len(DATA), chain.checksum(DATA), 2 * ROWS, 0, LAST)
+    return StoredRun("object", 100, len(DATA), digests.checksum(DATA), 2 * ROWS, 0, LAST)
 
 
 def rows(run: Run) -> dict[str, list[dict[str, object]]]:
@@ -177,7 +177,7 @@ def test_a_footer_may_be_long(tmp_path: Path, within: HashRange | None) -> None:
     data = encode_changes(VALUE, changes, block_rows=1)
     store = LocalStore(tmp_path)
     store.put("object", bytes(100) + data)
-    stored = StoredRun("object", 100, len(data), chain.checksum(data), count, 0, LAST)
+    stored = StoredRun("object", 100, len(data), digests.checksum(data), count, 0, LAST)
     memory = RunMemory()
     memory.of(len(data))[:] = bytes(len(data))
     part = within or HashRange(0, LAST)
@@ -189,7 +189,7 @@ def test_a_small_run_in_the_middle_of_an_object(tmp_path: Path) -> None:
     data = encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "text")])
     store = LocalStore(tmp_path)
     store.put("object", bytes(100) + data + bytes(50))
-    stored = StoredRun("object", 100, len(data), chain.checksum(data), 1, 0, LAST)
+    stored = StoredRun("object", 100, len(data), digests.checksum(data), 1, 0, LAST)
     assert rows(read_run(store, stored, "a run")) == rows(Run(pa.py_buffer(data), "whole"))
     store.put("object", bytes(100) + data[:-1])
     with pytest.raises(CorruptionError, match="object: a run at offset 100"):
@@ -201,7 +201,7 @@ def test_a_small_run_is_read_at_once(tmp_path: Path) -> None:
     data = encode_run([], compression=None, block_rows=10)
     store = FaultStore(LocalStore(tmp_path), plan)
     store.put("small", data)
-    read_run(store, StoredRun("small", 0, len(data), chain.checksum(data), 0, 0, LAST), "a run", HashRange(0, 5))
+    read_run(store, StoredRun("small", 0, len(data), digests.checksum(data), 0, 0, LAST), "a run", HashRange(0, 5))
     assert plan.reads == 1
 
 

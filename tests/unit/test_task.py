@@ -11,20 +11,20 @@ import pyarrow as pa
 import pytest
 
 from statelog import Observer, ProtocolError, Step
-from statelog.changelog import chain
-from statelog.changelog.local_runs import LocalRuns
-from statelog.changelog.local_use import SPARE_BATCHES, in_use
-from statelog.changelog.materializer import Materialized, Materializer
-from statelog.changelog.shared_reads import SHARED_FOLDER
-from statelog.checkpoint import task
+from statelog.checkpoint import keyed_task as task
+from statelog.checkpoint.keyed_task import BatchInput, BatchTask, read_initial
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, JobOutcome, Reply, Request
-from statelog.checkpoint.task import BatchInput, BatchTask, read_initial
 from statelog.checkpoint.upkeep import Upkeep
+from statelog.local.materializer import Materialized, Materializer
+from statelog.local.runs import LocalRuns
+from statelog.local.shared_reads import SHARED_FOLDER
+from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Metric, Recorded
-from statelog.state.byte_slices import Budget
-from statelog.state.changes import ChangeBuffer
-from statelog.state.rocksdb_table import RocksTable
+from statelog.operators.keyed.changes import ChangeBuffer
+from statelog.runs import digests
+from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
+from statelog.tables.rocksdb import RocksTable
 from tests.model.engine import Command, Engine, Key
 
 KEY: Key = (1, None)
@@ -69,7 +69,7 @@ def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
     engine.start(1, 0)
     run(engine, 0, ("set", 1), ("append", "a", "b"), ("read",))
     ack, payload = engine.acks[-1]
-    assert (ack.checksum, ack.length, ack.name) == (chain.checksum(payload), len(payload), "")
+    assert (ack.checksum, ack.length, ack.name) == (digests.checksum(payload), len(payload), "")
     assert (ack.rows, ack.input_rows, ack.has_changeset, ack.has_backlog) == (3, 3, True, False)
     assert (ack.levels, ack.job, ack.materialization_failure, ack.parts) == ([], "", "", [])
     assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)

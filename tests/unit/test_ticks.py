@@ -13,12 +13,12 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.keyed_task import BatchInput
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
-from statelog.checkpoint.task import BatchInput
-from statelog.checkpoint.ticks import IdleTime, Progress, TickRule, needs_batch
 from statelog.clock import ManualClock
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.rpc import RpcServer
+from statelog.spark.ticks import IdleTime, Progress, TickRule, needs_batch
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery

@@ -6,13 +6,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.cover import Cover
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.truncation import Truncation
-from statelog.state.key_groups import hash_range
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.runs.key_groups import hash_range
 
 
 def base(subtask: int, parallelism: int, through: int, runs: int = 1) -> Base:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.materializer import Materialized, Order
 from statelog.checkpoint import upkeep
 from statelog.checkpoint.upkeep import Upkeep
+from statelog.local.materializer import Materialized, Order
+from statelog.local.runs import Edge, LocalRuns
 from statelog.observer import Step
-from statelog.state.merge import Garbage
-from statelog.state.run_format import Operation
-from statelog.state.schema import TimeDomain
-from statelog.state.times import Moment
+from statelog.runs.format import Operation
+from statelog.runs.merge import Garbage
+from statelog.runs.schema import TimeDomain
+from statelog.runs.times import Moment
 from statelog.testing.table_contract import VALUE, encode_changes
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)

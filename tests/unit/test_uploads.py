@@ -14,15 +14,15 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
-from statelog.changelog.uploads import Uploads
 from statelog.checkpoint.history import History
-from statelog.checkpoint.task import BatchInput, BatchTask
+from statelog.checkpoint.keyed_task import BatchInput, BatchTask
+from statelog.checkpoint.uploads import Uploads
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
-from statelog.state.byte_slices import Budget
+from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing import Harness
+from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 
 EVENTS: list[int | str] = []
 """The keys that were processed, and the objects that were written."""

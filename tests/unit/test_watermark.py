@@ -13,8 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, Watermark
-from statelog.checkpoint.watermark import WatermarkPolicy
-from statelog.state.times import NO_TIME_MS
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs.times import NO_TIME_MS
 from statelog.testing import Harness
 
 times = st.none() | st.integers(-(10**15), 10**15)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, ProcessorError
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.times import TimeMode
+from statelog.convert.times import TimeMode
 from statelog.testing import Harness
-from statelog.windows.definition import WindowDefinition
+from statelog.testing.ddl import parse_ddl
+from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
 
 MINUTE = 60_000

@@ -17,21 +17,21 @@ from pyspark.sql.streaming import StatefulProcessor
 import statelog
 from statelog import ErrorKind, Options, ProcessorError
 from statelog.clock import SystemClock
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.output import RowOutput
+from statelog.convert.output import RowOutput
+from statelog.convert.times import TimeMode
+from statelog.operators.keyed.subtask import BatchContext, KeyedSubtask
+from statelog.operators.unkeyed.processor import OperatorContext
+from statelog.operators.unkeyed.subtask import OperatorInput, OperatorSubtask
+from statelog.runs.byte_slices import Budget
+from statelog.runs.times import Moment
 from statelog.spark.process_worker import make_operator
-from statelog.spark.times import TimeMode
-from statelog.state.byte_slices import Budget
-from statelog.state.operator_processor import OperatorContext
-from statelog.state.operator_subtask import OperatorInput, OperatorSubtask
-from statelog.state.runs_table import RunsTable
-from statelog.state.subtask import BatchContext, KeyedSubtask
-from statelog.state.times import Moment
+from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.operator_query import OperatorQuery
-from statelog.windows.definition import WindowDefinition
+from statelog.windows.build import WindowDefinition
 
 Change = Callable[[Any], None]
 

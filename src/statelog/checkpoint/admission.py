@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from statelog.checkpoint.entry import Checkpoint, QueryOperators
 from statelog.checkpoint.history import History
-from statelog.checkpoint.settings import Settings, require_convertible
-from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.checkpoint.settings import require_convertible
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.state.evolution import require_evolution
-from statelog.state.operator_state import OperatorStateDescriptor
-from statelog.state.schema import StateDescriptor, StateSchema, decode_schema
-
-__all__ = ["OperatorRun", "require_admission", "require_complete"]
+from statelog.log.entry import Checkpoint, QueryOperators, Settings
+from statelog.operators.unkeyed.states import OperatorStateDescriptor
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs.evolution import require_evolution
+from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,11 @@ import logging
 from dataclasses import dataclass, field
 from typing import Self
 
-from statelog.changelog import chain
-from statelog.changelog.base import Level
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.protocol import Ack
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
-
-__all__ = ["Batch", "BatchTime", "TakenAck"]
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Level, SegmentRef
+from statelog.runs import digests
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +90,7 @@ class TakenAck:
         sent += [(run.length, run.checksum) for level in ack.levels for run in level.runs if not run.name]
         start = 0
         for length, checksum in sent:
-            if chain.checksum(payload[start : start + length]) != checksum:
+            if digests.checksum(payload[start : start + length]) != checksum:
                 break
             start += length
         if start != len(payload) or start != sum(length for length, _ in sent):

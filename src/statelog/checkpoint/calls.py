@@ -7,8 +7,6 @@ from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProtocolError, StateMissingError
 
-__all__ = ["incomplete_batch", "require_own_names", "require_own_partition", "stale_task"]
-
 
 def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     """A task of a batch that is over has called the operator `name`."""

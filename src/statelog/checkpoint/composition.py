@@ -6,17 +6,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, TakenAck
 from statelog.checkpoint.cover import Cover
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.settings import Settings
-from statelog.state.evolution import recorded_schema
-from statelog.state.schema import StateSchema
-
-__all__ = ["compose", "generations_of"]
+from statelog.log.entry import Checkpoint, Settings
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.runs.evolution import recorded_schema
+from statelog.runs.schema import StateSchema
 
 
 def compose(

@@ -11,23 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from statelog.changelog.base import StoredRun
-from statelog.changelog.restore import read_segment
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
 from statelog.checkpoint.calls import incomplete_batch, require_own_names, require_own_partition, stale_task
 from statelog.checkpoint.composition import compose, generations_of
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim
 from statelog.checkpoint.founding import founding_checkpoint, founding_entry
 from statelog.checkpoint.history import History
 from statelog.checkpoint.inventory import Inventory
-from statelog.checkpoint.log import Log
 from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.orders import Orders
+from statelog.checkpoint.progress import RestoringSubtasks
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId, Witness
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
-from statelog.checkpoint.restoring import RestoringSubtasks
 from statelog.checkpoint.settings import TakenOver, take_over
 from statelog.checkpoint.starts import StartingPoints
 from statelog.clock import Clock
@@ -38,13 +33,15 @@ from statelog.errors import (
     StatelogError,
     StorageError,
 )
+from statelog.local.restore import read_segment
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim
+from statelog.log.log import Log
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import Measurements
 from statelog.observer import RestoreMetrics, Step
 from statelog.options import Options
-from statelog.state.times import NO_TIME_MS
+from statelog.runs.times import NO_TIME_MS
 from statelog.storage import Store
-
-__all__ = ["OperatorCoordinator"]
 
 _log = logging.getLogger(__name__)
 

@@ -8,36 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import msgspec
-
-from statelog.changelog import chain
-from statelog.changelog.base import Base, Level, StoredRun
-from statelog.state.key_groups import HashRange, hash_range
-
-__all__ = ["Cover", "Piece", "StartingState", "Window"]
+from statelog.log.references import Base, Level, Piece
+from statelog.runs import digests
+from statelog.runs.key_groups import HashRange, hash_range
 
 _LAST_HASH = (1 << 64) - 1
-
-
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A range of key hashes, and the base that counts for it.
-
-    Parameters
-    ----------
-    first_hash, last_hash : int
-        The range, within that of the base's subtask.
-    base : Base
-        The materialized state.
-    """
-
-    first_hash: int
-    last_hash: int
-    base: Base
-
-    @property
-    def runs(self) -> list[StoredRun]:
-        """The runs of the base."""
-        return [run for level in self.base.levels for run in level.runs]
 
 
 class Window(NamedTuple):
@@ -177,7 +152,7 @@ class Cover:
                 if first > last:
                     continue
                 bounds = first.to_bytes(8, "big") + last.to_bytes(8, "big")
-                after = chain.extend(digest, level.last, [level.after, bounds])
+                after = digests.extend(digest, level.last, [level.after, bounds])
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after

@@ -10,8 +10,6 @@ from typing import Final
 from statelog.errors import StorageError
 from statelog.storage import Store
 
-__all__ = ["Deleter"]
-
 _log = logging.getLogger(__name__)
 
 _SPARE_FAILURES: Final = 16

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.open_log import LOG_FOLDER
 from statelog.checkpoint.orphans import CHANGES_FOLDER
-
-__all__ = ["DeletionGate"]
+from statelog.log.entry import Checkpoint
+from statelog.log.open import LOG_FOLDER
 
 _NEVER: Final = 1 << 63
 

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from statelog.changelog import chain
-from statelog.changelog.base import Base, Level, StoredRun
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.cover import Piece
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint
-from statelog.state.key_groups import hash_range
-from statelog.state.times import NO_TIME_MS
-
-__all__ = ["founding_checkpoint", "founding_entry"]
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint
+from statelog.log.references import Base, Level, Piece, StoredRun
+from statelog.runs import digests
+from statelog.runs.key_groups import hash_range
+from statelog.runs.times import NO_TIME_MS
 
 
 def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
@@ -31,8 +28,8 @@ def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun
     first = min(entry.batch, 0)
     for subtask in range(entry.parallelism):
         own, within = list(runs.get(subtask, ())), hash_range(subtask, entry.parallelism)
-        before = chain.genesis(entry.query_id, entry.uid, subtask, entry.parallelism)
-        after = chain.extend(before, entry.batch, [run.checksum for run in own])
+        before = digests.genesis(entry.query_id, entry.uid, subtask, entry.parallelism)
+        after = digests.extend(before, entry.batch, [run.checksum for run in own])
         level = Level(first, entry.batch, before, after, within.first, within.last, own)
         pieces.append(Piece(within.first, within.last, Base(subtask, entry.parallelism, [level])))
     return msgspec.structs.replace(entry, cover=pieces)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from statelog.changelog.base import Level
-from statelog.changelog.materializer import Grant
-
-__all__ = ["Grants", "names_only"]
+from statelog.local.materializer import Grant
+from statelog.log.references import Level
 
 
 @dataclass

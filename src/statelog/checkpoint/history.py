@@ -10,14 +10,12 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
-from statelog.changelog import chain
-from statelog.changelog.base import Level, StoredRun
-from statelog.changelog.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments, SegmentRef
-from statelog.checkpoint.cover import Cover, Piece, StartingState
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Entry
-from statelog.state.key_groups import KEY_GROUPS
-
-__all__ = ["History", "Record", "overlapping"]
+from statelog.checkpoint.cover import Cover, StartingState
+from statelog.local.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Entry
+from statelog.log.references import Level, Piece, SegmentRef, StoredRun
+from statelog.runs import digests
+from statelog.runs.key_groups import KEY_GROUPS
 
 
 @dataclass(frozen=True)
@@ -351,7 +349,7 @@ def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[
 
 
 def _extended(digest: bytes, checkpoint: Checkpoint, segments: list[SegmentRef]) -> bytes:
-    return chain.extend(digest, checkpoint.batch, [segment.checksum for segment in segments])
+    return digests.extend(digest, checkpoint.batch, [segment.checksum for segment in segments])
 
 
 _batch: Final = attrgetter("checkpoint.batch")

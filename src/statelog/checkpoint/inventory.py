@@ -6,24 +6,22 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from statelog.changelog.base import Level
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.deletion_gate import DeletionGate
-from statelog.checkpoint.entry import FOUNDING_BATCH, Checkpoint, Claim, Entry
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History
-from statelog.checkpoint.log import Log
-from statelog.checkpoint.open_log import LOG_FOLDER
 from statelog.checkpoint.orphans import CHANGES_FOLDER, RUNS_FOLDER, find_orphans
 from statelog.checkpoint.retention import Retention
 from statelog.checkpoint.truncation import Truncation
 from statelog.clock import Clock
+from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim, Entry
+from statelog.log.log import Log
+from statelog.log.open import LOG_FOLDER
+from statelog.log.references import Level
 from statelog.options import Options
 from statelog.storage import Store
-
-__all__ = ["Inventory"]
 
 _log: Final = logging.getLogger(__name__)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from statelog.checkpoint.batch import TakenAck
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.orders import Orders
+from statelog.log.entry import Checkpoint
 from statelog.metrics import Recorded
 from statelog.observer import CheckpointMetrics
-
-__all__ = ["checkpoint_metrics"]
 
 
 def checkpoint_metrics(

@@ -8,20 +8,18 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from statelog.changelog.base import Level
-from statelog.changelog.materializer import Order
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch, TakenAck
-from statelog.checkpoint.entry import Checkpoint
 from statelog.checkpoint.grants import names_only
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.protocol import Ack, JobOutcome, TaskId
 from statelog.checkpoint.schedule import SLICE_S, Schedule
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProtocolError, StorageError
+from statelog.local.materializer import Order
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Level
 from statelog.options import Options
-
-__all__ = ["Orders"]
 
 _log: Final = logging.getLogger(__name__)
 

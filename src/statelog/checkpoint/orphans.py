@@ -8,8 +8,6 @@ from statelog.checkpoint.history import History
 from statelog.clock import Clock
 from statelog.storage import Store
 
-__all__ = ["CHANGES_FOLDER", "INITIAL_FOLDER", "RUNS_FOLDER", "find_orphans"]
-
 CHANGES_FOLDER = "changes"
 RUNS_FOLDER = "runs"
 INITIAL_FOLDER = "initial"

@@ -6,30 +6,12 @@ from enum import StrEnum
 
 import msgspec
 
-from statelog.changelog.base import Level
-from statelog.changelog.materializer import Order
-from statelog.changelog.segment import MissingSegments
 from statelog.checkpoint.redistribution import Start
+from statelog.local.materializer import Order
+from statelog.local.segment import MissingSegments
+from statelog.log.references import Level
 from statelog.metrics import Recorded
-from statelog.state.times import NO_TIME_MS
-
-__all__ = [
-    "Ack",
-    "Acked",
-    "Begin",
-    "Begun",
-    "Failure",
-    "Fetch",
-    "Fetched",
-    "JobOutcome",
-    "Reply",
-    "Request",
-    "TaskId",
-    "Tick",
-    "Ticked",
-    "UploadedPart",
-    "Witness",
-]
+from statelog.runs.times import NO_TIME_MS
 
 
 class TaskId(msgspec.Struct, frozen=True):

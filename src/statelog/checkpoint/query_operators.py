@@ -1,6 +1,6 @@
 """Which operators a query has, and where their logs are.
 
-A checkpoint notes all operators of the run that wrote it, as :class:`~statelog.checkpoint.entry.QueryOperators`. So
+A checkpoint notes all operators of the run that wrote it, as :class:`~statelog.log.entry.QueryOperators`. So
 from any operator's log the others are found, also those with a location of their own, and an operator that the query no
 longer has is told from one whose checkpoint is missing.
 """
@@ -11,18 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from statelog.checkpoint.entry import Checkpoint, Fence, QueryOperators
 from statelog.checkpoint.history import History
-from statelog.checkpoint.leftovers import operators_of
-from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.operator_folder import operator_folder
 from statelog.clock import SystemClock
+from statelog.log.entry import Checkpoint, Fence, QueryOperators
+from statelog.log.open import LOG_FOLDER, open_log
+from statelog.log.operator_folder import operator_folder
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
 from statelog.storage.places import is_same_place
-
-__all__ = ["BatchOperators", "OperatorLog", "QueryLogs", "noted_location"]
 
 
 @dataclass(frozen=True)
@@ -216,3 +213,10 @@ def _newest_note(checkpoints: Sequence[Checkpoint | None], time_ms: int | None) 
         if time_ms is None or checkpoint.batch_time_ms == time_ms
     ]
     return max(notes, key=lambda note: note.started_ms, default=None)
+
+
+def operators_of(store: Store) -> list[str]:
+    """Folders of the operators that have a log in a store."""
+    names = (info.name.split("/") for info in store.list())
+    # Deeper there may be anything, a savepoint with a state that is called log among it.
+    return sorted({parts[0] for parts in names if len(parts) == 3 and parts[1] == LOG_FOLDER})

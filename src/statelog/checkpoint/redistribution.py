@@ -12,20 +12,10 @@ from typing import Final
 
 import msgspec
 
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.state.operator_state import OperatorStateMode
-
-__all__ = [
-    "LARGE_SNAPSHOT_BYTES",
-    "Share",
-    "SnapshotSlice",
-    "Start",
-    "redistribute",
-    "require_equal_copies",
-    "restored_starts",
-]
+from statelog.log.entry import Checkpoint
+from statelog.log.references import SegmentRef
+from statelog.operators.unkeyed.states import OperatorStateMode
 
 LARGE_SNAPSHOT_BYTES: Final = 16 << 20
 """Above this a subtask's operator state is larger than it was made for."""

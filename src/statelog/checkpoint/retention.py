@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from statelog.changelog.base import StoredRun
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint
-from statelog.checkpoint.log import base_name
-
-__all__ = ["Retention"]
+from statelog.log.entry import Checkpoint
+from statelog.log.log import base_name
+from statelog.log.references import SegmentRef, StoredRun
 
 
 @dataclass

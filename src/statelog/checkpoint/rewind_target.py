@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from statelog.changelog.base import StoredRun
-from statelog.changelog.segment import SegmentRef
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.storage import Store
-
-__all__ = ["RewindTarget", "find_target"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from typing import Final
 from statelog.checkpoint.history import History
 from statelog.options import Options
 
-__all__ = ["Schedule"]
-
 SLICE_S: Final = 0.25
 """A batch may become longer by this for upkeep."""
 

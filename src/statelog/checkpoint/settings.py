@@ -7,22 +7,18 @@ converted, or is refused by name; no run goes on in silence with state that does
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from statelog.checkpoint.entry import Checkpoint
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.state.schema import StateSchema
-from statelog.state.times import NO_TIME_MS
-
-__all__ = ["RULES", "Change", "Rule", "Settings", "TakenOver", "Verdict", "changes", "require_convertible", "take_over"]
+from statelog.log.entry import Checkpoint, Settings
+from statelog.runs.schema import StateSchema
+from statelog.runs.times import NO_TIME_MS
 
 _log: Final = logging.getLogger(__name__)
 
-Settings = Mapping[str, int | str]
-"""Settings by the names that users know."""
 
 _CLOSED: Final = "closed_ms"
 """Recorded beside the settings: windows that end up to then were closed by earlier runs."""

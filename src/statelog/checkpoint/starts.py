@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from statelog.changelog import chain
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.history import History
 from statelog.checkpoint.redistribution import Start, restored_starts
-from statelog.state.times import NO_TIME_MS
-
-__all__ = ["StartingPoints"]
+from statelog.runs import digests
+from statelog.runs.times import NO_TIME_MS
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class StartingPoints:
     def of_first_batch(cls, run: OperatorRun, history: History, batch: int) -> Self:
         """Those of the first batch of a run: what is stored, dealt out to as many subtasks as the run has."""
         subtasks = range(run.parallelism)
-        origins = [chain.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in subtasks]
+        origins = [digests.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in subtasks]
         fired = [NO_TIME_MS] * run.parallelism
         if run.has_keys:
             heads = [
@@ -59,7 +57,7 @@ class StartingPoints:
         if self.snapshots:
             return replace(self, snapshots=[Start([segment], None) for segment in batch.durable.segments])
         heads = [
-            chain.extend(head, batch.number, [part.checksum for part in parts])
+            digests.extend(head, batch.number, [part.checksum for part in parts])
             for head, parts in zip(self.heads, batch.durable.by_subtask(), strict=True)
         ]
         for base in batch.durable.bases:

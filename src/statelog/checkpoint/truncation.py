@@ -7,8 +7,6 @@ from typing import Final
 from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.history import Record
 
-__all__ = ["Truncation"]
-
 _PIECE_BYTES: Final = 100
 _RUN_BYTES: Final = 60
 _SEGMENT_BYTES: Final = 80

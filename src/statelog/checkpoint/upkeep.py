@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.changelog.local_runs import Edge, LocalRuns
-from statelog.changelog.materializer import Materialized, Materializer, Order
+from statelog.local.materializer import Materialized, Materializer, Order
+from statelog.local.runs import Edge, LocalRuns
 from statelog.observer import Step
-from statelog.state.merge import Garbage, choose_merge
-
-__all__ = ["Upkeep"]
+from statelog.runs.merge import Garbage, choose_merge
 
 _AT_ONCE_ROWS: Final = 524_288
 """Rows of a merge that is done at once, in about a fifth of a second."""
@@ -36,7 +34,7 @@ class Upkeep:
     genesis : bytes
         Chain digest of the empty state.
     fan_in : int
-        As in :func:`statelog.state.merge.choose_merge`.
+        As in :func:`statelog.runs.merge.choose_merge`.
     garbage : Garbage
         What may be left out.
     token : str

@@ -17,8 +17,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.spark import internals
 from statelog.spark.clock_source import CLOCK_SOURCE
 
-__all__ = ["restrain_adaptive_execution"]
-
 _log = logging.getLogger(__name__)
 
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"

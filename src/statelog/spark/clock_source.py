@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from statelog.checkpoint.protocol import Tick, Ticked
 from statelog.clock import Clock, SystemClock
-from statelog.spark import internals
 from statelog.spark.rpc import RpcClient
-
-if TYPE_CHECKING:
-    from statelog.spark.endpoint import Endpoint, OperatorPlan
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -31,8 +25,6 @@ except ImportError:  # Spark 4.1: with the trigger availableNow the query is a s
         """Stands in for what this version of Spark lacks."""
 
 
-__all__ = ["CLOCK_SOURCE", "ClockReader", "with_clock"]
-
 CLOCK_SOURCE: Final = "statelog-clock"
 _POLL_S: Final = 0.05
 """Spark asks every 10 ms while a query has nothing to do; the driver is asked less often."""
@@ -40,43 +32,7 @@ _POLL_S: Final = 0.05
 Offset = dict[str, Any]
 
 
-def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataFrame:
-    """Rows that Spark also runs batches for when there are none, if the operator needs that.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        The operator's input.
-    plan : OperatorPlan
-        The operator, known to the endpoint.
-    endpoint : Endpoint
-        Whom the clock asks.
-
-    Returns
-    -------
-    DataFrame
-        The same rows and columns. Every batch without data must run all subtasks, so the rows must be observed.
-    """
-    if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
-        return rows
-    session = rows.sparkSession
-    if session not in endpoint.clock_frames:
-        endpoint.clock_frames[session] = _clock_frame(session, endpoint)
-    clock = endpoint.clock_frames[session]
-    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
-    return rows.unionByName(clock.select(*nothing))
-
-
-def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
-    with internals.active(session):  # Otherwise Spark refuses a name that the session active so far has registered.
-        session.dataSource.register(_source_class(endpoint.local_host, endpoint.port, endpoint.secret))
-    # Adaptive execution plans shuffles in threads of their own. Where several of a query's shuffles read one Python
-    # source, they call its process over one socket at once and take each other's answers: the query fails or waits for
-    # ever (Spark 4.3.0). Behind an exchange, which all of them reuse, the source is planned once.
-    return session.readStream.format(CLOCK_SOURCE).load().repartition(1)
-
-
-def _source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
+def source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
     """The source with what it needs to know.
 
     Options would be shown in plans; what is in the class is in its pickle only. Because the class is local, that

@@ -10,20 +10,9 @@ from typing import Any, Final
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
+from statelog.runs.schema import StateKind, StateLife, TimeDomain
+from statelog.runs.times import Ttl
 from statelog.spark.worker import StateDeclaration
-from statelog.state.schema import StateKind, StateLife, TimeDomain
-from statelog.state.times import Ttl
-
-__all__ = [
-    "Declarations",
-    "DeclaredState",
-    "Parse",
-    "call_init",
-    "check_state_name",
-    "declare_states",
-    "declare_states_of",
-    "state_struct",
-]
 
 Parse = Callable[[str], DataType]
 

@@ -10,9 +10,7 @@ from typing import Any, Final, NoReturn
 
 from pyspark.errors import PySparkRuntimeError
 
-from statelog.state.schema import StateKind
-
-__all__ = ["deleted_state"]
+from statelog.runs.schema import StateKind
 
 _OF_VALUE: Final = {
     "exists": "Error checking value state exists",

@@ -11,21 +11,13 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.changelog.base import StoredRun
 from statelog.checkpoint.admission import OperatorRun, require_admission
 from statelog.checkpoint.calls import incomplete_batch
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.entry import QueryOperators
 from statelog.checkpoint.history import History
-from statelog.checkpoint.open_log import open_log
-from statelog.checkpoint.open_store import open_retrying_store
-from statelog.checkpoint.operator_folder import operator_folder
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
-from statelog.checkpoint.settings import Settings
-from statelog.checkpoint.ticks import TickRule
-from statelog.checkpoint.watermark import WatermarkPolicy
 from statelog.clock import Clock, SystemClock
 from statelog.errors import (
     ConfigurationError,
@@ -35,91 +27,27 @@ from statelog.errors import (
     StatelogError,
     StateMissingError,
 )
+from statelog.log.entry import QueryOperators
+from statelog.log.open import open_log
+from statelog.log.open_store import open_retrying_store
+from statelog.log.operator_folder import operator_folder
+from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
-from statelog.options import Options
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.initial_state import store_initial_state
-from statelog.spark.initial_tables import InitialTable, joined_runs, store_initial_table
-from statelog.spark.placement import Placement
+from statelog.spark.initial_tables import joined_runs, store_initial_table
+from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.query_starts import when_queries_start
 from statelog.spark.rpc import RpcServer
-from statelog.state.schema import StateSchema
 from statelog.storage import Store
 from statelog.storage.probe import check_put_if_absent
-
-__all__ = ["Endpoint", "OperatorPlan", "RunningOperator"]
 
 _log = logging.getLogger(__name__)
 
 STATE_FOLDER = "statelog"
 """The default location, below the query's checkpointLocation."""
-
-
-@dataclass(frozen=True)
-class OperatorPlan:
-    """An operator as its query's plan has it, known to the driver.
-
-    Parameters
-    ----------
-    instance : str
-        Unique per operator of the driver's program.
-    session : SparkSession
-        The session of the stream.
-    uid : str or None
-        The operator's name, if the user gave one.
-    parallelism : int
-        Number of subtasks.
-    location : str or None
-        Where the state is; None is a folder below the query's checkpointLocation.
-    key_schema : bytes
-        Arrow IPC schema message of the grouping columns.
-    states : list of StateSchema
-        The declared states.
-    options : Options
-        Options.
-    watermark : WatermarkPolicy or None
-        The operator's own watermark.
-    deleted : tuple of str
-        States that are to be removed if they exist.
-    initial : DataFrame or None
-        The rows of the initial state, each in the partition of its subtask.
-    tables : list of InitialTable
-        States that are loaded before the first batch.
-    ticks : TickRule
-        What the operator needs batches without data for.
-    placement : Placement or None
-        Where the subtasks run.
-    settings : dict
-        What the state of a keyed operator depends on.
-    """
-
-    instance: str
-    session: SparkSession
-    uid: str
-    parallelism: int
-    location: str | None
-    key_schema: bytes
-    states: list[StateSchema]
-    options: Options
-    watermark: WatermarkPolicy | None = None
-    deleted: tuple[str, ...] = ()
-    initial: DataFrame | None = None
-    tables: list[InitialTable] = field(default_factory=list)
-    ticks: TickRule = field(default_factory=TickRule)
-    placement: Placement | None = None
-    settings: Settings = field(default_factory=dict)
-
-    @property
-    def observation(self) -> str:
-        """Name of the observation that marks the operator in a query's plan."""
-        return f"statelog {self.uid} {self.instance}"
-
-    @property
-    def has_initial(self) -> bool:
-        """Whether something is to be stored before the first batch."""
-        return self.initial is not None or bool(self.tables)
 
 
 @dataclass(frozen=True)
@@ -186,7 +114,7 @@ class Endpoint:
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
         self.clock_frames: dict[SparkSession, DataFrame] = {}
-        """The clock source of each session; :mod:`statelog.spark.clock_source` makes them."""
+        """The clock source of each session; :mod:`statelog.spark.clock_frame` makes them."""
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
         self._initial: dict[tuple[str, str], _Initial | Exception] = {}

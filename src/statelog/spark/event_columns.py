@@ -5,10 +5,8 @@ from __future__ import annotations
 from pyspark.sql.types import DataType, IntegralType, StructType, TimestampNTZType, TimestampType
 
 from statelog.errors import ConfigurationError
-from statelog.state.event_time import EventTime
-from statelog.state.times import Watermark
-
-__all__ = ["own_event_time", "result_event_time"]
+from statelog.operators.event_time import EventTime
+from statelog.runs.times import Watermark
 
 
 def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool) -> EventTime:

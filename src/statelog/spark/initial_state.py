@@ -15,8 +15,6 @@ from pyspark.sql import DataFrame
 from statelog.options import Options
 from statelog.spark.worker_process import worker_process
 
-__all__ = ["store_initial_state"]
-
 
 def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder: str, options: Options) -> list[str]:
     """Store the rows of an initial state.

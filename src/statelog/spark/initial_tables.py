@@ -12,19 +12,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField
 
-from statelog.changelog import chain
-from statelog.changelog.base import StoredRun
+from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.log.references import StoredRun
 from statelog.options import Options
-from statelog.savepoints.columns import EXPIRES, HASH, StateColumns
-from statelog.savepoints.load import encode_tables
+from statelog.runs import digests
+from statelog.runs.key_groups import hash_range
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
+from statelog.savepoint.columns import EXPIRES, HASH, StateColumns
+from statelog.savepoint.load import encode_tables
 from statelog.spark.lossless_casts import converted_columns, did_you_mean, require_convertible
-from statelog.spark.types import key_schema
 from statelog.spark.worker_process import worker_process
-from statelog.state.key_groups import hash_range
-from statelog.state.schema import StateDescriptor, StateKind, StateSchema, decode_schema
-
-__all__ = ["InitialTable", "checked_table", "joined_runs", "store_initial_table"]
 
 _STORED = "subtask int, name string, length long, checksum binary, rows long"
 
@@ -158,7 +156,7 @@ def _writer(
                     "subtask": subtask,
                     "name": name,
                     "length": len(data),
-                    "checksum": chain.checksum(data),
+                    "checksum": digests.checksum(data),
                     "rows": count,
                 }
             ],

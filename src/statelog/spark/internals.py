@@ -14,36 +14,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
-__all__ = [
-    "active",
-    "active_queries",
-    "active_query",
-    "add_listener",
-    "batch_time",
-    "cache_partitions",
-    "cached_partitions",
-    "checkpoint_location",
-    "committed_offsets",
-    "current_watermark_ms",
-    "drop_cached_partitions",
-    "executors",
-    "find_query",
-    "has_no_data_batches",
-    "has_watermark",
-    "is_first_start",
-    "last_committed",
-    "next_batch",
-    "observations",
-    "own",
-    "python_sources",
-    "reads_source",
-    "require_synchronous_progress",
-    "run_tasks_on",
-    "selected_column",
-    "set_own",
-    "slots",
-]
-
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
     """The running query that a task belongs to.

@@ -20,8 +20,6 @@ from pyspark.sql import SparkSession
 
 from statelog.errors import ConfigurationError, ErrorKind
 
-__all__ = ["check_interpreter", "is_on_this_machine"]
-
 _log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("statelog", "msgspec", "numpy", "pandas", "pyarrow", "xxhash")

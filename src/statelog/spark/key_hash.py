@@ -8,8 +8,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-__all__ = ["key_hash"]
-
 
 def key_hash(columns: Sequence[Column], kinds: Sequence[DataType]) -> Column:
     """Spark's ``xxhash64`` of the grouping columns.

@@ -37,8 +37,6 @@ from pyspark.sql.types import (
 
 from statelog.errors import ConfigurationError, ErrorKind
 
-__all__ = ["converted_columns", "did_you_mean", "require_convertible"]
-
 _DIGITS: Final[dict[type[DataType], int]] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 """Whole numbers, the narrowest first, and how many decimal digits they have."""
 

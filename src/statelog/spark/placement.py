@@ -21,8 +21,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.options import Options
 from statelog.spark import internals
 
-__all__ = ["Placement", "make_placement", "may_have_several_executors", "moves", "spark_conf", "what_moves_subtasks"]
-
 _log = logging.getLogger(__name__)
 
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"

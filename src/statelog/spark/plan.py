@@ -11,12 +11,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
-from statelog.checkpoint.ticks import TickRule
-from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.convert.forms import ProcessorForm, recorded_settings
+from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.timers import timer_descriptor
+from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
+from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
+from statelog.runs.schema import StateDescriptor, StateLife, TimeDomain, encode_schema
+from statelog.runs.times import Watermark
 from statelog.spark import internals
-from statelog.spark.arguments import (
+from statelog.spark.checks import (
     check_options,
     check_output_mode,
     check_session,
@@ -31,17 +38,15 @@ from statelog.spark.arguments import (
     warn_of_deleted,
     warn_of_no_watermark,
 )
-from statelog.spark.clock_source import with_clock
+from statelog.spark.clock_frame import with_clock
 from statelog.spark.declare import declare_states
-from statelog.spark.endpoint import OperatorPlan
 from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.forms import ProcessorForm, recorded_settings
 from statelog.spark.initial_tables import InitialTable, checked_table
 from statelog.spark.key_hash import key_hash
 from statelog.spark.lossless_casts import converted_columns, require_convertible
+from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import Placement, make_placement
-from statelog.spark.times import TimeMode
-from statelog.spark.types import key_schema
+from statelog.spark.ticks import TickRule
 from statelog.spark.worker import (
     HASH_COLUMN,
     INITIAL_COLUMN,
@@ -50,14 +55,7 @@ from statelog.spark.worker import (
     SubtaskSpec,
     bind_state,
 )
-from statelog.state.event_time import EventTime
-from statelog.state.key_groups import GROUP_SHIFT, KEY_GROUPS
-from statelog.state.rocksdb_table import rocksdict_library
-from statelog.state.schema import StateDescriptor, StateLife, TimeDomain, encode_schema
-from statelog.state.timers import timer_descriptor
-from statelog.state.times import Watermark
-
-__all__ = ["KeyedFrame", "OperatorArguments", "OperatorSetting", "build_operator"]
+from statelog.tables.rocksdb import rocksdict_library
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 """The metadata by which Spark knows a column with a watermark."""

@@ -14,28 +14,19 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from statelog.changelog.local_snapshots import LocalSnapshots
-from statelog.checkpoint.operator_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import OperatorTask
 from statelog.clock import SystemClock
+from statelog.convert.output import RowOutput
+from statelog.convert.python_values import row_maker
+from statelog.convert.types import state_codecs
+from statelog.local.snapshots import LocalSnapshots
+from statelog.operators.unkeyed.processor import OperatorContext
+from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
+from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
 from statelog.options import Options
-from statelog.spark.output import RowOutput
-from statelog.spark.python_values import row_maker
-from statelog.spark.types import state_codecs
+from statelog.runs.byte_slices import BUDGET, gather_rows
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
-from statelog.state.byte_slices import BUDGET, gather_rows
-from statelog.state.operator_processor import OperatorContext
-from statelog.state.operator_state import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
-from statelog.state.operator_subtask import Operator, OperatorInput, OperatorSubtask
-
-__all__ = [
-    "BROADCAST_COLUMN",
-    "OperatorSpec",
-    "OperatorStateDeclaration",
-    "bind_operator_state",
-    "make_operator",
-    "read_input",
-]
 
 BROADCAST_COLUMN: Final = "__statelog_broadcast"
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
 from statelog.checkpoint.protocol import TaskId, Tick
-from statelog.checkpoint.ticks import IdleTime, Progress, needs_batch
 from statelog.clock import Clock
 from statelog.spark import internals
-
-if TYPE_CHECKING:
-    from statelog.spark.endpoint import OperatorPlan
-
-__all__ = ["QueryClocks"]
+from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.ticks import IdleTime, Progress, needs_batch
 
 
 @dataclass

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import ConfigurationError, StatelogError, error_in_text
-from statelog.spark.arguments import incomplete_end
-
-__all__ = ["error_of"]
+from statelog.spark.checks import incomplete_end
 
 
 def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:

@@ -11,8 +11,6 @@ from pyspark.sql import SparkSession
 
 from statelog.spark import internals
 
-__all__ = ["when_queries_start"]
-
 _listening: WeakSet[SparkSession] = WeakSet()
 _lock = threading.Lock()
 

@@ -33,8 +33,6 @@ from statelog.spark.rpc_channel import (
 )
 from statelog.spark.rpc_strangers import Strangers
 
-__all__ = ["RpcClient", "RpcPolicy", "RpcServer", "caller_of"]
-
 _log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 512

@@ -15,19 +15,6 @@ from typing import Final
 
 from statelog.clock import Clock
 
-__all__ = [
-    "HELLO_BYTES",
-    "PROOF_BYTES",
-    "ByteBudget",
-    "Channel",
-    "RpcPolicy",
-    "Side",
-    "is_hello",
-    "is_proof",
-    "make_proof",
-    "new_hello",
-]
-
 
 @dataclass(frozen=True)
 class RpcPolicy:

@@ -23,8 +23,6 @@ from statelog.spark.rpc_channel import (
     new_hello,
 )
 
-__all__ = ["Strangers"]
-
 _log = logging.getLogger(__name__)
 
 _ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES

@@ -14,35 +14,23 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.task import BatchInput, BatchTask
+from statelog.checkpoint.keyed_task import BatchInput, BatchTask
 from statelog.clock import SystemClock
+from statelog.convert.forms import ProcessorForm
+from statelog.convert.python_values import row_maker
+from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.types import key_decoder, state_codecs
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.options import Options
+from statelog.runs.key_groups import subtasks_of
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor, StateKind, StateLife
+from statelog.runs.times import Moment, Ttl
 from statelog.spark.deleted_states import deleted_state
-from statelog.spark.forms import ProcessorForm
-from statelog.spark.python_values import row_maker
-from statelog.spark.times import SparkTimes, TimeMode
-from statelog.spark.types import key_decoder, state_codecs
 from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
-from statelog.state.event_time import EventTime
-from statelog.state.key_groups import subtasks_of
-from statelog.state.keys import KeyCodec
-from statelog.state.operator import KeyedInput, KeyedOperator, StateBinding
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind, StateLife
-from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.state.times import Moment, Ttl
-
-__all__ = [
-    "HASH_COLUMN",
-    "INITIAL_COLUMN",
-    "SUBTASK_COLUMN",
-    "TIME_COLUMN",
-    "StateDeclaration",
-    "SubtaskSpec",
-    "bind_state",
-    "deleted_states",
-    "keyed_operator",
-]
+from statelog.tables.runs import RunsTable
 
 HASH_COLUMN: Final = "__statelog_hash"
 SUBTASK_COLUMN: Final = "__statelog_subtask"

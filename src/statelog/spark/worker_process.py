@@ -15,21 +15,20 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import TaskContext
 
-from statelog.changelog.local_directory import subtask_directory
-from statelog.changelog.local_runs import LocalRuns
-from statelog.changelog.local_use import LocalCache
-from statelog.checkpoint.open_store import open_retrying_store
 from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
-from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.local.directory import subtask_directory
+from statelog.local.runs import LocalRuns
+from statelog.local.use import LocalCache
+from statelog.log.open_store import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.options import Options
-from statelog.spark.rpc import RpcClient, RpcPolicy, caller_of
+from statelog.spark.rpc import RpcClient, caller_of
+from statelog.spark.rpc_channel import RpcPolicy
 from statelog.storage import Store
 from statelog.storage.probe import require_shared
-
-__all__ = ["TaskSpec", "WorkerProcess", "local_directory", "require_one_subtask", "task_id", "worker_process"]
+from statelog.tables.open import MemoryTables
 
 
 class TaskSpec(Protocol):

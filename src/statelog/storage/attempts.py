@@ -15,8 +15,6 @@ from statelog.storage.hedging import Hedging
 from statelog.storage.races import Race, Races
 from statelog.storage.retry_policy import RetryPolicy
 
-__all__ = ["Conditions", "Request", "Upload"]
-
 _T = TypeVar("_T")
 
 

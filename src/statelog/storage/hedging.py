@@ -10,8 +10,6 @@ from typing import Final
 
 from statelog.clock import Clock
 
-__all__ = ["HEDGED_SHARE", "Hedging"]
-
 HEDGED_SHARE: Final = 0.05
 """At most so many hedges per request."""
 

@@ -16,8 +16,6 @@ from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.posix import AppendFile, read_all, read_into, rewrite, sync_data, sync_directory, write_all
 from statelog.storage.store import ObjectInfo, Store
 
-__all__ = ["LocalStore"]
-
 _DIRECTORY_RACES: Final = 100
 
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
 
-__all__ = ["AZURE_HOST", "OBJECT_STORES", "ObjectLocation", "scheme_of"]
-
 # A scheme of one letter would be a drive, as in C:/data.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 

@@ -10,8 +10,6 @@ from urllib.parse import quote
 
 import xxhash
 
-__all__ = ["distinct_parts", "former_name_part", "name_part"]
-
 _MOST_CHARACTERS: Final = 200
 """File systems take 255; some writers of files add to a name."""
 

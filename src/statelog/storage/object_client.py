@@ -11,8 +11,6 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from statelog.errors import ConfigurationError, StorageError
 from statelog.storage.location import AZURE_HOST
 
-__all__ = ["Bucket", "Client", "Clients"]
-
 Client = S3Store | GCSStore | AzureStore
 
 _CLASSES: Final[dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]]] = {

@@ -8,8 +8,6 @@ from typing import Final
 
 from statelog.errors import ErrorKind, StorageError
 
-__all__ = ["Answer", "storage_error"]
-
 _TEXT: Final = r'"((?:[^"\\]|\\.)*)"'
 _STATUS: Final = re.compile(rf"\n\s+status: (\d{{3}}),\s+body: (?:None|(?:Some\(\s+)?{_TEXT})")
 _PART: Final = re.compile(rf"DeleteFailed \{{\s+path: {_TEXT},\s+code: {_TEXT},\s+(?:message|reason): {_TEXT}")

@@ -15,8 +15,6 @@ from statelog.storage.object_client import Bucket, Client, Clients
 from statelog.storage.object_errors import Answer, storage_error
 from statelog.storage.store import ObjectInfo, Store
 
-__all__ = ["ObjectStore"]
-
 # The library's threads and connections belong to the process, and so do the clients that use them.
 _CLIENTS: Final = Clients()
 # Azure takes no more in one request.

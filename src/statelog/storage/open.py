@@ -9,8 +9,6 @@ from statelog.storage.local import LocalStore
 from statelog.storage.location import OBJECT_STORES, scheme_of
 from statelog.storage.store import Store
 
-__all__ = ["local_path", "open_store"]
-
 _SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in OBJECT_STORES)}"
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
 from statelog.storage.open import local_path
 
-__all__ = ["is_same_place", "is_within"]
-
 
 def is_same_place(one: str, other: str) -> bool:
     """Whether two locations are spellings of one place."""

@@ -11,8 +11,6 @@ from typing import Final
 
 from statelog.files import WRITE_BYTES, cut
 
-__all__ = ["AppendFile", "read_all", "read_into", "rewrite", "sync_data", "sync_directory", "write_all"]
-
 _IOV_MAX: Final = 1024
 # macOS has no fdatasync.
 sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)

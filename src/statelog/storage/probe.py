@@ -8,8 +8,6 @@ from collections.abc import Callable
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.store import Store
 
-__all__ = ["check_put_if_absent", "require_shared"]
-
 
 def check_put_if_absent(store: Store, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
     """Make sure that a store refuses to create an object that exists.

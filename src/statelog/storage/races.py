@@ -11,8 +11,6 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
-__all__ = ["Ended", "Race", "Races", "ThreadedRaces"]
-
 _T = TypeVar("_T")
 
 _THREADS: Final = 64

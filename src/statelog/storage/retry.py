@@ -17,8 +17,6 @@ from statelog.storage.races import Races, ThreadedRaces
 from statelog.storage.retry_policy import RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
 
-__all__ = ["RetryPolicy", "RetryingStore"]
-
 _T = TypeVar("_T")
 
 

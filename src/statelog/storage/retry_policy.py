@@ -8,8 +8,6 @@ from typing import Final
 
 from statelog.errors import ConfigurationError
 
-__all__ = ["RetryPolicy"]
-
 _MAX_DOUBLINGS: Final = 60
 
 

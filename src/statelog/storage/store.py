@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-__all__ = ["ObjectInfo", "Store"]
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

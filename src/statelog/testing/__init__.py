@@ -1,6 +1,6 @@
 """For tests: of processors, without Spark, and of what implements statelog's contracts."""
 
-from statelog.storage.faults import FaultPlan
+from statelog.testing.faults import FaultPlan
 from statelog.testing.harness import Harness, HarnessSnapshot
 from statelog.testing.tws_tester import TwsTester
 

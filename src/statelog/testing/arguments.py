@@ -9,10 +9,8 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError
-from statelog.spark.ddl import parse_ddl
-from statelog.state.times import Watermark
-
-__all__ = ["OperatorArguments", "read_schema"]
+from statelog.runs.times import Watermark
+from statelog.testing.ddl import parse_ddl
 
 
 @dataclass(frozen=True)

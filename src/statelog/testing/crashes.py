@@ -7,8 +7,6 @@ from typing import Final
 
 from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
 
-__all__ = ["DRIVER_STEPS", "Crash", "CrashPoint"]
-
 DRIVER_STEPS: Final = frozenset({Step.LAST_ACK, Step.DURABLE})
 """The steps that the driver passes; the others are a task's."""
 

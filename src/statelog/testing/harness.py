@@ -14,20 +14,18 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError
 from statelog.observer import Step
+from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.options import Options
-from statelog.state.key_groups import KEY_GROUPS
-from statelog.state.operator_processor import OperatorProcessor
-from statelog.state.times import NO_TIME_MS, Watermark
+from statelog.runs.key_groups import KEY_GROUPS
+from statelog.runs.times import NO_TIME_MS, Watermark
 from statelog.storage import LocalStore, Store
-from statelog.storage.faults import FaultPlan, FaultStore
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import DriverDeath, MicroBatches, Snapshot
 from statelog.testing.operator_query import OperatorQuery
 from statelog.testing.state_view import StateView
-
-__all__ = ["Harness", "HarnessSnapshot"]
 
 _T = TypeVar("_T")
 _Rows = list[Any]  # the class has a method named list

@@ -18,10 +18,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from statelog.state.key_groups import Hashes
-from statelog.state.keys import KeyCodec
-
-__all__ = ["row_hashes"]
+from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import KeyCodec
 
 _Hash = Callable[[Any, int], int]
 

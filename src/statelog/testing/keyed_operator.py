@@ -10,19 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.entry import QueryOperators
-from statelog.checkpoint.settings import Settings
-from statelog.checkpoint.task import BatchInput, BatchTask
-from statelog.checkpoint.watermark import WatermarkPolicy
-from statelog.state.byte_slices import Budget
-from statelog.state.key_groups import Hashes, subtasks_of
-from statelog.state.operator import KeyedOperator
-from statelog.state.schema import StateSchema, encode_schema
-from statelog.state.subtask import KeyedRows
-from statelog.state.timers import timer_descriptor
+from statelog.checkpoint.keyed_task import BatchInput, BatchTask
+from statelog.log.entry import QueryOperators, Settings
+from statelog.operators.keyed.operator import KeyedOperator
+from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.timers import timer_descriptor
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs.byte_slices import Budget
+from statelog.runs.key_groups import Hashes, subtasks_of
+from statelog.runs.schema import StateSchema, encode_schema
 from statelog.testing.local_query import Attempt
-
-__all__ = ["LocalKeyedOperator"]
 
 _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 

@@ -9,30 +9,28 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.convert.forms import FrameForm, ProcessorForm, RowForm, recorded_settings
+from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
-from statelog.spark.arguments import checked_uid, parse_output, pickled_processor, warn_of_deleted
-from statelog.spark.ddl import parse_ddl
+from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import TimeDomain
+from statelog.runs.times import Watermark
+from statelog.spark.checks import checked_uid, parse_output, pickled_processor, warn_of_deleted
 from statelog.spark.declare import declare_states
 from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.forms import FrameForm, ProcessorForm, RowForm, recorded_settings
-from statelog.spark.times import TimeMode
-from statelog.spark.types import key_schema
 from statelog.spark.worker import StateDeclaration, SubtaskSpec, keyed_operator
-from statelog.state.event_time import EventTime
-from statelog.state.key_groups import Hashes
-from statelog.state.keys import KeyCodec
-from statelog.state.schema import TimeDomain
-from statelog.state.subtask import KeyedRows
-from statelog.state.times import Watermark
 from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.windows.operator import WindowOperator
-
-__all__ = ["KeyedQuery"]
 
 
 class KeyedQuery:

@@ -17,30 +17,20 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from statelog.changelog.local_runs import LocalRuns
-from statelog.changelog.local_use import LocalCache
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.log import Log
-from statelog.checkpoint.open_log import open_log
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick
-from statelog.checkpoint.tables import MemoryTables
 from statelog.clock import Clock, ManualClock
+from statelog.local.runs import LocalRuns
+from statelog.local.use import LocalCache
+from statelog.log.log import Log
+from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
+from statelog.tables.open import MemoryTables
 from statelog.testing.crashes import CrashPoint
-
-__all__ = [
-    "Attempt",
-    "LocalOperator",
-    "LocalQuery",
-    "Task",
-    "Worker",
-    "discard",
-    "new_directory",
-]
 
 _MEMORY: Final = "/dev/shm"
 _ROOM_BYTES: Final = 1 << 30

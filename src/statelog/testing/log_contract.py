@@ -12,14 +12,12 @@ from typing import Any, Literal
 
 import pytest
 
-from statelog.changelog.segment import SegmentRef
-from statelog.checkpoint.entry import Checkpoint, Claim, Entry
-from statelog.checkpoint.log import Log
 from statelog.errors import CorruptionError, FencedError, StorageError
-from statelog.storage.faults import FaultPlan, FaultStore
+from statelog.log.entry import Checkpoint, Claim, Entry
+from statelog.log.log import Log
+from statelog.log.references import SegmentRef
 from statelog.storage.store import Store
-
-__all__ = ["PREFIX", "Action", "FlippedStore", "LogContract", "make_checkpoint", "make_claim"]
+from statelog.testing.faults import FaultPlan, FaultStore
 
 PREFIX = "operator/log"
 

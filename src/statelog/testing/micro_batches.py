@@ -14,8 +14,6 @@ from statelog.storage import LocalStore
 from statelog.testing.crashes import DRIVER_STEPS, Crash
 from statelog.testing.local_query import LocalQuery
 
-__all__ = ["DriverDeath", "MicroBatches", "Snapshot"]
-
 _MAX_FAILURES: Final = 4
 """Spark's spark.task.maxFailures."""
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from statelog.state.grouping import Window
-from statelog.state.keys import KeyCodec
-from statelog.state.subtask import KeyedRows
+from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.subtask import KeyedRows
+from statelog.runs.keys import KeyCodec
 from statelog.testing.key_hashes import row_hashes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["NUMBERED_KEY", "TIME_COLUMN", "FramePart", "ObjectInput", "ObjectOutput", "RowPart", "stand_ins"]
 
 NUMBERED_KEY: Final = KeyCodec(pa.schema([("key", pa.int64())]))
 TIME_COLUMN: Final = 2

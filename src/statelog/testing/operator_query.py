@@ -9,16 +9,19 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.changelog.local_snapshots import LocalSnapshots
-from statelog.changelog.restore import read_segment
 from statelog.checkpoint.admission import OperatorRun
 from statelog.checkpoint.history import History
-from statelog.checkpoint.operator_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import OperatorTask
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.local.restore import read_segment
+from statelog.local.snapshots import LocalSnapshots
+from statelog.operators.unkeyed.processor import OperatorProcessor
+from statelog.operators.unkeyed.snapshot import Elements, Snapshot
+from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make_state
+from statelog.operators.unkeyed.subtask import OperatorInput
 from statelog.options import Options
-from statelog.spark.arguments import checked_uid, parse_output, pickled_processor
-from statelog.spark.ddl import parse_ddl
-from statelog.spark.process import declare_operator_states
+from statelog.runs.key_groups import Hashes, subtasks_of
+from statelog.spark.checks import checked_uid, parse_output, pickled_processor
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
     OperatorSpec,
@@ -27,18 +30,13 @@ from statelog.spark.process_worker import (
     read_input,
 )
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
-from statelog.state.key_groups import Hashes, subtasks_of
-from statelog.state.operator_processor import OperatorProcessor
-from statelog.state.operator_state import BroadcastState, Phase, Stage, make_state
-from statelog.state.operator_subtask import OperatorInput
-from statelog.state.snapshot import Elements, Snapshot
 from statelog.storage import LocalStore
+from statelog.streams.unkeyed import declare_operator_states
 from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.local_query import Attempt
 from statelog.testing.rows import ColumnReader, ColumnWriter
-
-__all__ = ["OperatorData", "OperatorQuery"]
 
 _ANY_PARALLELISM: Final = 1
 

@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.convert.python_values import row_maker
+from statelog.convert.types import field_codecs, row_codec
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.python_values import row_maker
-from statelog.spark.types import field_codecs, row_codec
-from statelog.state.values import MISFITS
-
-__all__ = ["ColumnReader", "ColumnWriter"]
+from statelog.runs.values import MISFITS
 
 
 class ColumnWriter:

@@ -7,31 +7,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from statelog.changelog import chain
-from statelog.changelog.local_runs import LocalRuns
-from statelog.changelog.restore import restore_runs
 from statelog.checkpoint.history import History
+from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.spark.times import TimeMode
-from statelog.state.grouping import Window
-from statelog.state.key_groups import hash_range
-from statelog.state.memory_table import MemoryTable
-from statelog.state.merge import Garbage
-from statelog.state.operator import InputCodec, KeyedInput
-from statelog.state.processor_handle import ProcessorHandle
-from statelog.state.runs_table import RunsTable
-from statelog.state.schema import StateDescriptor, StateKind, stored_name
-from statelog.state.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.state.table import StateTable
-from statelog.state.times import Moment
-from statelog.state.value_states import AggregateFunction
+from statelog.local.restore import restore_runs
+from statelog.local.runs import LocalRuns
+from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.handle import ProcessorHandle
+from statelog.operators.keyed.operator import InputCodec, KeyedInput
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.values import AggregateFunction
+from statelog.runs import digests
+from statelog.runs.key_groups import hash_range
+from statelog.runs.merge import Garbage
+from statelog.runs.schema import StateDescriptor, StateKind, stored_name
+from statelog.runs.times import Moment
 from statelog.storage import LocalStore
+from statelog.tables.memory import MemoryTable
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import StateTable
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 from statelog.testing.micro_batches import MicroBatches
-
-__all__ = ["StateView", "look_at_state"]
 
 _LARGEST_VIEW_RUNS: Final = 8
 _T = TypeVar("_T")
@@ -187,7 +185,7 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
     if latest is None:
         return RunsTable()
     uid, last = query.operator.uid, latest.batch
-    origin = chain.genesis(query.query_id, uid, 0, 1)
+    origin = digests.genesis(query.query_id, uid, 0, 1)
     directory = query.directory / "view"
     local = LocalRuns(directory)
     if len(local.edges()) > _LARGEST_VIEW_RUNS:

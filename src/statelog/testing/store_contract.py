@@ -12,8 +12,6 @@ import pytest
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.storage.store import Store
 
-__all__ = ["StoreContract"]
-
 DATA = bytes(range(256))
 NAMES = (
     "a b",

@@ -10,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.state.run import Run
-from statelog.state.run_format import EXPIRY_COLUMN, Operation, change_schema
-from statelog.state.run_writer import LOCAL_BLOCK_ROWS, Section, encode_run
-from statelog.state.schema import StateDescriptor, StateKind, TimeDomain
-from statelog.state.table import KeyBatch, StateTable
-from statelog.state.timers import timer_descriptor
-
-__all__ = ["TableContract", "make_keys", "make_run"]
+from statelog.operators.keyed.timers import timer_descriptor
+from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, Section, encode_run
+from statelog.tables.table import KeyBatch, StateTable
 
 Change = tuple[int, bytes, bytes, Operation, Any]
 TimerChange = tuple[int, bytes, int, bool]

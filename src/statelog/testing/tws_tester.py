@@ -10,19 +10,19 @@ from pyspark.errors import IllegalArgumentException, PySparkValueError
 from pyspark.sql.types import Row
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.watermark import WatermarkPolicy
+from statelog.convert.times import SparkTimes, TimeMode
 from statelog.errors import ProcessorError, StatelogError
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.handle import ProcessorHandle
+from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, Processor
+from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
-from statelog.spark.arguments import check_output_mode
-from statelog.spark.ddl import parse_ddl
+from statelog.runs.schema import StateKind, StateLife, TimeDomain
+from statelog.spark.checks import check_output_mode
 from statelog.spark.declare import declare_states_of
-from statelog.spark.times import SparkTimes, TimeMode
 from statelog.spark.worker import bind_state, deleted_states
-from statelog.state.event_time import EventTime
-from statelog.state.operator import KeyedInput, KeyedOperator, Processor
-from statelog.state.processor_handle import ProcessorHandle
-from statelog.state.schema import StateKind, StateLife, TimeDomain
-from statelog.state.subtask import KeyedRows
+from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed_operator import LocalKeyedOperator
 from statelog.testing.local_query import LocalQuery, discard, new_directory
 from statelog.testing.micro_batches import MicroBatches
@@ -39,8 +39,6 @@ from statelog.testing.state_view import look_at_state
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["TwsTester"]
 
 _UID: Final = "tester"
 _T = TypeVar("_T")

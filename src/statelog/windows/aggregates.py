@@ -39,21 +39,6 @@ from statelog.windows.kernels import (
     SumKernel,
 )
 
-__all__ = [
-    "Aggregate",
-    "Collect",
-    "Count",
-    "CountDistinct",
-    "First",
-    "Last",
-    "Max",
-    "Mean",
-    "Min",
-    "Sum",
-    "bind_aggregates",
-    "stored_type",
-]
-
 _MAX_PRECISION: Final = 38
 _SUM_DIGITS: Final = 10
 _COMPARABLE: Final = (

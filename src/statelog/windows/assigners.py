@@ -8,8 +8,6 @@ from typing import Final
 
 from statelog.errors import ConfigurationError
 
-__all__ = ["CountWindows", "Panes", "SessionWindows", "SlidingWindows", "TumblingWindows", "WindowAssigner"]
-
 _LONGEST_MS: Final = 1 << 50
 """About 35,000 years; sums of a few of them and any time stay within 64 bits."""
 

@@ -17,20 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.windows.contents import Aggregation
+from statelog.windows.accumulators import Aggregation
 from statelog.windows.stored import stored_column
-
-__all__ = [
-    "CollectKernel",
-    "ColumnAggregation",
-    "CountKernel",
-    "DistinctKernel",
-    "EdgeKernel",
-    "ExtremeKernel",
-    "Kernel",
-    "MeanKernel",
-    "SumKernel",
-]
 
 Int64s = npt.NDArray[np.int64]
 Row = tuple[Any, ...]

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from statelog.spark.forms import ProcessorForm
-from statelog.state.times import NO_TIME_MS
-from statelog.windows.contents import Contents
+from statelog.convert.forms import ProcessorForm
+from statelog.runs.times import NO_TIME_MS
+from statelog.windows.accumulators import Contents
+from statelog.windows.panes import RowGroup
 from statelog.windows.processor import LateRow, WindowContext
-from statelog.windows.rows import RowGroup
-
-__all__ = ["Clock", "WindowOperator"]
 
 Row = tuple[Any, ...]
 

@@ -8,13 +8,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from statelog.spark.output import RowOutput
-from statelog.spark.types import arrow_type
+from statelog.convert.output import RowOutput
+from statelog.convert.types import arrow_type
 from statelog.windows.aggregates import stored_type
 from statelog.windows.processor import LateRow
 from statelog.windows.stored import to_given
-
-__all__ = ["WindowOutput"]
 
 
 class WindowOutput:

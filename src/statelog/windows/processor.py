@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
 
-__all__ = ["LateRow", "TimeWindow", "WindowContext", "WindowHandle", "WindowProcessor"]
-
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 

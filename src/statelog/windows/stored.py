@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["stored_arrow_type", "stored_column", "stored_values", "to_given"]
-
 
 def stored_arrow_type(kind: pa.DataType) -> pa.DataType:
     """The type that values of a type are kept in: timestamps, also those in arrays, are numbers."""

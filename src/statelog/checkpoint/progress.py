@@ -1,0 +1,178 @@
+"""How far a restart has come with reading its state: told by the tasks, put together on the driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.protocol import Progress
+from statelog.clock import Clock
+from statelog.errors import ErrorKind, StorageError
+from statelog.local.segment import MissingSegments
+from statelog.observer import Observer, RestoreProgress
+
+_log: Final = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = 1.0
+
+
+class Restoring:
+    """The task's side: one subtask that brings its state here.
+
+    Parameters
+    ----------
+    clock : Clock
+        Time.
+    deadline_s : float or None
+        How long it may take.
+    report : callable
+        Tells the driver how many bytes are read, and of how many; not called by what is over within a second.
+    name : str
+        Operator and subtask, for messages.
+
+    Attributes
+    ----------
+    took_s : float
+        How long it took; set by :meth:`end`.
+    known_bytes : int
+        Size of what was not here.
+    """
+
+    def __init__(self, clock: Clock, deadline_s: float | None, report: Callable[[int, int], object], name: str) -> None:
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._report = report
+        self._name = name
+        self._started_s = clock.monotonic_s()
+        self._reported_s = self._started_s
+        self._has_reported = False
+        self._missing: list[tuple[str, int]] = []
+        self._read = 0
+        self._read_bytes = 0
+        self._table_bytes = 0
+        self._added_bytes = 0
+        self.took_s = 0.0
+        self.known_bytes = 0
+
+    def begin(self, missing: MissingSegments) -> None:
+        """It is known what is not here."""
+        stored = [(run.name, run.length) for level in missing.levels for run in level.runs]
+        segments = {(one.segment.name, one.segment.offset): one.segment.length for one in missing.segments}
+        self._missing = stored + [(name, length) for (name, _), length in segments.items()]
+        self._read = self._read_bytes = 0
+        self.known_bytes += missing.length
+
+    def read(self) -> None:
+        """The next piece of it is here.
+
+        Raises
+        ------
+        StorageError
+            If the deadline is over.
+        """
+        self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
+        self._read += 1
+        now_s = self._clock.monotonic_s()
+        if self._is_over(now_s):
+            self._require_all(now_s)
+        self._tell_now_and_then(now_s)
+
+    def begin_table(self, size_bytes: int) -> None:
+        """All pieces are here; runs of so many bytes follow into a table. A second call replaces the first."""
+        self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
+
+    def added(self, size_bytes: int) -> None:
+        """So much of the runs is in the table so far.
+
+        Raises
+        ------
+        StorageError
+            If the deadline is over, and that is not all.
+        """
+        self._added_bytes = size_bytes
+        now_s = self._clock.monotonic_s()
+        if size_bytes < self._table_bytes and self._is_over(now_s):
+            raise StorageError(
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: its runs are here, and"
+                f" {self._added_bytes / 1e6:.1f} of their {self._table_bytes / 1e6:.1f} MB are in its table.",
+                kind=ErrorKind.RESTORE_DEADLINE,
+                hint="Is the local disk slow? Options(restore_deadline_s=...) says how long it may take;"
+                " Options(table='runs') needs no table besides the runs.",
+            )
+        self._tell_now_and_then(now_s)
+
+    def _is_over(self, now_s: float) -> bool:
+        return self._deadline_s is not None and now_s - self._started_s > self._deadline_s
+
+    def _require_all(self, now_s: float) -> None:
+        """The deadline is over: fail if something is missing."""
+        left = self._missing[self._read :]
+        if left:
+            missing_mb = sum(length for _, length in left) / 1e6
+            raise StorageError(
+                f"{self._name}: after {now_s - self._started_s:.1f} s its state is not restored: of"
+                f" {self.known_bytes / 1e6:.1f} MB in {len(self._missing)} pieces, {missing_mb:.1f} MB in {len(left)}"
+                f" pieces are missing, the next one in {left[0][0]}.",
+                kind=ErrorKind.RESTORE_DEADLINE,
+                hint="Is the storage slow? Options(restore_deadline_s=...) says how long it may take, and"
+                " Options(replay_budget_s=..., materialization_interval_s=...) how much there is to read.",
+            )
+
+    def end(self) -> None:
+        """The state can be read."""
+        now_s = self._clock.monotonic_s()
+        self.took_s = now_s - self._started_s
+        if self._has_reported:
+            self._read_bytes, self._added_bytes = self.known_bytes, self._table_bytes
+            self._tell(now_s)
+
+    def _tell_now_and_then(self, now_s: float) -> None:
+        if now_s - self._reported_s >= _INTERVAL_S:
+            self._tell(now_s)
+
+    def _tell(self, now_s: float) -> None:
+        self._reported_s, self._has_reported = now_s, True
+        done_bytes = min(self._read_bytes, self.known_bytes) + self._added_bytes
+        self._report(done_bytes, self.known_bytes + self._table_bytes)
+
+
+class RestoringSubtasks:
+    """The driver's side: all subtasks of an operator.
+
+    Parameters
+    ----------
+    run : OperatorRun
+        The run.
+    observer : Observer
+        Told what the subtasks have told.
+    name : str
+        The operator, for messages.
+    """
+
+    def __init__(self, run: OperatorRun, observer: Observer, name: str) -> None:
+        self._run = run
+        self._observer = observer
+        self._name = name
+        self._lock = threading.Lock()
+        self._batch = -1
+        self._told: dict[int, Progress] = {}
+
+    def note(self, progress: Progress) -> None:
+        """A subtask has come so far."""
+        with self._lock:
+            if progress.task.batch != self._batch:
+                self._batch = progress.task.batch
+                self._told.clear()
+            self._told[progress.task.subtask] = progress
+            told = list(self._told.values())
+        done, known = sum(one.read_bytes for one in told), sum(one.known_bytes for one in told)
+        _log.info(
+            "%s: %d subtasks are restoring their state: %.0f of %.0f MB are read",
+            self._name, len(told), done / 1e6, known / 1e6,
+        )  # fmt: skip
+        self._observer.restoring(
+            RestoreProgress(self._run.query_id, self._run.uid, progress.task.batch, len(told), done, known)
+        )

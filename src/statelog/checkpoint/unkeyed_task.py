@@ -1,0 +1,201 @@
+"""The task's side of a checkpoint for operators without keys: begin, read, process, ack. No Spark here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, TaskId
+from statelog.checkpoint.redistribution import Start
+from statelog.clock import Clock
+from statelog.errors import CorruptionError, ErrorKind, ProtocolError
+from statelog.local.directory import remove_other_parallelisms
+from statelog.local.restore import read_segment
+from statelog.local.snapshots import LocalSnapshots
+from statelog.local.use import in_use, is_turn_to_remove, remove_unused
+from statelog.log.references import SegmentRef
+from statelog.metrics import Measurements, Metric
+from statelog.observer import Step
+from statelog.operators.unkeyed.processor import OperatorContext
+from statelog.operators.unkeyed.snapshot import Elements, Section, Snapshot, encode_snapshot
+from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.options import Options
+from statelog.runs import digests
+from statelog.storage import Store
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """One attempt of one subtask in one batch.
+
+    Parameters
+    ----------
+    task : TaskId
+        Who calls.
+    partition : int
+        Spark's partition id.
+    parallelism : int
+        Number of subtasks.
+    operator : Operator
+        The operator.
+    options : Options
+        Options.
+    call : callable
+        Calls the coordinator.
+    local : LocalSnapshots
+        The subtask's local snapshots.
+    open_store : callable
+        Opens a store from its location.
+    clock : Clock
+        Time.
+    token : str
+        Unique among all attempts.
+    measurements : Measurements
+        What is measured of the store.
+    """
+
+    task: TaskId
+    partition: int
+    parallelism: int
+    operator: Operator
+    options: Options
+    call: Callable[[Request, bytes], Reply]
+    local: LocalSnapshots
+    open_store: Callable[[str], Store]
+    clock: Clock
+    token: str
+    measurements: Measurements = field(default_factory=Measurements)
+
+    def run(self, read: OperatorInput) -> Iterator[pa.RecordBatch]:
+        """Process the batch.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Output rows. The last ones come after the coordinator has taken this subtask's state.
+
+        Raises
+        ------
+        StatelogError
+            Of every kind; nothing of the attempt counts then.
+        """
+        begun, start = self._begin(read)
+        with in_use(self.local.directory, self.task.batch):
+            yield from self._run(read, begun, start)
+        if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
+            remove_unused(self.local.directory, self.task.batch)
+
+    def _run(self, read: OperatorInput, begun: Begun, start: Start) -> Iterator[pa.RecordBatch]:
+        stored = self._stored(begun, start)
+        self._step(Step.RESTORED)
+        context = OperatorContext(
+            subtaskIndex=self.task.subtask,
+            parallelism=self.parallelism,
+            batchId=self.task.batch,
+            batchTimeMs=begun.batch_time_ms,
+            isRestored=start.is_restored,
+            isRedistributed=start.is_redistributed,
+        )
+        subtask = OperatorSubtask(self.operator, stored, context)
+        held: pa.RecordBatch | None = None
+        for output in subtask.process(read):
+            if held is not None:
+                yield held
+            held = output
+        self._ack(begun, start, stored, subtask, read.count)
+        if held is not None:
+            yield held
+
+    def _begin(self, read: OperatorInput) -> tuple[Begun, Start]:
+        reply = self.call(Begin(self.task, self.partition, read.count, read.time_ms), b"")
+        if not isinstance(reply, Begun) or reply.start is None:
+            raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__} of another kind of state.")
+        return reply, reply.start
+
+    def _stored(self, begun: Begun, start: Start) -> dict[str, list[Elements]]:
+        """The state before the batch, by name."""
+        if start.is_redistributed:
+            remove_other_parallelisms(self.local.directory)
+        found = [self.local.read(segment.checksum) for segment in start.snapshots]
+        if None in found:
+            self.measurements.count(Metric.STATE_FETCHES)
+        snapshots = [
+            Snapshot(self._fetch(begun, start, segment) if data is None else data, segment.name)
+            for segment, data in zip(start.snapshots, found, strict=True)
+        ]
+        if start.slices is None:
+            return {name: [Elements.all_of(section)] for name, section in snapshots[0].sections.items()}
+        stored: dict[str, list[Elements]] = {}
+        for piece in start.slices:
+            section = snapshots[piece.snapshot].sections.get(piece.state)
+            if section is None or section.count < piece.first + piece.count:
+                raise CorruptionError(
+                    f"{start.snapshots[piece.snapshot].name}: the snapshot does not hold the {piece.count} elements of"
+                    f" state '{piece.state}' that the log entry names.",
+                    kind=ErrorKind.FORMAT,
+                    hint="Please report it.",
+                )
+            stored.setdefault(piece.state, []).append(Elements(section, piece.first, piece.count))
+        return stored
+
+    def _fetch(self, begun: Begun, start: Start, segment: SegmentRef) -> bytes:
+        data = read_segment(self.open_store(begun.store), segment)
+        if start.slices is None:
+            # If the batch does not change it, the next one starts from it again.
+            self.local.write(segment.checksum, data, self.task.batch, self.token)
+        return data
+
+    def _ack(
+        self,
+        begun: Begun,
+        start: Start,
+        stored: dict[str, list[Elements]],
+        subtask: OperatorSubtask,
+        input_rows: int,
+    ) -> None:
+        started_s = self.clock.monotonic_s()
+        before = start.snapshots[0].checksum if start.slices is None else None
+        if before is not None and not subtask.is_changed:
+            sections, data, checksum = [parts[0].section for parts in stored.values()], b"", before
+        else:
+            sections = subtask.sections()
+            data = encode_snapshot(sections)
+            checksum = digests.checksum(data)
+        is_unchanged = checksum == before
+        name = "" if is_unchanged else self._store_snapshot(begun, checksum, data)
+        self.local.sweep([checksum] if before is None else [before, checksum], self.task.batch)
+        self._step(Step.ACKING)
+        ack = Ack(
+            task=self.task,
+            checksum=checksum,
+            length=0 if is_unchanged else len(data),
+            rows=0 if is_unchanged else sum(section.count for section in sections),
+            input_rows=input_rows,
+            name=name,
+            subtask_s=self.clock.monotonic_s() - started_s,
+            is_unchanged=is_unchanged,
+            element_counts={section.state.name: section.count for section in sections},
+            copies={section.state.name: section.checksum for section in sections if _is_copy(section)},
+            measured=self.measurements.take(),
+        )
+        self.call(ack, b"" if is_unchanged or name else data)
+        self._step(Step.ACKED)
+
+    def _store_snapshot(self, begun: Begun, checksum: bytes, data: bytes) -> str:
+        """Keep the snapshot for the next batch; write it to the store if it is large, and return its name there."""
+        self.local.write(checksum, data, self.task.batch, self.token)
+        if len(data) <= begun.inline_bytes:
+            return ""
+        name = f"{begun.upload_prefix}/{self.task.batch}-{self.token}.snapshot"
+        self.open_store(begun.store).put(name, data)
+        return name
+
+    def _step(self, step: Step) -> None:
+        self.options.observer.step(step, self.task.batch, self.task.subtask)
+
+
+def _is_copy(section: Section) -> bool:
+    return section.state.kind == OperatorStateMode.BROADCAST and section.count > 0

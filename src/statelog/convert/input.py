@@ -1,0 +1,224 @@
+"""Input rows as the processor gets them: Spark rows, or pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import VariantVal
+
+from statelog.convert.python_values import row_maker
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.grouping import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CHUNK_ROWS: Final = 10_000
+_CHUNK_BYTES: Final = 16 << 20
+"""Of the rows of one key, how many become objects at once."""
+
+
+class RowInput:
+    """Rows as Spark's ``transformWithState`` gives them.
+
+    Parameters
+    ----------
+    columns : list of str
+        Names of the columns.
+    """
+
+    def __init__(self, columns: list[str]) -> None:
+        self._make = row_maker(columns)
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def by_key(self, window: Window) -> list[Iterator[Any]]:
+        if len(window.keys) == 1:
+            return [(row for chunk in window.chunks(_CHUNK_ROWS, _CHUNK_BYTES) for row in self.rows(chunk))]
+        rows = self.rows(window.rows)
+        return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
+
+    def rows(self, rows: pa.RecordBatch) -> list[Any]:
+        """The rows of columns."""
+        return self._make([column.to_pylist() for column in rows.columns])
+
+
+class FrameInput:
+    """Frames as Spark's ``transformWithStateInPandas`` gives them: all columns, with an index from 0.
+
+    Parameters
+    ----------
+    columns : list of str
+        Names of the columns.
+    max_rows : int
+        Rows per frame; 0 or less is no limit. Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
+    max_bytes : int
+        Bytes per frame, about. Spark's spark.sql.execution.arrow.maxBytesPerBatch.
+    keeps_integers : bool
+        Whether whole numbers keep their width, and stay whole beside nulls. Spark's
+        spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype.
+    """
+
+    def __init__(self, columns: list[str], max_rows: int, max_bytes: int, *, keeps_integers: bool = False) -> None:
+        self._columns = columns
+        self._max_rows = max_rows if max_rows > 0 else 1 << 31
+        self._max_bytes = max_bytes
+        self._keeps_integers = keeps_integers
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return list(zip(*(_key_values(column, "a grouping column") for column in columns), strict=True))
+
+    def by_key(self, window: Window) -> Iterator[Iterator[pd.DataFrame]]:
+        rows = window.rows
+        limit = self._max_rows
+        if rows.nbytes > self._max_bytes:
+            limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
+        if len(window.keys) == 1 and (rows.num_rows > limit or window.more):
+            yield (self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))
+            return
+        owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
+        # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
+        # views of a copy that nothing else reads, so the processor may change them.
+        objects = self._objects_for_nulls(rows)
+        for _, frame in self._frame(rows).groupby(owners, sort=False):
+            yield _frames(_narrowed(frame, objects) if objects else frame, limit)
+
+    def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
+        columns = [
+            _plain(column, f"column '{name}'", keeps_integers=self._keeps_integers)
+            for name, column in zip(self._columns, rows.columns, strict=True)
+        ]
+        frame: pd.DataFrame = pa.RecordBatch.from_arrays(columns, names=self._columns).to_pandas(date_as_object=True)
+        for name, column in zip(self._columns, rows.columns, strict=True):
+            if pa.types.is_nested(column.type):
+                frame[name] = _objects(column)
+            elif column.null_count and self._stays_whole(column):
+                frame[name] = _object_integers(column)
+        return frame
+
+    def _objects_for_nulls(self, rows: pa.RecordBatch) -> dict[str, Any]:
+        """The columns that are objects because of a null in them, with the type that they have without one."""
+        return {
+            name: column.type.to_pandas_dtype()
+            for name, column in zip(self._columns, rows.columns, strict=True)
+            if column.null_count and (pa.types.is_boolean(column.type) or self._stays_whole(column))
+        }
+
+    def _stays_whole(self, column: pa.Array) -> bool:
+        return self._keeps_integers and bool(pa.types.is_integer(column.type))
+
+
+def _narrowed(frame: pd.DataFrame, objects: dict[str, Any]) -> pd.DataFrame:
+    """The frame of a key with numbers and truth where only other keys have nulls."""
+    whole = {name: kind for name, kind in objects.items() if not frame[name].isna().any()}
+    return frame.astype(whole) if whole else frame
+
+
+def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
+    from pandas import RangeIndex
+
+    if len(frame) <= limit:
+        frame.index = RangeIndex(len(frame))
+        yield frame
+        return
+    for first in range(0, len(frame), limit):
+        yield frame.iloc[first : first + limit].reset_index(drop=True)
+
+
+_WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
+    (pa.types.is_integer, pa.int64()),
+    (pa.types.is_floating, pa.float64()),
+    (pa.types.is_duration, pa.duration("ns")),
+    (pa.types.is_timestamp, pa.timestamp("ns")),
+]
+
+
+def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> pa.Array:
+    """A column of the types that Spark's frames have: wide numbers, and local times without a zone.
+
+    Raises
+    ------
+    ProcessorError
+        If a time is beyond what nanoseconds reach; `subject` is the column.
+    """
+    kind = column.type
+    if pa.types.is_nested(kind):
+        return pa.nulls(len(column))
+    if keeps_integers and pa.types.is_integer(kind):
+        return pa.nulls(len(column)) if column.null_count else column
+    if pa.types.is_timestamp(kind):
+        column, kind = pc.local_timestamp(column) if kind.tz else column, pa.timestamp("us")
+    for is_kind, wide in _WIDENED:
+        if is_kind(kind) and kind != wide:
+            try:
+                return column.cast(wide)
+            except pa.ArrowInvalid as error:
+                raise ProcessorError(
+                    f"{subject} has a time beyond pandas' nanoseconds, which reach from 1677 to 2262: {error}.",
+                    kind=ErrorKind.VALUE_MISMATCH,
+                    hint="Use transformWithState, which takes rows, or leave such rows out.",
+                ) from error
+    return column
+
+
+def _key_values(column: pa.Array, subject: str) -> list[Any]:
+    if not pa.types.is_nested(column.type):
+        values: list[Any] = _plain(column, subject).to_pylist()
+        return values
+    return list(map(_converter(column.type, is_key=True), column.to_pylist()))
+
+
+def _object_integers(column: pa.Array) -> Any:
+    from pandas import NA
+
+    kind = column.type.to_pandas_dtype()
+    return np.fromiter((NA if value is None else kind(value) for value in column.to_pylist()), object, len(column))
+
+
+def _objects(column: pa.Array) -> Any:
+    """The values of a nested column as Spark gives them in frames: dicts, and NumPy's arrays."""
+    kind = column.type
+    if not pa.types.is_struct(kind) and not _has_times(kind):
+        return column.to_pandas(date_as_object=True, maps_as_pydicts="strict", integer_object_nulls=True).to_numpy()
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return np.fromiter(map(_converter(kind), values), object, len(column))
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _converter(kind: pa.DataType, *, is_key: bool = False) -> Callable[[Any], Any]:
+    """Conversion of a value, or None, that Arrow gives: timestamps become local, variants Spark's objects."""
+    if pa.types.is_timestamp(kind):
+        return _local_timestamp
+    if pa.types.is_struct(kind):
+        if kind.num_fields == 2 and (kind.field(1).metadata or {}).get(b"variant") == b"true":
+            return lambda value: None if value is None else VariantVal(value["value"], value["metadata"])
+        fields = {field.name: _converter(field.type, is_key=is_key) for field in kind.fields}
+        return lambda value: None if value is None else {name: one(value[name]) for name, one in fields.items()}
+    if pa.types.is_list(kind):
+        of_element = _converter(kind.value_type, is_key=is_key)
+        return lambda value: None if value is None else _collected([of_element(one) for one in value], is_key=is_key)
+    if pa.types.is_map(kind):
+        of_key, of_item = _converter(kind.key_type, is_key=is_key), _converter(kind.item_type, is_key=is_key)
+        if is_key:
+            return lambda value: None if value is None else [(of_key(key), of_item(item)) for key, item in value]
+        return lambda value: None if value is None else {of_key(key): of_item(item) for key, item in value.items()}
+    return lambda value: value
+
+
+def _collected(values: list[Any], *, is_key: bool) -> Any:
+    return values if is_key else np.fromiter(values, object, len(values))
+
+
+def _local_timestamp(value: Any) -> Any:
+    from pandas import Timestamp
+
+    return None if value is None else Timestamp(value.replace(tzinfo=None))

@@ -1,0 +1,466 @@
+"""What becomes of a Python value in a field of a Spark type, and back; docs/conversions.md prints the table.
+
+A conversion loses nothing, or it fails: what Arrow would cut, round or guess never reaches it. Rows, frames, states,
+map keys and outputs all go through here.
+"""
+
+from __future__ import annotations
+
+import array
+import datetime
+import math
+import operator
+import struct
+from collections.abc import Callable, Mapping
+from decimal import ROUND_HALF_UP, Context, Decimal
+from types import NoneType
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    Row,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
+
+Convert = Callable[[Any], Any]
+
+_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
+_NEVER_MISSING: Final = frozenset((bool, int, str, bytes, datetime.datetime, list, tuple, dict))
+_FLOAT: Final = struct.Struct("<f")
+_EXACT: Final[dict[type[DataType], type]] = {
+    BooleanType: bool,
+    ByteType: int,
+    ShortType: int,
+    IntegerType: int,
+    LongType: int,
+    DoubleType: float,
+    StringType: str,
+    BinaryType: bytes,
+    DateType: datetime.date,
+}
+
+
+def exact_type(kind: DataType) -> type | None:
+    """The class whose values are stored as they are; whether a number is within its range is found when it is stored.
+
+    Float and decimal have none: a Python float must be rounded to 32 bits, a decimal to its scale.
+    """
+    return _EXACT.get(type(kind))
+
+
+def is_mutable(kind: DataType) -> bool:
+    """Whether Python values of a type may be changed in place."""
+    return isinstance(kind, (ArrayType, MapType, StructType, BinaryType))
+
+
+def to_storage(kind: DataType, *, nan_is_null: bool = False) -> Convert:
+    """The conversion of a value that is not None to one that Arrow takes as it is.
+
+    It gives None for pandas' missing values, of which NaN is none in floating-point and text fields unless
+    `nan_is_null`, as in frames. For what does not fit it raises ValueError or TypeError with the reason.
+    """
+    convert = _converter(kind, nan_is_null)
+    has_nan = isinstance(kind, (FloatType, DoubleType, StringType)) and not nan_is_null
+
+    def converted(value: Any) -> Any:
+        if type(value) in _NEVER_MISSING:
+            return convert(value)
+        if value is None or (_is_missing(value) and not (has_nan and isinstance(value, (float, Decimal)))):
+            return None
+        return convert(value)
+
+    return converted
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, (float, Decimal)):
+        return bool(value != value)
+    return type(value).__name__ in ("NaTType", "NAType")
+
+
+def _converter(kind: DataType, nan_is_null: bool) -> Convert:
+    bits = _BITS.get(type(kind))
+    if bits is not None:
+        return _integer(bits)
+    if isinstance(kind, ArrayType):
+        own = exact_type(kind.elementType)
+        is_exact = own is not None and not (nan_is_null and own is float)
+        return _elements(to_storage(kind.elementType, nan_is_null=nan_is_null), own if is_exact else None)
+    if isinstance(kind, MapType):
+        of_key = to_storage(kind.keyType, nan_is_null=nan_is_null)
+        return _entries(of_key, to_storage(kind.valueType, nan_is_null=nan_is_null))
+    if isinstance(kind, StructType):
+        return _struct(kind.names, [to_storage(field.dataType, nan_is_null=nan_is_null) for field in kind])
+    if isinstance(kind, DecimalType):
+        return _DecimalFitting(kind)
+    convert = _PLAIN.get(type(kind))
+    if convert is None:
+        raise TypeError(f"there are no values of type {kind.simpleString()}")
+    return convert
+
+
+# ---- Plain types ----
+
+
+def _integer(bits: int) -> Convert:
+    first, last = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def convert(value: Any) -> int:
+        whole = value if type(value) is int else _whole(value)
+        if not first <= whole <= last:
+            raise ValueError(f"it is not between {first} and {last}")
+        return whole
+
+    return convert
+
+
+def _whole(value: Any) -> int:
+    if _is_integer(value):
+        return int(value)
+    if isinstance(value, (float, np.floating, Decimal)):
+        if not math.isfinite(value) or value != (whole := int(value)):
+            raise ValueError("it is not a whole number")
+        return whole
+    raise TypeError("it is not a number")
+
+
+def _is_integer(value: Any) -> bool:
+    """True and False are 1 and 0; to NumPy a timedelta is an integer as well."""
+    return isinstance(value, (int, np.integer, np.bool_)) and not isinstance(value, np.timedelta64)
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError("it is neither true nor false")
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if _is_integer(value):
+        number = float(value)
+        if number != int(value):
+            raise ValueError("it has more digits than a floating-point number")
+        return number
+    if isinstance(value, Decimal):
+        return float(value)
+    raise TypeError("it is not a number")
+
+
+def _float(value: Any) -> float:
+    number = value if type(value) is float else _double(value)
+    try:
+        rounded: float = _FLOAT.unpack(_FLOAT.pack(number))[0]
+    except OverflowError:
+        raise ValueError("it is beyond the numbers of a float") from None
+    return rounded
+
+
+class _DecimalFitting:
+    """Rounds numbers to a decimal type's scale, half away from zero; too many digits after that do not fit."""
+
+    def __init__(self, kind: DecimalType) -> None:
+        self._step = Decimal(1).scaleb(-kind.scale)
+        self._limit = Decimal(10) ** (kind.precision - kind.scale)
+
+    def __call__(self, value: Any) -> Decimal:
+        if type(value) is Decimal:
+            exact = value
+        elif _is_integer(value):
+            exact = Decimal(int(value))
+        elif isinstance(value, (float, np.floating)):
+            exact = Decimal(repr(float(value)))
+        elif isinstance(value, Decimal):
+            exact = Decimal(value)
+        else:
+            raise TypeError("it is not a number")
+        if not exact.is_finite():
+            raise ValueError("it is not finite")
+        rounded = exact.quantize(self._step, context=_DECIMALS)
+        if abs(rounded) >= self._limit:
+            raise ValueError("it has too many digits")
+        return rounded
+
+
+def _text(value: Any) -> str:
+    """Numbers and truth as Spark writes them; of other objects Spark stores the JVM's names."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    if _is_integer(value) or isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, (float, np.floating)):
+        return _float_text(float(value))
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode()
+    raise TypeError("it is no text")
+
+
+def _float_text(value: float) -> str:
+    """A number as Java shows it."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        text = format(Decimal(repr(value)), "f")
+        return text if "." in text else f"{text}.0"
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    shown = "".join(map(str, digits)).rstrip("0")
+    assert isinstance(exponent, int)
+    return f"{'-' if sign else ''}{shown[0]}.{shown[1:] or '0'}E{exponent + len(digits) - 1}"
+
+
+def _binary(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError("it is neither bytes nor text")
+
+
+def _plain_time(value: Any) -> Any:
+    """NumPy's and pandas' times as Python's."""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        plain = value.astype("datetime64[us]" if isinstance(value, np.datetime64) else "timedelta64[us]").item()
+        return plain
+    for method in ("to_pydatetime", "to_pytimedelta"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return value
+
+
+def _date(value: Any) -> datetime.date:
+    plain = _plain_time(value)
+    if isinstance(plain, datetime.datetime):
+        return plain.date()
+    if isinstance(plain, datetime.date):
+        return plain
+    raise TypeError("it is not a date")
+
+
+def _timestamp(value: Any) -> datetime.datetime:
+    """A datetime without a zone is local time, as everywhere in PySpark."""
+    plain = value if type(value) is datetime.datetime else _datetime(value)
+    return plain.astimezone(datetime.UTC)
+
+
+def _timestamp_ntz(value: Any) -> datetime.datetime:
+    """A datetime with a zone keeps its wall clock."""
+    return _datetime(value).replace(tzinfo=None, fold=0)
+
+
+def _datetime(value: Any) -> datetime.datetime:
+    plain = _plain_time(value)
+    if isinstance(plain, datetime.datetime):
+        return plain
+    raise TypeError("it is not a datetime")
+
+
+def _time(value: Any) -> datetime.time:
+    if isinstance(value, datetime.time):
+        if value.tzinfo is not None:
+            raise ValueError("it has a zone")
+        return value
+    raise TypeError("it is not a time of day")
+
+
+def _interval(value: Any) -> datetime.timedelta:
+    plain = _plain_time(value)
+    if isinstance(plain, datetime.timedelta):
+        return plain
+    raise TypeError("it is not a timedelta")
+
+
+def _void(value: Any) -> None:
+    raise ValueError("it is not null")
+
+
+_PLAIN: Final[dict[type[DataType], Convert]] = {
+    BooleanType: _boolean,
+    FloatType: _float,
+    DoubleType: _double,
+    StringType: _text,
+    BinaryType: _binary,
+    DateType: _date,
+    TimestampType: _timestamp,
+    TimestampNTZType: _timestamp_ntz,
+    DayTimeIntervalType: _interval,
+    TimeType: _time,
+    NullType: _void,
+}
+
+
+# ---- Arrays, maps, structs ----
+
+
+def _as_list(value: Any) -> Any:
+    if getattr(value, "ndim", 0) == 1:
+        return value.tolist()  # NumPy's arrays and pandas' series
+    if not isinstance(value, (list, tuple, array.array, set, frozenset)) or isinstance(value, Row):
+        raise TypeError("it is no list")
+    return value
+
+
+def _elements(of_element: Convert, exact: type | None) -> Convert:
+    as_they_are = {exact, NoneType}
+
+    def convert(value: Any) -> list[Any]:
+        if type(value) is not list:
+            value = _as_list(value)
+        if exact is not None and as_they_are.issuperset(map(type, value)):
+            return list(value)
+        return [of_element(element) for element in value]
+
+    return convert
+
+
+def _entries(of_key: Convert, of_value: Convert) -> Convert:
+    def convert(value: Any) -> dict[Any, Any]:
+        if isinstance(value, Mapping):
+            pairs = list(value.items())
+        elif type(value) is list and all(type(pair) is tuple and len(pair) == 2 for pair in value):
+            pairs = value
+        else:
+            raise TypeError("it is no dict")
+        converted = {of_key(key): of_value(item) for key, item in pairs}
+        if None in converted:
+            raise ValueError("a key of it is null")
+        return converted
+
+    return convert
+
+
+def _struct(names: list[str], converts: list[Convert]) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:
+        stored: dict[str, Any] = {}
+        for name, one, item in zip(names, converts, _fields(value, names), strict=True):
+            try:
+                stored[name] = one(item)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                raise type(error)(f"field '{name}' has {type(item).__name__} {item!r:.80}: {error}") from error
+        return stored
+
+    return convert
+
+
+def _fields(value: Any, names: list[str]) -> list[Any]:
+    """The values of a struct's fields: by name if the value has names, else by position."""
+    own = getattr(value, "__fields__", None) if isinstance(value, Row) else None
+    if own is not None:
+        held = dict(zip(own, value, strict=True))
+    elif isinstance(value, Mapping):
+        held = dict(value)
+    elif isinstance(value, (tuple, list)):
+        if len(value) != len(names):
+            raise ValueError(f"it has {len(value)} fields, not {len(names)}")
+        return list(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        held = vars(value)
+    else:
+        raise TypeError("it has no fields")
+    if names and held.keys().isdisjoint(names):
+        raise ValueError(f"it has none of the fields ({', '.join(names)})")
+    return [held.get(name) for name in names]
+
+
+# ---- Back ----
+
+
+def from_storage(kind: DataType) -> Convert | None:
+    """The conversion of a value that Arrow does not give as Spark does; None if there is nothing to convert."""
+    if isinstance(kind, TimestampType):
+        return _utc_to_local
+    if isinstance(kind, StructType):
+        return _struct_from_storage(kind)
+    if isinstance(kind, MapType) and isinstance(kind.keyType, TimestampType):
+        return _map_by_local_time(_each(from_storage(kind.valueType)))
+    if isinstance(kind, ArrayType):
+        convert = _each(from_storage(kind.elementType))
+        return None if convert is None else lambda values: [convert(value) for value in values]
+    if isinstance(kind, MapType):
+        of_key, of_value = _each(from_storage(kind.keyType)), _each(from_storage(kind.valueType))
+        if of_key is None and of_value is None:
+            return None
+        first, second = of_key or _same, of_value or _same
+        return lambda values: {first(key): second(value) for key, value in values.items()}
+    return None
+
+
+def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
+    """Make a function that turns columns of values into Spark rows.
+
+    The rows are a subclass of :class:`pyspark.sql.Row` with the field names in the class, which makes them
+    several times faster to build and to read than rows that carry the names one by one.
+    """
+    attributes: dict[str, Any] = {"__fields__": list(names)}
+    for index, name in enumerate(names):
+        if not hasattr(Row, name) and name not in attributes:
+            attributes[name] = property(operator.itemgetter(index))
+    kind = type("Row", (Row,), attributes)
+    new = tuple.__new__
+
+    def make(columns: list[list[Any]]) -> list[Any]:
+        return [new(kind, values) for values in zip(*columns, strict=True)]
+
+    return make
+
+
+def _each(convert: Convert | None) -> Convert | None:
+    return None if convert is None else lambda value: None if value is None else convert(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
+    try:
+        # Unlike astimezone() it says by `fold` which of two equal local times it is.
+        local = datetime.datetime.fromtimestamp(value.replace(microsecond=0).timestamp())
+    except (ValueError, OverflowError):  # within a day of the first and the last that there are
+        return value.astimezone().replace(tzinfo=None)
+    return local.replace(microsecond=value.microsecond)
+
+
+def _map_by_local_time(of_value: Convert | None) -> Convert:
+    """Convert a map with timestamps as keys; of two instants with one local time the second keeps its zone."""
+
+    def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
+        converted: dict[datetime.datetime, Any] = {}
+        for key, value in values.items():
+            local = _utc_to_local(key)
+            converted[key if local in converted else local] = value if of_value is None else of_value(value)
+        return converted
+
+    return convert
+
+
+def _struct_from_storage(kind: StructType) -> Convert:
+    converts = [_each(from_storage(field.dataType)) or _same for field in kind]
+    make = row_maker(kind.names)
+
+    def convert(value: dict[str, Any]) -> Any:
+        return make([[one(item)] for one, item in zip(converts, value.values(), strict=True)])[0]
+
+    return convert

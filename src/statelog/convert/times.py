@@ -1,0 +1,74 @@
+"""Spark's time modes, and the objects that tell a processor the time."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from statelog.errors import ConfigurationError
+from statelog.runs.schema import TimeDomain
+from statelog.runs.times import Moment
+
+
+class TimeMode(StrEnum):
+    """What the times and timers of an operator are."""
+
+    NONE = "None"
+    PROCESSING_TIME = "ProcessingTime"
+    EVENT_TIME = "EventTime"
+
+    @classmethod
+    def parse(cls, text: str) -> TimeMode:
+        """The mode of a name; case does not matter.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none.
+        """
+        for mode in cls:
+            if str(text).lower() == mode.lower():
+                return mode
+        raise ConfigurationError(f"timeMode is {text!r}.", hint="It must be 'None', 'ProcessingTime' or 'EventTime'.")
+
+    @property
+    def domain(self) -> TimeDomain | None:
+        """What fires timers; None if there are none."""
+        return _DOMAINS.get(self)
+
+
+_DOMAINS = {TimeMode.PROCESSING_TIME: TimeDomain.PROCESSING, TimeMode.EVENT_TIME: TimeDomain.EVENT}
+
+
+class BatchTimes(TimerValues):
+    """Spark's times of a batch, and the watermark that its late rows are told by."""
+
+    def __init__(self, moment: Moment) -> None:
+        super().__init__(moment.processing_ms, moment.watermark_ms)
+        self._late_watermark_ms = moment.late_watermark_ms
+
+    def getLateWatermarkInMs(self) -> int:
+        """The watermark of the batch before, milliseconds: rows up to it are late."""
+        return self._late_watermark_ms
+
+
+class SparkTimes:
+    """Makes Spark's objects; without a time mode both times are -1, as there.
+
+    Parameters
+    ----------
+    mode : TimeMode
+        The operator's time mode.
+    """
+
+    def __init__(self, mode: TimeMode) -> None:
+        self._mode = mode
+
+    def timer_values(self, moment: Moment) -> TimerValues:
+        if self._mode is TimeMode.NONE:
+            return TimerValues(-1, -1)
+        return BatchTimes(moment)
+
+    def expired_timer(self, time_ms: int) -> ExpiredTimerInfo:
+        return ExpiredTimerInfo(time_ms)

@@ -1,0 +1,198 @@
+"""Spark's types as storage types, and the codecs of states and keys of such types."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
+
+from statelog.convert.python_values import exact_type, from_storage, row_maker, to_storage
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.runs.keys import KeyCodec
+from statelog.runs.values import FieldCodec, RowCodec
+
+_ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
+    BooleanType: pa.bool_(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    BinaryType: pa.binary(),
+    DateType: pa.date32(),
+    TimestampType: pa.timestamp("us", tz="UTC"),
+    TimestampNTZType: pa.timestamp("us"),
+    DayTimeIntervalType: pa.duration("us"),
+    TimeType: pa.time64("ns"),
+    NullType: pa.null(),
+}
+_TIME_DIGITS: Final = 6
+
+
+def arrow_type(kind: DataType, subject: str) -> pa.DataType:
+    """Storage type of a Spark type.
+
+    Parameters
+    ----------
+    kind : DataType
+        The Spark type.
+    subject : str
+        What has the type, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    if isinstance(kind, StringType):
+        if getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY":
+            raise _unsupported(kind, subject, "Strings of this collation may be equal and differ in bytes.")
+        return pa.string()
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ArrayType):
+        element = pa.field("element", arrow_type(kind.elementType, subject), kind.containsNull)
+        return pa.list_(element)
+    if isinstance(kind, MapType):
+        value = pa.field("value", arrow_type(kind.valueType, subject), kind.valueContainsNull)
+        return pa.map_(arrow_type(kind.keyType, subject), value)
+    if isinstance(kind, StructType):
+        if len(set(kind.names)) < len(kind):
+            raise _unsupported(kind, subject, "Give each field of a struct a name of its own.")
+        if not len(kind):
+            raise _unsupported(kind, subject, "Give the struct a field: files cannot hold structs without any.")
+        return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
+    if isinstance(kind, TimeType) and kind.precision > _TIME_DIGITS:
+        raise _unsupported(kind, subject, f"Convert it to time({_TIME_DIGITS}): times in Python have microseconds.")
+    atomic = _ATOMIC.get(type(kind))
+    if atomic is None:
+        raise _unsupported(kind, subject, "Convert it to a string, number, timestamp, array, map or struct.")
+    return atomic
+
+
+def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{subject} has type {kind.simpleString()}, which is not supported.",
+        kind=ErrorKind.UNSUPPORTED_STATE_TYPE,
+        hint=hint,
+    )
+
+
+def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False) -> list[FieldCodec]:
+    """Codecs of a schema's fields; `subject` names a field's owner in messages.
+
+    With `nan_is_null` NaN is null in every field, as in frames.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field's type is not supported.
+    """
+    return [
+        FieldCodec(
+            name=field.name,
+            type=arrow_type(field.dataType, f"{subject} '{field.name}'"),
+            exact=exact_type(field.dataType),
+            to_storage=to_storage(field.dataType, nan_is_null=nan_is_null),
+            from_storage=from_storage(field.dataType),
+            declared=field.dataType.simpleString(),
+        )
+        for field in schema
+    ]
+
+
+def row_codec(schema: StructType, subject: str) -> RowCodec:
+    """Codec of the rows of a Spark schema; `subject` names them in messages."""
+    return RowCodec(field_codecs(schema, f"{subject}, field"), subject)
+
+
+def state_codecs(name: str, value: StructType, entry: StructType | None) -> tuple[RowCodec, RowCodec | None]:
+    """Codecs of a state's values and, if it is a map, of its keys.
+
+    Raises
+    ------
+    ConfigurationError
+        If a field's type is not supported.
+    """
+    subject = f"state '{name}'"
+    codec = row_codec(value, subject)
+    if entry is None:
+        return codec, None
+    entry_codec = row_codec(entry, f"map key of {subject}")
+    KeyCodec(entry_codec.schema, entry_codec.subject, with_maps=False)  # refuses types that cannot be keys
+    return codec, entry_codec
+
+
+def key_schema(columns: Iterable[StructField]) -> pa.Schema:
+    """Storage types of grouping columns.
+
+    Raises
+    ------
+    ConfigurationError
+        If a column's type cannot be a key.
+    """
+    fields: list[pa.Field] = []
+    for column in columns:
+        try:
+            kind = arrow_type(_nullable(column.dataType), f"grouping column '{column.name}'")
+            fields.append(pa.field(column.name, kind))
+        except ConfigurationError as error:
+            raise ConfigurationError(error.message, kind=ErrorKind.UNSUPPORTED_KEY_TYPE, hint=error.hint) from error
+    return pa.schema(fields)
+
+
+def _nullable(kind: DataType) -> DataType:
+    """The type with null elements allowed, so that a key does not depend on what Spark knows of its source."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind])
+    return kind
+
+
+def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
+    """Make a function that turns canonical bytes into the key that ``handleExpiredTimer`` gets: a row, as in Spark.
+
+    Parameters
+    ----------
+    codec : KeyCodec
+        Decodes the bytes.
+    zone : str
+        The session's time zone, which timestamps of keys are in.
+    """
+    info = ZoneInfo(zone)
+
+    def in_zone(value: Any) -> Any:
+        return value.astimezone(info) if isinstance(value, datetime.datetime) and value.tzinfo else value
+
+    make = row_maker(codec.schema.names)
+    return lambda data: make([[in_zone(value)] for value in codec.decode(data)])[0]

@@ -1,0 +1,479 @@
+"""Materializing a subtask's state in slices: large merges of local runs, and storing what the store lacks.
+
+A job goes on from slice to slice, whichever process of the host has the subtask's task. What it has reached is in a
+folder beside the local runs; a job that is lost is begun again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from statelog.errors import StatelogError
+from statelog.files import write_file
+from statelog.local.runs import JOB_FOLDER, Edge, LocalRuns, local_edge
+from statelog.log.references import Level, StoredRun
+from statelog.runs import digests
+from statelog.runs.format import Footer
+from statelog.runs.key_groups import HashRange
+from statelog.runs.merge import Garbage, MergePosition, RunMerge, merge_runs
+from statelog.runs.reader import Run
+from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
+from statelog.sealed import seal, unseal
+from statelog.storage import Store
+
+_log = logging.getLogger(__name__)
+
+_STATE: Final = "job.json"
+_KIND: Final = "materialization job"
+_VERSION: Final = 1
+_INLINE: Final = "inline.run"
+_SLICE_ROWS: Final = 262_144
+_RUN_BYTES: Final = 16 << 20
+"""Size of a local run from which a stored one is made: about a tenth of a second of work."""
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The coordinator's leave to materialize a subtask's state once, beginning with one base.
+
+    Parameters
+    ----------
+    job : str
+        Which job it is for, unique in the run.
+    base : bytes
+        Chain digest of the materialized state that the job begins with.
+    known : list of Level
+        That state, as far as the job may build on it; it stays in the store until the grant ends.
+    folder : str
+        The job's objects are written below this folder, and no others.
+    """
+
+    job: str
+    base: bytes
+    known: list[Level]
+    folder: str
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a subtask is to do for the upkeep of its state after a batch.
+
+    Parameters
+    ----------
+    slice_s : float
+        How long it may take; it ends with the step that goes beyond.
+    inline_bytes : int
+        A state whose new runs are not larger travels with the next ack instead.
+    grant : Grant or None
+        For what it may materialize; None is to merge local runs only.
+    is_due : bool
+        Whether to materialize a state that has not changed too; of use without changelog only.
+    """
+
+    slice_s: float
+    inline_bytes: int
+    grant: Grant | None
+    is_due: bool
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """The outcome of a job.
+
+    Parameters
+    ----------
+    levels : list of Level
+        The materialized state; none if the job failed.
+    job : str
+        The job, as its grant names it.
+    payload : bytes
+        The bytes of runs without a name.
+    failure : str
+        Why it failed; empty if it did not.
+    """
+
+    levels: list[Level]
+    job: str
+    payload: bytes = b""
+    failure: str = ""
+
+
+class _Merging(msgspec.Struct, frozen=True):
+    """How far the merge of the inputs has come; nothing is left to do without inputs."""
+
+    inputs: list[str]
+    position: MergePosition | None = None
+    written: Footer | None = None
+    size_bytes: int = 0
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """A job between two slices; one that only merges has no grant.
+
+    All of its slices leave out the same garbage. Its result stands for the batch after its last one, to which a start
+    may go back, and what has expired since would be missed there.
+    """
+
+    run_id: str
+    target: str
+    merging: _Merging
+    garbage: Garbage
+    grant: str = ""
+    levels: list[Level] = []
+    prefix: str = ""
+    runs: list[StoredRun] = []
+    next_hash: int | None = None
+    is_done: bool = False
+    failure: str = ""
+
+
+class Materializer:
+    """The upkeep of one subtask's local runs and of what the store has of them.
+
+    Parameters
+    ----------
+    local : LocalRuns
+        The local runs.
+    within : HashRange
+        The subtask's hashes.
+    genesis : bytes
+        Chain digest of the empty state.
+    run_id : str
+        The run of the query. Jobs of another one are void: what they have stored may be gone, or have been stored in a
+        location that another one has replaced since.
+    compression : {"lz4", "zstd", None}
+        Of stored runs.
+    garbage : Garbage
+        What jobs that begin now may leave out.
+    open_store : callable
+        Opens the store.
+    monotonic_s : callable
+        Tells the time.
+    token : str
+        Unique among all attempts.
+    """
+
+    def __init__(
+        self,
+        local: LocalRuns,
+        *,
+        within: HashRange,
+        genesis: bytes,
+        run_id: str,
+        compression: str | None,
+        garbage: Garbage,
+        open_store: Callable[[], Store],
+        monotonic_s: Callable[[], float],
+        token: str,
+    ) -> None:
+        self._local = local
+        self._folder = local.directory / JOB_FOLDER
+        self._within = within
+        self._genesis = genesis
+        self._run_id = run_id
+        self._compression = compression
+        self._garbage = garbage
+        self._open_store = open_store
+        self._monotonic_s = monotonic_s
+        self._token = token
+
+    # ---- What a job has reached ----
+
+    def result(self, grant: Grant | None) -> Materialized | None:
+        """The outcome of a grant's job, if it is over; a job of another grant is void."""
+        job = self._load()
+        if grant is None or job is None or job.grant != grant.job or not (job.is_done or job.failure):
+            return None
+        if job.failure:
+            return Materialized([], job.grant, failure=job.failure)
+        payload = self._inline(job)
+        if payload is None:
+            self.discard()  # it is begun again
+            return None
+        return Materialized(job.levels, job.grant, payload)
+
+    def _inline(self, job: _Job) -> bytes | None:
+        """The bytes of the job's run without a name; None if they are not here as they were written."""
+        wanted = [run for run in job.levels[-1].runs if not run.name]
+        if not wanted:
+            return b""
+        try:
+            data = (self._folder / _INLINE).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if digests.checksum(data) == wanted[0].checksum else None
+
+    def discard(self) -> None:
+        """Forget the job; it is over, or void."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def end(self, job: str) -> None:
+        """Forget a job whose grant has ended, unless another one has been begun since."""
+        with self._locked() as is_mine:
+            found = self._load()
+            if is_mine and found is not None and found.grant == job:
+                self.discard()
+
+    def inputs(self) -> set[str]:
+        """File names of the local runs that the job reads."""
+        job = self._load()
+        return set() if job is None or job.is_done else {*job.merging.inputs, job.target}
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge of local runs, without storing, is in progress."""
+        job = self._load()
+        return job is not None and not job.grant
+
+    # ---- Slices ----
+
+    def work(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> None:
+        """Do one slice.
+
+        Parameters
+        ----------
+        order : Order
+            What to do.
+        path : sequence of Edge
+            The local runs of a state that is certain, oldest first.
+        merges : sequence of Edge
+            Those of them that are to be merged anyway, adjacent; may be empty.
+        """
+        end_s = self._monotonic_s() + order.slice_s
+        with self._locked() as is_mine:
+            if not is_mine:
+                return  # another attempt is at it
+            job = self._load()
+            granted = order.grant.job if order.grant else ""
+            is_void = job is not None and job.grant not in ("", granted)
+            if job is not None and not is_void and (job.is_done or job.failure):
+                return  # its outcome goes with the next ack
+            try:
+                if job is None or is_void or not self._fits(job, path):
+                    job = self._begin(order, path, merges)
+                while job is not None and not job.is_done and self._monotonic_s() < end_s:
+                    job = self._step(job, order, end_s)
+            except (StatelogError, OSError, pa.ArrowInvalid) as error:
+                self._fail(order, f"{type(error).__name__}: {error}")
+
+    def store_now(self, order: Order, path: Sequence[Edge]) -> Materialized:
+        """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be stored.
+        """
+        # Not the folder of jobs in slices: two attempts may do this at a time.
+        self._folder = self._local.directory / f"{path[-1].last}-{self._token}.{JOB_FOLDER}"
+        job = self._begin(order, path, ())
+        assert job is not None, "the batch itself is not stored yet"
+        try:
+            while not job.is_done:
+                job = self._step(job, order, float("inf"), keeps_inputs=True)
+            return Materialized(job.levels, job.grant, self._inline(job) or b"")
+        finally:
+            self.discard()
+
+    def _begin(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> _Job | None:
+        """Decide what to merge, and what to store."""
+        self.discard()
+        inputs = list(merges)
+        levels: list[Level] = []
+        if order.grant is not None and not inputs:
+            levels = _stored_part(path, order.grant.known)
+            if len(levels) == len(path):
+                return None
+            rows = [self._local.open(edge).rows for edge in path]
+            # Levels that are small beside what is new are stored again with it, so that there are few.
+            while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
+                levels.pop()
+            inputs = list(path[len(levels) :])
+            if levels and not sum(rows[len(levels) :]):
+                return self._extend(order.grant, path, levels)
+        if not inputs:
+            return None
+        target = Edge(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
+        grant = None if merges else order.grant
+        self._make_folder()
+        return _Job(
+            run_id=self._run_id,
+            target=target.file_name,
+            merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
+            garbage=self._garbage,
+            grant=grant.job if grant else "",
+            levels=levels,
+            prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
+        )
+
+    def _extend(self, grant: Grant, path: Sequence[Edge], levels: list[Level]) -> _Job:
+        """Nothing has changed since the last level: it stands for the batches since as well."""
+        newest, last = path[len(levels) - 1], path[-1]
+        target = Edge(newest.first, last.last, newest.before, last.after)
+        self._local.link(newest, target)
+        longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
+        self._make_folder()
+        return self._save(
+            _Job(
+                self._run_id,
+                target.file_name,
+                _Merging([]),
+                self._garbage,
+                grant.job,
+                levels=[*levels[:-1], longer],
+                is_done=True,
+            )
+        )
+
+    def _fits(self, job: _Job, path: Sequence[Edge]) -> bool:
+        """Whether a job is about the state that is here."""
+        names = {edge.file_name for edge in path}
+        return (set(job.merging.inputs) or {job.target}) <= names
+
+    def _step(self, job: _Job, order: Order, end_s: float, *, keeps_inputs: bool = False) -> _Job:
+        if job.merging.inputs:
+            return self._merge(job, end_s, keeps_inputs)
+        if job.grant:
+            return self._store_next(job, order)
+        self.discard()
+        return msgspec.structs.replace(job, is_done=True)
+
+    def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
+        """Merge slices until the time is over, or the result is there and replaces the inputs."""
+        merging, target = job.merging, local_edge(job.target)
+        runs = [self._local.open(local_edge(name)) for name in merging.inputs]
+        part = self._folder / "merge.part"
+        part.open("ab").close()
+        os.truncate(part, merging.size_bytes)
+        with pa.OSFile(str(part), "ab") as sink:
+            size_bytes = self._local.budget.slice_bytes
+            writer = RunWriter(
+                sink, compression=None, block_rows=_SLICE_ROWS, block_bytes=size_bytes, written=merging.written
+            )
+            merge = RunMerge(
+                runs,
+                is_bottom=target.before == self._genesis,
+                garbage=job.garbage,
+                slice_rows=_SLICE_ROWS,
+                slice_bytes=size_bytes,
+                keeps_blocks=True,
+            )
+            for position in merge.write(writer, merging.position):
+                if self._monotonic_s() >= end_s:
+                    at = _Merging(merging.inputs, position, writer.written, sink.tell())
+                    return self._save(msgspec.structs.replace(job, merging=at))
+            writer.finish()
+        part.rename(self._local.directory / target.file_name)
+        if not keeps_inputs:
+            self._local.remove(merging.inputs)
+        return self._save(msgspec.structs.replace(job, merging=_Merging([])))
+
+    def _store_next(self, job: _Job, order: Order) -> _Job:
+        """Store the run of the next range of hashes."""
+        target = local_edge(job.target)
+        run = self._local.open(target)
+        first = self._within.first if job.next_hash is None else job.next_hash
+        last = _end_of_run(self._within, first, run.size_bytes)
+        data = b""
+        runs = list(job.runs)
+        if run.rows:
+            data, rows = _encode([run], HashRange(first, last), self._compression)
+            name = f"{job.prefix}-{len(runs)}.run"
+            if first == self._within.first and last == self._within.last and len(data) <= order.inline_bytes:
+                name = ""
+                write_file(self._folder / _INLINE, data)
+            else:
+                self._open_store().put(name, data)
+            runs.append(StoredRun(name, 0, len(data), digests.checksum(data), rows, first, last))
+        if last < self._within.last:
+            return self._save(msgspec.structs.replace(job, runs=runs, next_hash=last + 1))
+        level = Level(
+            target.first, target.last, target.before, target.after, self._within.first, self._within.last, runs
+        )
+        return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
+
+    def _fail(self, order: Order, reason: str) -> None:
+        """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
+        self.discard()
+        if order.grant is not None:
+            try:
+                self._make_folder()
+                self._save(_Job(self._run_id, "", _Merging([]), self._garbage, order.grant.job, failure=reason))
+            except OSError as error:
+                _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
+
+    # ---- The folder ----
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+
+    def _load(self) -> _Job | None:
+        try:
+            data = (self._folder / _STATE).read_bytes()
+            job = unseal(data, _Job, kind=_KIND, version=_VERSION, name=str(self._folder / _STATE))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except StatelogError as error:
+            _log.warning("a materialization is begun again: %s", error)
+            self.discard()
+            return None
+        if job.run_id != self._run_id:
+            self.discard()
+            return None
+        return job
+
+    def _save(self, job: _Job) -> _Job:
+        temporary = self._folder / f"{os.getpid()}.tmp"
+        temporary.write_bytes(seal(job, _KIND, _VERSION))
+        temporary.rename(self._folder / _STATE)
+        return job
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Whether no other process works on the subtask's job; a process that dies lets go."""
+        lock = self._local.directory / "job.lock"
+        with lock.open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+def _stored_part(path: Sequence[Edge], known: Sequence[Level]) -> list[Level]:
+    """The levels that are the beginning of a path, one for each of its runs."""
+    levels: list[Level] = []
+    for edge, level in zip(path, known, strict=False):
+        if (edge.before, edge.after) != (level.before, level.after):
+            break
+        levels.append(level)
+    return levels
+
+
+def _end_of_run(within: HashRange, first: int, size_bytes: int) -> int:
+    """Cut a range of hashes so that a run of about the right size is stored; hashes are evenly spread."""
+    count = -(-size_bytes // _RUN_BYTES)
+    width = -(-(within.last - within.first + 1) // count)
+    return min(first + width - 1, within.last)
+
+
+def _encode(runs: Sequence[Run], within: HashRange, compression: str | None) -> tuple[bytes, int]:
+    sink = pa.BufferOutputStream()
+    rows = merge_runs(
+        runs,
+        RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS),
+        is_bottom=False,
+        within=within,
+        slice_rows=_SLICE_ROWS,
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data, rows

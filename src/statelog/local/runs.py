@@ -1,0 +1,407 @@
+"""Local copies of runs: a directory of one subtask that the host's Python workers share.
+
+A file is an edge between two chain digests, named by them: it holds the changes of some successive batches.
+The state of a checkpoint is a path of edges from the empty state to the checkpoint's digest, so a file of an
+attempt that failed, of another epoch or of another history is simply not on the path. Nothing here is
+needed for correctness: what is missing or damaged is fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import CorruptionError
+from statelog.files import write_file
+from statelog.local.file_stamp import is_stamped, stamp
+from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.key_groups import HashRange
+from statelog.runs.merge import Garbage, add_runs, merge_runs
+from statelog.runs.reader import Run
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
+
+JOB_FOLDER: Final = "job"
+"""What a merge in slices has reached, beside the runs."""
+ROCKSDB_FOLDER: Final = "rocksdb"
+"""A table that is made from the runs, beside them."""
+_KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
+_EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
+_GROUP_RUNS: Final = 64
+_GROUP_BYTES: Final = 64 << 20
+_MOST_SLICE_ROWS: Final = 65_536
+"""Of a merge: its memory is used again and again, and getting new memory takes longer than merging."""
+_LEAST_SLICE_ROWS: Final = 16_384
+_SLICES: Final = 32
+"""As many as a run gets before they become larger: each is a block, and a search looks into every block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A local file: the changes that lead from one digest to another.
+
+    Parameters
+    ----------
+    first, last : int
+        Batches whose changes it holds.
+    before, after : bytes
+        Chain digests before the first and after the last.
+    """
+
+    first: int
+    last: int
+    before: bytes
+    after: bytes
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file."""
+        return f"{self.first}-{self.last}-{self.before.hex()}-{self.after.hex()}.run"
+
+    @classmethod
+    def parse(cls, file_name: str) -> Edge | None:
+        """The edge of a file; None for other files."""
+        found = _EDGE.fullmatch(file_name)
+        if found is None:
+            return None
+        return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
+
+
+def local_edge(file_name: str) -> Edge:
+    """The edge of a local run's file."""
+    edge = Edge.parse(file_name)
+    assert edge is not None, file_name
+    return edge
+
+
+class LocalRuns:
+    """The local runs of one subtask.
+
+    Several processes may use the directory at once: files are written under other names and then renamed,
+    and a file that disappears is treated as one that was never there.
+
+    Parameters
+    ----------
+    directory : Path
+        The subtask's directory; it is made when the first file is written.
+    budget : Budget
+        Of merges, and of the blocks of what they make.
+    """
+
+    def __init__(self, directory: Path, budget: Budget = BUDGET) -> None:
+        self.directory = directory
+        self.budget = budget
+        self._opened: dict[str, Run] = {}
+
+    def edges(self) -> list[Edge]:
+        """All edges in the directory, without opening them."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+        return [edge for name in names if (edge := Edge.parse(name)) is not None]
+
+    def path(self, start: bytes, head: bytes) -> list[Edge] | None:
+        """Edges that lead from one digest to another, oldest first, as few as there are; or None."""
+        by_after: dict[bytes, list[Edge]] = {}
+        for edge in self.edges():
+            by_after.setdefault(edge.after, []).append(edge)
+        return _walk_back(by_after, start, head)
+
+    def open(self, edge: Edge) -> Run:
+        """Open an edge's run, mapped into memory; opened runs are kept.
+
+        A file that is not known to be as it was written is read and checked.
+
+        Raises
+        ------
+        CorruptionError
+            If the file is damaged; it was removed.
+        FileNotFoundError
+            If another process removed it.
+        """
+        run = self._opened.get(edge.file_name)
+        if run is None:
+            path = self.directory / edge.file_name
+            try:
+                run = self._map(path)
+                if not is_stamped(path):
+                    run.verify()
+                    stamp(path)
+            except (CorruptionError, pa.ArrowInvalid):
+                self._discard(path)
+                raise
+            self._opened[edge.file_name] = run
+        return run
+
+    def write(self, edge: Edge, data: bytes, token: str) -> None:
+        """Write the run of an edge.
+
+        Parameters
+        ----------
+        edge : Edge
+            What the run holds.
+        data : bytes
+            The run.
+        token : str
+            Unique among the directory's writers; begins with the batch that writes.
+        """
+        temporary = self._temporary(token)
+        write_file(temporary, data)
+        self.keep(temporary, edge)
+
+    def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
+        """Have a run written into a file that :meth:`keep` gives its name; `token` is that of :meth:`write`."""
+        temporary = self._temporary(token)
+        with pa.OSFile(str(temporary), "wb") as sink:
+            write(sink)
+        return temporary
+
+    def keep(self, written: Path, edge: Edge) -> None:
+        """Give a file that was written just now the name of its edge."""
+        stamp(written)
+        written.rename(self.directory / edge.file_name)
+
+    def write_merged(
+        self,
+        edge: Edge,
+        runs: Iterable[Run],
+        token: str,
+        *,
+        is_bottom: bool,
+        within: HashRange | None = None,
+        garbage: Garbage | None = None,
+    ) -> None:
+        """Merge runs into the run of an edge.
+
+        However many there are, only some of them are in memory at once: groups are merged into temporary
+        files, and these, mapped, into the result.
+
+        Parameters
+        ----------
+        edge : Edge
+            What the result holds.
+        runs : iterable of Run
+            The inputs, oldest first.
+        token : str
+            Unique among the directory's writers; begins with the batch that writes.
+        is_bottom : bool
+            Whether the result starts at the empty state, so that removals need not be kept.
+        within : HashRange, optional
+            Keep only keys of these hashes.
+        garbage : Garbage, optional
+            What may be left out.
+        """
+        temporary = self._temporary(token)
+        merged: list[Run] = []
+        groups = _in_groups(runs)
+        group = next(groups, [])
+        for following in groups:
+            # Only the oldest rows may lose their removals before all are merged.
+            is_oldest = is_bottom and not merged
+            self._merge_to(temporary, group, is_bottom=is_oldest, within=within, garbage=garbage)
+            merged.append(_map(temporary))
+            temporary.unlink()  # it stays mapped
+            group = following
+        self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
+        self._keep_open(temporary, edge)
+
+    def write_disjoint(
+        self,
+        edge: Edge,
+        runs: Iterable[Run],
+        rows: int,
+        token: str,
+        *,
+        is_bottom: bool,
+        within: HashRange,
+        garbage: Garbage | None,
+    ) -> None:
+        """Write runs one after the other into the run of an edge; only one of them is in memory at once.
+
+        Parameters
+        ----------
+        edge, token, is_bottom, within, garbage
+            As for :meth:`write_merged`.
+        runs : iterable of Run
+            The inputs; those that hold a state are disjoint and come in order of their hashes.
+        rows : int
+            Number of their rows.
+        """
+        temporary = self._temporary(token)
+        with pa.OSFile(str(temporary), "wb") as sink:
+            writer = self._writer(sink)
+            for run in runs:
+                add_runs(
+                    [run],
+                    writer,
+                    is_bottom=is_bottom,
+                    within=within,
+                    garbage=garbage,
+                    slice_rows=_slice_rows(rows),
+                    slice_bytes=self.budget.slice_bytes,
+                )
+                del run  # the next one gets its memory
+            writer.finish()
+        self._keep_open(temporary, edge)
+
+    def _writer(self, sink: pa.NativeFile) -> RunWriter:
+        return RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS, block_bytes=self.budget.slice_bytes)
+
+    def _merge_to(
+        self, path: Path, runs: Sequence[Run], *, is_bottom: bool, within: HashRange | None, garbage: Garbage | None
+    ) -> None:
+        with pa.OSFile(str(path), "wb") as sink:
+            merge_runs(
+                runs,
+                self._writer(sink),
+                is_bottom=is_bottom,
+                within=within,
+                garbage=garbage,
+                slice_rows=_MOST_SLICE_ROWS,
+                slice_bytes=self.budget.slice_bytes,
+            )
+
+    def _temporary(self, token: str) -> Path:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.directory / f"{token}.tmp"
+
+    def _keep_open(self, written: Path, edge: Edge) -> None:
+        """Give a file its name, and open it; it was written just now and need not be checked."""
+        self.keep(written, edge)
+        self._opened[edge.file_name] = self._map(self.directory / edge.file_name)
+
+    def _map(self, path: Path) -> Run:
+        return _map(path, on_damage=partial(self._discard, path))
+
+    def _discard(self, path: Path) -> None:
+        """Remove a damaged file, and forget its map: another process may bring the file back."""
+        self._opened.pop(path.name, None)
+        path.unlink(missing_ok=True)
+
+    def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
+        """Merge adjacent runs of a path into one, which replaces them; all must be certain.
+
+        Parameters
+        ----------
+        edges : sequence of Edge
+            The runs, oldest first.
+        genesis : bytes
+            Chain digest of the empty state.
+        token : str
+            Unique among the directory's writers; begins with the batch that writes.
+        garbage : Garbage, optional
+            As in :meth:`write_merged`.
+        """
+        edge = Edge(edges[0].first, edges[-1].last, edges[0].before, edges[-1].after)
+        runs = [self.open(part) for part in edges]
+        self.write_merged(edge, runs, token, is_bottom=edge.before == genesis, garbage=garbage)
+        self.remove([part.file_name for part in edges])
+        return edge
+
+    def link(self, edge: Edge, longer: Edge) -> None:
+        """Let a run stand for more batches, which have changed nothing."""
+        (self.directory / longer.file_name).unlink(missing_ok=True)
+        os.link(self.directory / edge.file_name, self.directory / longer.file_name)
+
+    def remove(self, file_names: Iterable[str]) -> None:
+        """Remove files that a merged one replaces."""
+        for name in file_names:
+            (self.directory / name).unlink(missing_ok=True)
+
+    def sweep(self, path: Sequence[Edge], certain: int, *, keeps_rocksdb: bool = False) -> None:
+        """Remove files of batches up to `certain` that are not on the path, and forget their maps.
+
+        Such files come from attempts that failed and from other histories. None is still being written: a
+        batch that is certain has no live attempt, and a temporary file is of the batch whose attempt writes it.
+        A file that shortens the path stays: another attempt of the batch has just merged what it replaces.
+
+        Parameters
+        ----------
+        path : sequence of Edge
+            The state.
+        certain : int
+            The batch that it comes after.
+        keeps_rocksdb : bool
+            Whether the RocksDB table, if there is one, is still of use.
+        """
+        kept = {edge.file_name for edge in path} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
+        digests = {digest for edge in path for digest in (edge.before, edge.after)}
+        for name in os.listdir(self.directory) if self.directory.exists() else ():
+            if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain or _is_within(name, digests):
+                continue
+            if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+            else:
+                (self.directory / name).unlink(missing_ok=True)
+        for name in [name for name in self._opened if name not in kept]:
+            del self._opened[name]
+
+    def digests(self, start: bytes) -> list[bytes]:
+        """All digests that edges lead to from `start`, itself included."""
+        by_before: dict[bytes, list[Edge]] = {}
+        for edge in self.edges():
+            by_before.setdefault(edge.before, []).append(edge)
+        reached = [start]
+        for digest in reached:
+            reached.extend(edge.after for edge in by_before.get(digest, ()) if edge.after not in reached)
+        return reached
+
+
+def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    group: list[Run] = []
+    size_bytes = 0
+    for run in runs:
+        group.append(run)
+        size_bytes += run.size_bytes
+        if len(group) >= _GROUP_RUNS or size_bytes >= _GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def _slice_rows(rows: int) -> int:
+    return min(max(_LEAST_SLICE_ROWS, -(-rows // _SLICES)), _MOST_SLICE_ROWS)
+
+
+def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
+    with pa.memory_map(str(path)) as mapped:
+        return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
+
+
+def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
+    """Whether a file is an edge between some digests."""
+    edge = Edge.parse(file_name)
+    return edge is not None and edge.before in digests and edge.after in digests
+
+
+def _last_batch(file_name: str) -> int:
+    edge = Edge.parse(file_name)
+    if edge is not None:
+        return edge.last
+    prefix = file_name.partition("-")[0]
+    return int(prefix) if prefix.isdecimal() else -1
+
+
+def _walk_back(by_after: dict[bytes, list[Edge]], start: bytes, head: bytes) -> list[Edge] | None:
+    """Depth-first from the head to the start, taking the longest edges first."""
+    pending: list[tuple[bytes, list[Edge]]] = [(head, [])]
+    seen: set[bytes] = set()
+    while pending:
+        digest, path = pending.pop()
+        if digest == start:
+            return path[::-1]
+        if digest in seen:
+            continue
+        seen.add(digest)
+        for edge in sorted(by_after.get(digest, ()), key=lambda edge: edge.first, reverse=True):
+            pending.append((edge.before, [*path, edge]))
+    return None

@@ -1,0 +1,124 @@
+"""Reading what several subtasks of a host need once for all of them, into files that they share."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from statelog.files import write_file
+from statelog.local.segment import Extent, MissingSegments
+from statelog.local.stored_reader import Readable
+from statelog.storage import Store
+
+SHARED_FOLDER: Final = "shared"
+"""Name of the folder, beside those of the subtasks."""
+_CHECKSUM_BYTES: Final = 8
+
+
+class SharedReads:
+    """What the subtasks of an operator that are restored on this host read of an object store.
+
+    An extent is read by whoever needs it first, while the others wait, and is a file from then on. A file that
+    is missing or damaged is read again. The files are of one batch of one run: objects never change, but another
+    run may have a store where other objects have these names.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files are.
+    run_id : str
+        The run of the query.
+    batch : int
+        The batch that restores the state.
+    token : str
+        Unique among all attempts.
+    """
+
+    def __init__(self, folder: Path, run_id: str, batch: int, token: str) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._batch = batch
+        self._token = token
+
+    def of(self, store: Store, missing: MissingSegments) -> Readable:
+        """A store's objects, of which the extents that several subtasks need are read once for this host.
+
+        A directory is read as it is: the operating system keeps what was read of it.
+        """
+        return store if store.can_append else _SharedObjects(store, missing.extents, self)
+
+    def discard(self) -> None:
+        """Remove the files, as something in them is wrong: the next attempt is to read them again."""
+        for path in self._folder.glob(f"{self._batch}-*"):
+            if not path.suffix:  # others may be writing theirs
+                path.unlink(missing_ok=True)
+
+    def read(self, store: Store, extent: Extent) -> bytes:
+        """The bytes of an extent; raises what :meth:`Store.read` does."""
+        wanted = f"{self._run_id} {extent.name} {extent.offset} {extent.length}"
+        path = self._folder / f"{self._batch}-{xxhash.xxh3_128_hexdigest(wanted.encode())}"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(f"{path}.lock", "wb") as lock:
+            # A process that dies lets go.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = _checked(path)
+            if found is not None:
+                return found
+            data = store.read(extent.name, offset=extent.offset, length=extent.length)
+            temporary = Path(f"{path}.{self._token}.tmp")
+            write_file(temporary, data + xxhash.xxh3_64_digest(data))
+            temporary.rename(path)
+            return data
+
+
+class _SharedObjects:
+    """A store whose shared extents are read for all of the host."""
+
+    def __init__(self, store: Store, extents: Iterable[Extent], shared: SharedReads) -> None:
+        self._store = store
+        self._shared = shared
+        self._extents: dict[str, list[Extent]] = {}
+        for extent in extents:
+            self._extents.setdefault(extent.name, []).append(extent)
+
+    @property
+    def can_append(self) -> bool:
+        return self._store.can_append
+
+    def read(self, name: str, *, offset: int, length: int) -> bytes:
+        for extent in self._extents.get(name, ()):
+            start = offset - extent.offset
+            if start >= 0 and start + length <= extent.length:
+                return self._shared.read(self._store, extent)[start : start + length]
+        return self._store.read(name, offset=offset, length=length)
+
+    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
+        data = self.read(name, offset=offset, length=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def remove_shared(folder: Path, certain: int) -> None:
+    """Remove the files of batches up to one that is certain: all its subtasks have their state."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if int(name.partition("-")[0]) <= certain:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _checked(path: Path) -> bytes | None:
+    """The bytes of a file that is whole; None otherwise."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    content = data[:-_CHECKSUM_BYTES]
+    return content if xxhash.xxh3_64_digest(content) == data[-_CHECKSUM_BYTES:] else None

@@ -1,0 +1,184 @@
+"""Reading stored runs: whole, or only the blocks that hold some key hashes; several at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import CorruptionError, ErrorKind, StorageError
+from statelog.local.segment import SHARED_BYTES
+from statelog.log.references import SegmentRef, StoredRun
+from statelog.runs import digests
+from statelog.runs.format import MAGIC, TAIL
+from statelog.runs.key_groups import HashRange
+from statelog.runs.reader import Run
+
+_TAIL_BYTES: Final = 64 << 10
+_RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
+_GAP_BYTES: Final = 64 << 10
+"""Blocks that are not farther apart are read with what is between them."""
+
+
+class Readable(Protocol):
+    """What a restore needs of a store."""
+
+    @property
+    def can_append(self) -> bool:
+        """Whether it is a directory, which answers at once."""
+        ...
+
+    def read(self, name: str, *, offset: int, length: int) -> bytes:
+        """Read as :meth:`Store.read` does."""
+        ...
+
+    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
+        """Read as :meth:`Store.read_into` does."""
+        ...
+
+
+class RunMemory:
+    """Memory for one run after the other: getting new memory can take longer than reading a file that is cached."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def of(self, length: int) -> memoryview:
+        """Some bytes; those of the call before are void."""
+        if len(self._memory) < length:
+            self._memory = np.empty(length, np.uint8)
+        return self._memory[:length].data
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> bytes:
+    """Read a stored run or snapshot as a whole; `what` says what it is, for messages.
+
+    Raises
+    ------
+    CorruptionError
+        If it is damaged, gone or shorter than recorded; names the object and the offset.
+    StorageError
+        If it cannot be read.
+    """
+    with _named(stored, what):
+        data = store.read(stored.name, offset=stored.offset, length=stored.length)
+    if digests.checksum(data) != stored.checksum:
+        raise _damaged(stored, what)
+    return data
+
+
+def read_run(
+    store: Readable,
+    stored: SegmentRef | StoredRun,
+    what: str,
+    within: HashRange | None = None,
+    memory: RunMemory | None = None,
+) -> Run:
+    """Read a stored run.
+
+    Parameters
+    ----------
+    store : Readable
+        Holds it.
+    stored : SegmentRef or StoredRun
+        Where it is.
+    what : str
+        What it is, for messages.
+    within : HashRange, optional
+        Of a large run read only the blocks with these hashes. They are checked by their own checksums; the
+        others must not be looked at.
+    memory : RunMemory, optional
+        For a large run; by default it has its own.
+
+    Raises
+    ------
+    CorruptionError, StorageError
+        As :func:`read_stored`.
+    """
+    if stored.length <= SHARED_BYTES:
+        return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
+    held = (memory or RunMemory()).of(stored.length)
+
+    def fill(start: int, end: int) -> None:
+        with _named(stored, what):
+            length = store.read_into(held[start:end], stored.name, offset=stored.offset + start)
+        if length != end - start:
+            raise _damaged(stored, what)
+
+    if within is None:
+        fill(0, stored.length)
+        if digests.checksum(held) != stored.checksum:
+            raise _damaged(stored, what)
+        return Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
+    tail_at = stored.length - _TAIL_BYTES
+    fill(0, len(MAGIC))
+    fill(tail_at, stored.length)
+    footer_bytes = TAIL.unpack(held[-TAIL.size :])[0] + TAIL.size
+    if _TAIL_BYTES < footer_bytes <= stored.length:
+        tail_at = stored.length - footer_bytes
+        fill(tail_at, stored.length - _TAIL_BYTES)
+    run = Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
+    for start, end in _joined(run.byte_ranges(within)):
+        if start < tail_at:
+            fill(start, min(end, tail_at))
+    return run
+
+
+def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads: int) -> Iterator[_Result]:
+    """Read items by several threads, and yield the results in order; as many are kept as there are threads."""
+    if threads == 1:
+        yield from map(read, items)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads, "statelog-read") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) >= threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start - joined[-1][1] <= _GAP_BYTES:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+@contextmanager
+def _named(stored: SegmentRef | StoredRun, what: str) -> Iterator[None]:
+    """Say of a missing object what it holds."""
+    try:
+        yield
+    except StorageError as error:
+        if error.kind is not ErrorKind.OBJECT_MISSING:
+            raise
+        raise CorruptionError(
+            f"{error.message} It holds {what} at offset {stored.offset}.",
+            kind=ErrorKind.OBJECT_MISSING,
+            hint=_RESTORE_HINT,
+        ) from error
+
+
+def _damaged(stored: SegmentRef | StoredRun, what: str) -> CorruptionError:
+    return CorruptionError(
+        f"{stored.name}: {what} at offset {stored.offset}, {stored.length} bytes, is damaged or cut short.",
+        hint=_RESTORE_HINT,
+    )

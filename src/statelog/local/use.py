@@ -1,0 +1,123 @@
+"""Which subtasks still run on this host: the files of those that have moved away are removed.
+
+Every subtask runs in every batch, somewhere. So one that has not run here for some batches runs on another host, and
+if it comes back it fetches what it lacks. Beside each directory a file names the batch that last ran there; a running
+task holds it, so that no other process removes the directory meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from statelog.local.runs import LocalRuns
+
+SPARE_BATCHES: Final = 10
+"""For so many batches a subtask may run elsewhere before its files go."""
+_SUFFIX: Final = ".used"
+_BATCH_BYTES: Final = 20
+
+
+@contextmanager
+def in_use(directory: Path, batch: int) -> Iterator[None]:
+    """Hold a subtask's directory while a batch runs in it."""
+    used = _hold(directory)
+    try:
+        os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
+        yield
+    finally:
+        os.close(used)
+
+
+def _hold(directory: Path) -> int:
+    path = directory.with_name(f"{directory.name}{_SUFFIX}")
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            used = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue  # another process removed the folder just now
+        fcntl.flock(used, fcntl.LOCK_SH)
+        if os.fstat(used).st_nlink:
+            return used
+        os.close(used)
+
+
+def is_turn_to_remove(batch: int, subtask: int, parallelism: int) -> bool:
+    """Whether a task looks for unused directories after a batch: about one of the query's does, each in its turn."""
+    period = max(SPARE_BATCHES, parallelism)
+    return batch % period == subtask % period
+
+
+def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHES) -> None:
+    """Remove the directories of subtasks that have not run on this host for some batches.
+
+    Parameters
+    ----------
+    directory : Path
+        That of a subtask that has run here; the others are beside it.
+    batch : int
+        The batch that it has run.
+    spare_batches : int
+        How long a directory may be unused.
+    """
+    for used_file in directory.parent.glob(f"*{_SUFFIX}"):
+        _remove_if_unused(used_file, batch, spare_batches)
+
+
+def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
+    try:
+        used = os.open(used_file, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(used).st_nlink:
+            return  # removed by another one meanwhile; the subtask may run again, with a file of its own
+        text = os.pread(used, _BATCH_BYTES, 0)
+        last = int(text) if text.strip().isdigit() else None
+        if last is None or last > batch:
+            # The task died before it named its batch, or the query has gone back since: from now on it counts.
+            os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
+        elif last < batch - spare_batches:
+            if used_file.with_suffix("").exists():
+                shutil.rmtree(used_file.with_suffix(""))
+            used_file.unlink()
+    except OSError:
+        pass  # a task runs there, or the disk fails; the next one tries again
+    finally:
+        os.close(used)
+
+
+class LocalCache:
+    """The local runs that a process has opened, of the subtasks that it has run lately.
+
+    Parameters
+    ----------
+    spare_batches : int
+        After so many batches without it a subtask's maps are released: their files may be removed already, and take
+        space as long as they are mapped.
+    released : callable
+        Called with the directory of a subtask whose maps are released.
+    """
+
+    def __init__(self, spare_batches: int = SPARE_BATCHES, released: Callable[[Path], None] = lambda _: None) -> None:
+        self._spare_batches = spare_batches
+        self._released = released
+        self._runs: dict[Path, LocalRuns] = {}
+        self._batches: dict[Path, int] = {}
+
+    def at(self, directory: Path, batch: int) -> LocalRuns:
+        """The local runs in a subtask's directory, with those that are mapped already."""
+        operator = directory.parent.parent
+        for other, last in list(self._batches.items()):
+            if other.parent.parent == operator and other != directory and abs(batch - last) > self._spare_batches:
+                del self._runs[other], self._batches[other]
+                self._released(other)
+        self._batches[directory] = batch
+        return self._runs.setdefault(directory, LocalRuns(directory))

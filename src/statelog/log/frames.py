@@ -1,0 +1,82 @@
+"""Reading the frames of a log file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.errors import StorageError
+from statelog.log.entry import FRAME_HEADER_BYTES, Entry, decode_header, decode_index
+from statelog.storage.store import Store
+
+_READ_AHEAD_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An entry and the offset at which its frame ends."""
+
+    entry: Entry
+    end: int
+
+
+class FrameReader:
+    """Reads the entries of one object by few range reads, without their payload.
+
+    Parameters
+    ----------
+    store : Store
+        Where the object is.
+    name : str
+        The object.
+    number : int
+        Its number in the log, for the entries; 0 if they need not know it.
+    """
+
+    def __init__(self, store: Store, name: str, number: int = 0) -> None:
+        self._store = store
+        self._name = name
+        self._number = number
+        self._start = 0
+        self._buffer = b""
+
+    def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
+        """Read the frame at `offset` of the object's first `size_bytes` bytes.
+
+        Returns
+        -------
+        Frame or None
+            None if no complete frame stands there: it is cut short, or only zero bytes follow, which
+            is what a crash of the machine leaves of a write.
+
+        Raises
+        ------
+        CorruptionError
+            If the frame's header or index is damaged.
+        """
+        if offset + FRAME_HEADER_BYTES > size_bytes:
+            return None
+        head = self._bytes(offset, FRAME_HEADER_BYTES)
+        if not any(head) and self._is_zero(offset, size_bytes):
+            return None
+        header = decode_header(head, name=self._name, offset=offset)
+        end = offset + header.frame_bytes
+        if end > size_bytes:
+            return None
+        index = self._bytes(offset + FRAME_HEADER_BYTES, header.index_bytes)
+        return Frame(decode_index(header, index, name=self._name, offset=offset, number=self._number), end)
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        if not self._start <= offset <= offset + length <= self._start + len(self._buffer):
+            self._start = offset
+            self._buffer = self._store.read(self._name, offset=offset, length=max(length, _READ_AHEAD_BYTES))
+            if len(self._buffer) < length:
+                raise StorageError(f"{self._name} became shorter while it was read.", hint="Try again.")
+        return self._buffer[offset - self._start : offset - self._start + length]
+
+    def _is_zero(self, offset: int, size_bytes: int) -> bool:
+        for start in range(offset, size_bytes, _READ_AHEAD_BYTES):
+            length = min(_READ_AHEAD_BYTES, size_bytes - start)
+            if any(self._store.read(self._name, offset=start, length=length)):
+                return False
+        return True

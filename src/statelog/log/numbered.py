@@ -1,0 +1,432 @@
+"""The numbered log: files ``00000000000000000001.log`` and so on, each made only if its number is free.
+
+The numbers decide every race. A run opens an epoch by making the next file, with its claim as the first frame; so the
+writer of an older epoch finds the number taken when it starts a file, and knows that it is fenced.
+
+Where the store can append, an entry may also be appended to the writer's newest file. Then the order of two steps
+decides: a writer appends, and *then* looks for the next number before it reports success; a claimer makes its file, and
+*then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
+that was reported stands before the fence, and one that stands behind it was never reported.
+
+After a failed append nobody knows what of the frame is on the disk: a later sync that succeeds does not tell, because
+the system gives up what it could not write. So nothing is appended behind such a frame. The writer goes on in the next
+file, whose fence ends the one before in front of the frame; if a newer run has counted the frame, that number is taken.
+And who counts an older run's last frame writes it again before its fence says so.
+
+Files are removed in such an order that a writer who slept through it all notices: before the file of a claim goes, the
+one before it is gone. So the writer of an older epoch finds the next number taken, or its own newest file gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from statelog.clock import Clock
+from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
+from statelog.log.entry import (
+    FRAME_HEADER_BYTES,
+    Checkpoint,
+    Claim,
+    Entry,
+    Fence,
+    decode_header,
+    encode_frame,
+)
+from statelog.log.frames import FrameReader
+from statelog.log.log import Log, base_name
+from statelog.storage.store import ObjectInfo, Store
+
+LOG_FILE: Final = re.compile(r"(\d{20})\.log")
+_READ_ATTEMPTS: Final = 5
+
+
+@dataclass
+class _Contents:
+    """What was read of a log, newest file first.
+
+    Parameters
+    ----------
+    files : list of list of Entry
+        Claims and checkpoints of each file.
+    open_tails : dict of str to (int, int)
+        Where the last frame starts and ends in files that somebody may still append to, and that no fence covers; by
+        base name.
+    """
+
+    files: list[list[Entry]] = field(default_factory=list)
+    open_tails: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries in order, without what an epoch wrote after a newer one claimed."""
+        valid: list[Entry] = []
+        newest = 0
+        for entry in (entry for file in reversed(self.files) for entry in file):
+            if entry.epoch >= newest:
+                newest = entry.epoch
+                valid.append(entry)
+        return valid
+
+
+class NumberedLog(Log):
+    """A log of numbered files.
+
+    Parameters
+    ----------
+    store : Store
+        Any store.
+    prefix : str
+        The log's folder.
+    clock : Clock
+        Tells how long the writer has not looked.
+    appends : bool
+        Whether entries are appended to the newest file; otherwise each is a file of its own. The store must be able to.
+    max_file_bytes : int
+        A file that would grow beyond this is followed by another.
+    min_age_s : float
+        How long the file of a claim stays although no entry in it is needed, so that older writers find it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        clock: Clock,
+        *,
+        appends: bool,
+        max_file_bytes: int = 32 << 20,
+        min_age_s: float = 60.0,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._clock = clock
+        self._appends = appends
+        self._max_file_bytes = max_file_bytes
+        self._min_age_s = min_age_s
+        self._claim: Claim | None = None
+        self._number = 0
+        self._end = 0
+        self._head = b""
+        # Whether an entry was begun and not seen to succeed, in the newest file or in the next one.
+        self._is_in_doubt = False
+        self._is_used = False
+        self._lost = "it has not claimed it"
+        self._looked_s = (0.0, 0.0)
+        # In order, and quick to remove from: the files of the log as far as this run knows.
+        self._existing: dict[int, None] = {}
+        self._claims_seen_s: dict[int, float] = {}
+        self._files_made = 0
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def files_made(self) -> int:
+        return self._files_made
+
+    @property
+    def file_name(self) -> str:
+        return self.name_of(self._number)
+
+    @property
+    def head(self) -> bytes:
+        return self._head
+
+    def name_of(self, number: int) -> str:
+        return f"{self._prefix}/{base_name(number)}"
+
+    def read(self) -> list[Entry]:
+        return self._read().entries
+
+    def claim(self, make: Callable[[int], Claim]) -> list[Entry]:
+        self._lost, self._is_in_doubt = "its claim failed", False
+        while True:
+            looked_s = self._now_s()
+            newest = max(self._files(), default=0)
+            epoch = self._epoch_of(newest)
+            if epoch is None:
+                continue
+            claim = make(epoch + 1)
+            frame = b"".join(encode_frame(claim, []))
+            if self._store.put_if_absent(self.name_of(newest + 1), frame):
+                break
+        self._claim, self._number, self._end, self._head = claim, newest + 1, len(frame), frame[:FRAME_HEADER_BYTES]
+        self._files_made += 1
+        contents = self._read(claimed=self._number)
+        if contents.open_tails:
+            # What was read may be in the page cache only, of a writer that was killed or whose sync failed.
+            for name, (start, end) in contents.open_tails.items():
+                self._store.sync(f"{self._prefix}/{name}", start=start, end=end)
+            ends = {name: end for name, (_, end) in contents.open_tails.items()}
+            fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, ends), [])]
+            self._store.append(self.name_of(self._number), fence, at=self._end)
+            self._end += sum(map(len, fence))
+        # A newer epoch that claims from here on finds the fence, so both agree on what came before.
+        self._require_ownership(self._end)
+        self._note_claims(contents)
+        self._looked_s, self._lost = looked_s, ""
+        return contents.entries
+
+    def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
+        if self._lost:
+            self._lose(self._lost)
+        looked_s = self._now_s()
+        parts = encode_frame(entry, payload)
+        frame_bytes = sum(map(len, parts))
+        try:
+            if self._appends and not self._is_in_doubt and self._end + frame_bytes <= self._max_file_bytes:
+                self._append(parts, frame_bytes)
+            else:
+                self._start_file(parts)
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            self._lose("its file is gone")
+        self._look_again(looked_s)
+        header = decode_header(parts[0][:FRAME_HEADER_BYTES], name=self.file_name, offset=0)
+        return entry.placed(header, name=self.file_name, offset=self._end - frame_bytes, number=self._number)
+
+    def removable(self, start: int) -> list[str]:
+        now_s = self._clock.monotonic_s()
+        before = itertools.takewhile(lambda number: number < min(start, self._number), self._existing)
+        return [self.name_of(number) for number in before if self._is_removable(number, now_s)]
+
+    def _is_removable(self, number: int, now_s: float) -> bool:
+        """Whether older writers need not find a file; one after another goes of those that may hold a claim."""
+        seen_s = self._claims_seen_s.get(number)
+        if seen_s is None:
+            return True
+        return now_s - seen_s >= self._min_age_s and number - 1 not in self._existing and self._is_gone(number - 1)
+
+    def _is_gone(self, number: int) -> bool:
+        try:
+            return self._size(number) is None
+        except StorageError:
+            return False
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            del self._existing[int(name[-len(base_name(0)) : -len(".log")])]
+
+    def close(self) -> None:
+        # Later numbers are never removed here: an older writer must find them taken.
+        if self._number == 1 and not self._is_used and not self._lost and list(self._files()) == [1]:
+            self._store.delete([self.name_of(1)])
+        self._lost = "it was closed"
+        self._store.close()
+
+    # ---- Writing ----
+
+    def _append(self, parts: list[bytes], frame_bytes: int) -> None:
+        self._is_used = self._is_in_doubt = True
+        self._store.append(self.name_of(self._number), [*parts], at=self._end)
+        self._require_ownership(self._end + frame_bytes)
+        self._end, self._is_in_doubt = self._end + frame_bytes, False
+
+    def _start_file(self, parts: list[bytes]) -> None:
+        """Write an entry as the next file, with the certain end of the file before if that was appended to."""
+        was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
+        while True:
+            name = self.name_of(self._number + 1)
+            ends = {base_name(self._number): self._end}
+            head = encode_frame(Fence(self._epoch, ends), []) if self._appends else []
+            data = b"".join([*head, *parts])
+            if self._store.put_if_absent(name, data):
+                break
+            found = self._store.read(name)
+            if found == data:
+                break  # it was this very entry, whose answer was lost
+            if not (was_in_doubt and self._is_own(name, len(found))):
+                self._lose(f"entry {self._number + 1} is another run's")
+            # An earlier entry of ours whose answer was lost; the new one comes after it.
+            self._go_on_in_next(found)
+        self._go_on_in_next(data)
+        self._files_made += 1
+        self._is_in_doubt = False
+
+    def _go_on_in_next(self, data: bytes) -> None:
+        """Take the next file for the newest one, after a look at the file before.
+
+        If a newer run has removed its claim, which had the next number, then it has removed that one first.
+        """
+        if self._store.read(self.name_of(self._number), length=FRAME_HEADER_BYTES) != self._head:
+            self._lose("its file was replaced")
+        self._number, self._end, self._head = self._number + 1, len(data), data[:FRAME_HEADER_BYTES]
+        self._existing[self._number] = None
+
+    def _is_own(self, name: str, size_bytes: int) -> bool:
+        claim, frame = self._claim, FrameReader(self._store, name).frame_at(0, size_bytes)
+        return (
+            claim is not None
+            and frame is not None
+            and frame.entry.epoch == claim.epoch
+            and not isinstance(frame.entry, Claim)
+        )
+
+    def _require_ownership(self, end: int) -> None:
+        """Look for a newer claim, and at the own file, which would be deleted before a newer one."""
+        if self._size(self._number + 1) is not None:
+            self._lose(f"file {self._number + 1} is another run's")
+        if self._size(self._number) != end:
+            self._lose("its file was deleted or replaced")
+
+    def _look_again(self, looked_s: tuple[float, float]) -> None:
+        """After a long pause look at the whole log: the claim that fences this writer may be gone already."""
+        now_s = self._now_s()
+        # A suspended machine stops one clock, a corrected time moves the other.
+        pause_s = max(now - then for now, then in zip(now_s, self._looked_s, strict=True))
+        if pause_s > self._min_age_s / 2:
+            numbers = self._files()
+            if max(numbers, default=0) != self._number:
+                self._lose("another run's files are newer than its own")
+        self._looked_s = looked_s
+
+    # ---- Reading ----
+
+    def _read(self, claimed: int | None = None) -> _Contents:
+        """Read the log, or what stands before a claim that was made just now."""
+        for _ in range(_READ_ATTEMPTS):
+            files = self._files()
+            if claimed is not None and max(files, default=0) > claimed:
+                # The number was free because newer runs had removed what they do not need any more.
+                self._lose("another run's files are newer than its claim")
+            try:
+                return self._read_files({number: files[number] for number in files if number != claimed})
+            except StorageError as error:
+                # The oldest files are removed while others read; then a newer entry says that they are not needed.
+                if error.kind is not ErrorKind.OBJECT_MISSING:
+                    raise
+                missing = error
+        raise missing
+
+    def _read_files(self, files: dict[int, ObjectInfo]) -> _Contents:
+        """Read the files that are needed, newest first.
+
+        A fence counts if the newer fences do not cut it off. Of several that count for a file the oldest does, because
+        its writer may have acted on it.
+        """
+        contents = _Contents()
+        fenced_ends: dict[str, int] = {}
+        epoch, start = 0, 0
+        newest = max(files, default=0)
+        for number in range(newest, 0, -1):
+            if number < start or (not start and number < min(files)):
+                break
+            if number not in files:
+                raise CorruptionError(
+                    f"{self._store!r}: the log {self._prefix} has files up to {newest}, but not {number}.",
+                    hint="Restore the missing file from a copy; without it the log would lose checkpoints.",
+                )
+            name = base_name(number)
+            # Only the last file of an epoch can have been written to after the next one was made.
+            found, tail = self._read_file(number, files[number], fenced_ends.get(name), epoch)
+            if found[0].epoch != epoch and name not in fenced_ends and self._store.can_append:
+                contents.open_tails[name] = tail
+            epoch = found[0].epoch
+            for entry in found:
+                if isinstance(entry, Fence):
+                    fenced_ends.update(entry.ends)
+            contents.files.append([entry for entry in found if not isinstance(entry, Fence)])
+            checkpoints = [entry for entry in contents.files[-1] if isinstance(entry, Checkpoint)]
+            if checkpoints and not start:
+                start = checkpoints[-1].log_start
+        return contents
+
+    def _read_file(
+        self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
+    ) -> tuple[list[Entry], tuple[int, int]]:
+        """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none.
+
+        Returns them, and where the last one starts and ends.
+        """
+        name = self.name_of(number)
+        size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
+        reader = FrameReader(self._store, name, number)
+        entries: list[Entry] = []
+        start = end = 0
+        while frame := reader.frame_at(end, size if fenced_end is None else min(size, fenced_end)):
+            entries.append(frame.entry)
+            start, end = end, frame.end
+        if not entries:
+            raise CorruptionError(
+                f"{name}: its {size} bytes do not begin with a complete log entry.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        may_be_torn = self._store.can_append and entries[0].epoch != next_epoch
+        if fenced_end is not None and end != fenced_end:
+            raise CorruptionError(
+                f"{name}: the log has valid entries up to offset {end}, but had them up to {fenced_end}.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        if fenced_end is None and end != size and not may_be_torn:
+            raise CorruptionError(
+                f"{name}: its {size} bytes are no whole number of log entries.",
+                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
+            )
+        return entries, (start, end)
+
+    def _epoch_of(self, number: int) -> int | None:
+        """The epoch of a file; None if it was removed meanwhile, 0 for no file."""
+        if not number:
+            return 0
+        name = self.name_of(number)
+        try:
+            frame = FrameReader(self._store, name).frame_at(0, self._store.size_bytes(name))
+        except StorageError as error:
+            if error.kind is ErrorKind.OBJECT_MISSING:
+                return None
+            raise
+        if frame is None:
+            raise CorruptionError(
+                f"{name}: the file does not begin with a complete log entry.", hint="Restore the file from a copy."
+            )
+        return frame.entry.epoch
+
+    def _files(self) -> dict[int, ObjectInfo]:
+        found = {
+            int(match[1]): info
+            for info in self._store.list(f"{self._prefix}/")
+            if (match := LOG_FILE.fullmatch(info.name[len(self._prefix) + 1 :]))
+        }
+        return dict(sorted(found.items()))
+
+    # ---- Parts ----
+
+    @property
+    def _epoch(self) -> int:
+        return self._claim.epoch if self._claim else 0
+
+    def _note_claims(self, contents: _Contents) -> None:
+        """Remember since when this run has known the files that older writers may look for.
+
+        A file that the claim did not need to read may hold a claim.
+        """
+        now_s = self._clock.monotonic_s()
+        read = dict(zip(range(self._number - 1, 0, -1), contents.files, strict=False))
+        self._existing = {number: None for number in self._files() if number <= self._number}
+        self._claims_seen_s = {
+            number: now_s for number in self._existing if number not in read or isinstance(read[number][0], Claim)
+        }
+
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.monotonic_s(), self._clock.now_s()
+
+    def _size(self, number: int) -> int | None:
+        try:
+            return self._store.size_bytes(self.name_of(number))
+        except StorageError as error:
+            if error.kind is ErrorKind.OBJECT_MISSING:
+                return None
+            raise
+
+    def _lose(self, reason: str) -> NoReturn:
+        self._lost = reason
+        raise FencedError(
+            f"{self._store!r}: epoch {self._epoch} does not own the log {self._prefix}: {reason}.",
+            hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
+        )

@@ -1,0 +1,34 @@
+"""From the options to the store of a location: that of an object store repeats and hedges its requests."""
+
+from __future__ import annotations
+
+from statelog.clock import Clock
+from statelog.metrics import Recorder
+from statelog.options import Options
+from statelog.storage import Store, open_store
+from statelog.storage.retry import RetryingStore
+from statelog.storage.retry_policy import RetryPolicy
+
+
+def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
+    """Make the store of a location; nothing is opened yet.
+
+    Parameters
+    ----------
+    location : str
+        The location.
+    options : Options
+        How often requests are attempted, and when.
+    clock : Clock
+        Time.
+    recorder : Recorder
+        Takes measurements.
+    """
+    store = open_store(location)
+    if store.can_append:
+        return store  # a directory: an operating system repeats what can be repeated
+    if options.upload_attempts == 1:
+        policy = RetryPolicy.none()
+    else:
+        policy = RetryPolicy(options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+    return RetryingStore(store, policy, clock=clock, recorder=recorder)

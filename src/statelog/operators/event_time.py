@@ -1,0 +1,95 @@
+"""The event time of rows: which are late, and how far event time has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.runs.times import NO_TIME_MS
+
+_US_PER_MS: Final = 1000
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """Where rows have their event time.
+
+    Parameters
+    ----------
+    column : int
+        The column: a timestamp, or a struct whose field ``end`` is one, as Spark's ``window`` makes it.
+    drops_late : bool
+        Whether late rows are left out; otherwise the processor sees them.
+    inputs : int
+        Number of inputs whose progress is tracked for the operator's own watermark; 0 if it has none.
+    input_column : int or None
+        The column that says which input a row is of, from 0; None if there is only one.
+    """
+
+    column: int
+    drops_late: bool = True
+    inputs: int = 0
+    input_column: int | None = None
+
+    def times_us(self, rows: pa.RecordBatch) -> pa.Array:
+        """Event time of each row, microseconds since the Unix epoch; null where the row has none."""
+        column = rows.column(self.column)
+        if pa.types.is_struct(column.type):
+            column = pc.struct_field(column, "end")
+        return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+
+    def on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> pa.BooleanArray | None:
+        """Which rows are later than a watermark, or have no event time; None if all are."""
+        if watermark_ms <= NO_TIME_MS // _US_PER_MS:
+            return None
+        late = pc.less_equal(self.times_us(rows), watermark_ms * _US_PER_MS).fill_null(False)
+        return pc.invert(late) if late.true_count else None
+
+    def require_on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> None:
+        """Refuse output rows that the next operator would leave out as late.
+
+        Raises
+        ------
+        ProcessorError
+            If a row is not later than the watermark.
+        """
+        oldest = pc.min(self.times_us(rows)).as_py()
+        if oldest is not None and oldest <= watermark_ms * _US_PER_MS:
+            raise ProcessorError(
+                f"an output row has event time {oldest // _US_PER_MS} ms in column"
+                f" '{rows.schema.names[self.column]}', which is late: the watermark is {watermark_ms} ms.",
+                kind=ErrorKind.OUTPUT_MISMATCH,
+                hint="Return rows whose event time is after the watermark of the batch before.",
+            )
+
+    def largest_ms(self, rows: pa.RecordBatch) -> list[int | None]:
+        """The largest event time of each tracked input, milliseconds; None for an input without rows."""
+        if not rows.num_rows:
+            return [None] * self.inputs
+        times = self.times_us(rows)
+        if self.input_column is None:
+            largest = pc.max(times).as_py()
+            return [None if largest is None else largest // _US_PER_MS][: self.inputs]
+        inputs = rows.column(self.input_column)
+        per_input = (pc.max(times.filter(pc.equal(inputs, index))).as_py() for index in range(self.inputs))
+        return [None if largest is None else largest // _US_PER_MS for largest in per_input]
+
+    def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int | None]:
+        """The newest event time of each key's rows, milliseconds; None for a key without any.
+
+        Parameters
+        ----------
+        rows : pyarrow.RecordBatch
+            Rows by key.
+        starts : numpy.ndarray of int64, shape (n + 1,)
+            Where each of the n keys' rows start, and the last one's end.
+        """
+        times = self.times_us(rows).fill_null(NO_TIME_MS).to_numpy()
+        newest = np.maximum.reduceat(times, starts[:-1]).tolist()
+        return [None if time_us == NO_TIME_MS else time_us // _US_PER_MS for time_us in newest]

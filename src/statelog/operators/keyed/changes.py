@@ -1,0 +1,240 @@
+"""Changes of a batch, collected column by column until they become a changeset."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.runs.byte_slices import (
+    BUDGET,
+    MAX_COLUMN_BYTES,
+    Budget,
+    Pace,
+    Positions,
+    RowsTooLarge,
+    bytes_before,
+    in_parts,
+    to_array,
+)
+from statelog.runs.format import Operation, change_schema
+from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.values import RowCodec
+from statelog.runs.writer import Section, write_run
+from statelog.tables.table import KeyBatch
+
+_LIST_PREFIX: Final = struct.Struct(">IQ")
+_LIST_ORDINAL: Final = struct.Struct(">I")
+_PHASE_SHIFT: Final = 30
+_FIRST_ROWS: Final = 1024
+_PART_OF_SLICE: Final = 4
+
+
+@dataclass(frozen=True)
+class ListPosition:
+    """Where list elements of a batch stand among those of other batches.
+
+    An element's entry key is (epoch, batch, ordinal), so appending reads nothing. The ordinal's two top bits are the
+    phase of the batch, because each phase counts from zero.
+    """
+
+    epoch: int
+    batch: int
+    phase: int = 0
+
+    def entries(self, first: int, count: int) -> list[bytes]:
+        """Entry keys of `count` elements whose first is the `first`-th of this batch for its key."""
+        prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
+        base = (self.phase << _PHASE_SHIFT) + first
+        return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(base, base + count)]
+
+
+class ChangeBuffer:
+    """The changes of one subtask in one batch, in run order.
+
+    Parameters
+    ----------
+    budget : Budget
+        How much is encoded at once, and how large a row may be.
+
+    Attributes
+    ----------
+    rows : int
+        Number of changes.
+    unstored_bytes, unstored_rows : int
+        Size in memory, and number, of the changes since the last part was taken.
+    describe_key : callable
+        Names the key at a position of the current window, for messages.
+    """
+
+    def __init__(self, budget: Budget = BUDGET) -> None:
+        self._budget = budget
+        self.describe_key: Callable[[int], str] = str
+        self._batches: dict[str, list[pa.RecordBatch]] = {}
+        self._states: dict[str, StateDescriptor] = {}
+        self._paces: dict[str, Pace] = {}
+        self._stored: dict[str, int] = {}
+        self.rows = 0
+        self.unstored_bytes: int = 0
+        self.unstored_rows: int = 0
+
+    def add(
+        self,
+        state: StateDescriptor,
+        codec: RowCodec,
+        keys: KeyBatch,
+        positions: Sequence[int],
+        entries: Sequence[bytes] | None,
+        values: Sequence[tuple[Any, ...] | None],
+        operations: Sequence[int] | None = None,
+        expiry_ms: int | Sequence[int | None] | None = None,
+    ) -> None:
+        """Add changes of keys that come after those of all calls before for this state.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            The state.
+        codec : RowCodec
+            Its values' codec.
+        keys : KeyBatch
+            The keys that `positions` count.
+        positions : sequence of int
+            The key of each change, ascending.
+        entries : sequence of bytes or None
+            The entry of each change, ascending within a key; None if all are empty.
+        values : sequence of tuple or None
+            The new value of each change; None where there is none.
+        operations : sequence of int, optional
+            What each change does; by default a put where there is a value, else a delete.
+        expiry_ms : int or sequence of (int or None), optional
+            From when on the changes no longer count: one time for all of them, or one for each.
+
+        Raises
+        ------
+        ProcessorError
+            If a value does not fit its field, or a change is larger than a row may be.
+        """
+        if not positions:
+            return
+        picked = np.asarray(positions, np.int64)
+        if operations is None:
+            has_value = np.fromiter((value is not None for value in values), bool, len(picked))
+            operation_column = np.where(has_value, Operation.PUT, Operation.DELETE).astype(np.uint8)
+        else:
+            operation_column = np.fromiter(operations, np.uint8, len(picked))
+        schema = change_schema(state)
+
+        def encode(start: int, end: int) -> pa.RecordBatch:
+            count = end - start
+            columns = [
+                pa.array(keys.hashes[picked[start:end]]),
+                _keys_at(keys.keys, picked[start:end]),
+                _empty_entries(count) if entries is None else to_array(entries[start:end], pa.binary()),
+                pa.array(operation_column[start:end]),
+                _expiry_column(expiry_ms[start:end] if isinstance(expiry_ms, Sequence) else expiry_ms, count),
+                *codec.encode(values[start:end], lambda index: self.describe_key(positions[start + index])),
+            ]
+            if state.kind is StateKind.TIMER:
+                columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        self._states[state.name] = state
+        batches = self._batches.setdefault(state.name, [])
+        max_bytes = self._budget.slice_bytes // _PART_OF_SLICE
+        pace = self._paces.setdefault(state.name, Pace(max_bytes, _FIRST_ROWS, self._budget.window_rows))
+        start = 0
+        while start < len(picked):
+            end = min(start + pace.rows, len(picked))
+            size_bytes = 0
+            for batch in in_parts(end, partial(self._bounded, encode, codec, positions), max_bytes, start):
+                batches.append(batch)
+                size_bytes += batch.nbytes
+            pace.learn(end - start, size_bytes)
+            self.unstored_bytes += size_bytes
+            start = end
+        self.rows += len(picked)
+        self.unstored_rows += len(picked)
+
+    def _bounded(
+        self,
+        encode: Callable[[int, int], pa.RecordBatch],
+        codec: RowCodec,
+        positions: Sequence[int],
+        start: int,
+        end: int,
+    ) -> pa.RecordBatch:
+        """Encode some changes; a single one may not be too large."""
+        try:
+            batch = encode(start, end)
+        except RowsTooLarge as error:
+            if end - start > 1:
+                raise
+            raise self._too_large(codec, positions[start], str(error)) from error
+        if end - start == 1 and batch.nbytes > self._budget.row_bytes:
+            raise self._too_large(codec, positions[start], f"{batch.nbytes:,} bytes")
+        return batch
+
+    def _too_large(self, codec: RowCodec, position: int, size: str) -> ProcessorError:
+        limit = self._budget.row_bytes
+        return ProcessorError(
+            f"{codec.subject} of key {self.describe_key(position)}: a value takes {size} with its key, and may take"
+            f" {limit:,}.",
+            kind=ErrorKind.TOO_LARGE,
+            hint="Keep large objects in a store and their names in the state, or one value in several entries of a"
+            " list or a map.",
+        )
+
+    def write(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
+        """Write the changes as a run; only some of them are encoded at once."""
+        sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
+        self._write(sections, sink, compression, block_rows)
+
+    def take_part(self, *, compression: str | None, block_rows: int, max_bytes: int | None = None) -> pa.Buffer:
+        """Encode changes that no call before has taken as a run: all, or the oldest of each state up to a size."""
+        sections: list[Section] = []
+        for name, batches in sorted(self._batches.items()):
+            first = end = self._stored.get(name, 0)
+            taken_bytes = 0
+            while end < len(batches) and (max_bytes is None or taken_bytes < max_bytes):
+                taken_bytes += batches[end].nbytes
+                end += 1
+            self._stored[name] = end
+            self.unstored_bytes -= taken_bytes
+            self.unstored_rows -= sum([batch.num_rows for batch in batches[first:end]])
+            sections.append(Section(self._states[name], batches[first:end]))
+        sink = pa.BufferOutputStream()
+        self._write(sections, sink, compression, block_rows)
+        return sink.getvalue()
+
+    def _write(self, sections: list[Section], sink: pa.NativeFile, compression: str | None, block_rows: int) -> None:
+        size_bytes = self._budget.slice_bytes
+        write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+
+
+def _keys_at(keys: pa.Array, positions: Positions) -> pa.Array:
+    if len(positions) == len(keys) and (np.diff(positions) == 1).all():
+        return keys
+    sizes = np.diff(bytes_before(keys, np.arange(len(keys) + 1)))
+    if int(sizes[positions].sum()) >= MAX_COLUMN_BYTES:
+        raise RowsTooLarge(f"keys of {len(positions):,} entries")
+    return keys.take(pa.array(positions))
+
+
+def _expiry_column(expiry_ms: int | Sequence[int | None] | None, count: int) -> pa.Array:
+    if expiry_ms is None:
+        return pa.nulls(count, pa.int64())
+    if isinstance(expiry_ms, int):
+        return pa.array(np.full(count, expiry_ms, np.int64))
+    return pa.array(expiry_ms, pa.int64())
+
+
+def _empty_entries(count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

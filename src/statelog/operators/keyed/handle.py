@@ -1,0 +1,144 @@
+"""What a processor's ``init`` gets on a task: the states that were declared on the driver, and the timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.collections import ListState, MapState
+from statelog.operators.keyed.keyed_state import KeyedState, Row
+from statelog.operators.keyed.timers import Timers
+from statelog.operators.keyed.values import AggregateFunction, AggregatingState, ReducingState, ValueState
+from statelog.runs.times import NO_TIME_MS, Ttl
+
+_S = TypeVar("_S", bound=KeyedState)
+
+
+class ProcessorHandle:
+    """Spark's StatefulProcessorHandle, with Flink's kinds of state as well.
+
+    Parameters
+    ----------
+    states : dict
+        The operator's states by name.
+    timers : Timers or None
+        Its timers; None if the time mode has none.
+    uid : str
+        The operator, for messages.
+    closed_ms : int
+        Windows that end up to then were closed by runs with other settings.
+    deleted : dict, optional
+        Handles of the states that ``init`` deletes after it has declared them, by name.
+
+    Attributes
+    ----------
+    late_rows : int
+        Rows that were too late for the processor.
+    """
+
+    def __init__(
+        self,
+        states: dict[str, KeyedState],
+        timers: Timers | None,
+        uid: str,
+        closed_ms: int = NO_TIME_MS,
+        deleted: dict[str, Any] | None = None,
+    ) -> None:
+        self.late_rows = 0
+        self.closed_ms = closed_ms
+        self._states = states
+        self._timers = timers
+        self._uid = uid
+        self._deleted = deleted or {}
+        self._is_initialized = False
+
+    def end_init(self) -> None:
+        """``init`` has returned: states cannot be deleted any more."""
+        self._is_initialized = True
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ValueState:
+        """The value state of this name."""
+        return self._declared(stateName, ValueState)
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ListState:
+        """The list state of this name."""
+        return self._declared(stateName, ListState)
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
+    ) -> MapState:
+        """The map state of this name."""
+        return self._declared(stateName, MapState)
+
+    def getReducingState(
+        self,
+        stateName: str,
+        schema: Any,
+        reduceFunction: Callable[[Row, Row], Row],
+        ttlDurationMs: int | Ttl | None = None,
+    ) -> ReducingState:
+        """The reducing state of this name."""
+        state = self._declared(stateName, ReducingState)
+        state.bind(reduceFunction)
+        return state
+
+    def getAggregatingState(
+        self,
+        stateName: str,
+        accumulatorSchema: Any,
+        aggregateFunction: AggregateFunction[Any, Any],
+        ttlDurationMs: int | Ttl | None = None,
+    ) -> AggregatingState:
+        """The aggregating state of this name."""
+        state = self._declared(stateName, AggregatingState)
+        state.bind(aggregateFunction)
+        return state
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Ask for a call of handleExpiredTimer for the current key."""
+        self._require_timers("registerTimer").register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Take back a timer of the current key."""
+        self._require_timers("deleteTimer").delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """The timers of the current key."""
+        return self._require_timers("listTimers").list()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Remove a state's values; done when the query is started, or was done by what ``init`` has declared."""
+        if self._is_initialized:
+            raise ProcessorError(
+                f"deleteIfExists('{stateName}') was called after init().",
+                kind=ErrorKind.STATE_USAGE,
+                hint="States are declared and deleted in init() only.",
+            )
+
+    def countLateRows(self, rows: int) -> None:
+        """Note that rows were too late, whatever becomes of them."""
+        self.late_rows += rows
+
+    def _require_timers(self, method: str) -> Timers:
+        if self._timers is None:
+            raise ProcessorError(
+                f"{method}() was called, but the operator's timeMode is None.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Use timeMode='ProcessingTime' or 'EventTime'.",
+            )
+        return self._timers
+
+    def _declared(self, name: str, kind: type[_S]) -> _S:
+        state = self._states.get(name)
+        if name in self._deleted:
+            deleted: _S = self._deleted[name]
+            return deleted
+        if not isinstance(state, kind):
+            raise ProcessorError(
+                f"operator '{self._uid}': init() asks for {kind.__name__} '{name}' on a task, but did not"
+                " declare it so when the query was built.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="init() must declare the same states every time, and states can be declared only there.",
+            )
+        return state

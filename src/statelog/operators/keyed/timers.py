@@ -1,0 +1,127 @@
+"""Timers: points in time that a key has asked to be called at."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.changes import ChangeBuffer
+from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
+from statelog.runs.format import Operation
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.values import FieldCodec, RowCodec
+from statelog.tables.table import KeyBatch, TimerRows
+
+TIMERS: Final = "$timers"
+"""The name that the timers are stored under; no state of a user can have it."""
+
+_ENTRY: Final = struct.Struct(">Q")
+_SIGN: Final = 1 << 63
+
+
+def timer_descriptor(domain: TimeDomain) -> StateDescriptor:
+    """The description that timers are stored with; timers of one domain cannot be read as those of the other."""
+    return StateDescriptor(TIMERS, StateKind.TIMER, pa.schema([(f"{domain}_ms", pa.int64())]))
+
+
+class Timers:
+    """The timers of the key that the cursor stands on.
+
+    Attributes
+    ----------
+    lowest_ms : int or None
+        The earliest time that was registered since the table was read.
+    """
+
+    def __init__(self, cursor: KeyCursor, domain: TimeDomain) -> None:
+        self.state = timer_descriptor(domain)
+        self._cursor = cursor
+        self._codec = RowCodec([FieldCodec(f"{domain}_ms", pa.int64(), int)], "timers")
+        self.lowest_ms: int | None = None
+
+    def open(self) -> None:
+        """Start on the cursor's window."""
+        self._stored = EntryWindow(self._cursor, self.state, self._codec)
+        self._writes: dict[int, dict[bytes, bool]] = {}
+
+    def register(self, time_ms: int) -> None:
+        """Ask for a call at a time; the same time asked for twice is one timer."""
+        entry = self._entry(time_ms)
+        if self.lowest_ms is None or time_ms < self.lowest_ms:
+            self.lowest_ms = time_ms
+        self._own_writes()[entry] = True
+
+    def delete(self, time_ms: int) -> None:
+        """Take a timer back; nothing happens if there is none."""
+        entry = self._entry(time_ms)
+        self._own_writes()[entry] = False
+
+    def was_deleted(self, time_ms: int) -> bool:
+        """Whether a timer that was due has been taken back in this window."""
+        writes = self._writes.get(self._cursor.position)
+        return writes is not None and writes.get(self._entry(time_ms)) is False
+
+    def list(self) -> Iterator[int]:
+        """The key's timers, in order of their times."""
+        position = self._cursor.require("listTimers()")
+        held = dict.fromkeys(self._stored.of(position), True) | self._writes.get(position, {})
+        return iter([_ENTRY.unpack(entry)[0] - _SIGN for entry in sorted(held) if held[entry]])
+
+    def flush(self, changes: ChangeBuffer) -> None:
+        """Hand over the window's changes."""
+        positions: list[int] = []
+        entries: list[bytes] = []
+        operations: list[int] = []
+        for position, writes in sorted(self._writes.items()):
+            known_empty = self._stored.is_known_empty(position)
+            for entry, is_set in sorted(writes.items()):
+                if is_set or not known_empty:
+                    positions.append(position)
+                    entries.append(entry)
+                    operations.append(Operation.PUT if is_set else Operation.DELETE)
+        # A removal carries its time too, so that a search by time finds it.
+        times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
+        changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
+
+    def _own_writes(self) -> dict[bytes, bool]:
+        position = self._cursor.require("A timer")
+        writes = self._writes.get(position)
+        if writes is None:
+            writes = self._writes[position] = {}
+        return writes
+
+    def _entry(self, time_ms: int) -> bytes:
+        is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
+        if not is_whole or not -_SIGN <= time_ms < _SIGN:
+            raise ProcessorError(
+                f"A timer's time is {time_ms!r}.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="It must be a whole number of milliseconds since the Unix epoch.",
+            )
+        return _ENTRY.pack(int(time_ms) + _SIGN)
+
+
+def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of some sorted rows are the first of their key."""
+    is_first = np.ones(len(rows), bool)
+    if len(rows) > 1:
+        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
+        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
+    return is_first
+
+
+def key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
+    """Stretches of due timers that hold a bounded number of keys, and whole ones."""
+    starts = np.append(np.flatnonzero(starts_key(due.keys)), len(due.keys))
+    first = 0
+    while first < len(starts) - 1:
+        end = min(first + max_keys(), len(starts) - 1)
+        yield int(starts[first]), int(starts[end])
+        first = end

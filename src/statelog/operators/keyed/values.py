@@ -1,0 +1,177 @@
+"""States with one value per key: plain, reduced, and aggregated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.changes import ChangeBuffer
+from statelog.operators.keyed.keyed_state import MISSING, KeyedState, Row
+
+_Input = TypeVar("_Input")
+_Result = TypeVar("_Result")
+
+
+class _SingleState(KeyedState):
+    """One row per key."""
+
+    def open(self) -> None:
+        self._loaded: list[Row | None] | None = None
+        self._writes: dict[int, Row | None] = {}
+        self._normalize = self._codec.normalize
+        self._is_mutable = self._codec.is_mutable
+
+    def exists(self) -> bool:
+        """Whether the key has a value."""
+        return self._current() is not None
+
+    def clear(self) -> None:
+        """Remove the key's value."""
+        self._writes[self._require()] = None
+
+    def _read(self) -> Row | None:
+        # This runs for every read of a value, so the plain case is written out.
+        position = self._cursor.position
+        row: Any = self._writes.get(position, MISSING)
+        if row is MISSING:
+            row = self._current() if self._loaded is None else self._loaded[position]
+            if self._renews and row is not None:
+                self._writes[position] = row
+        return self._codec.copied(row) if self._is_mutable and row is not None else row
+
+    def _write(self, value: Row) -> None:
+        position = self._cursor.position
+        if position < 0:
+            self._require()
+        self._writes[position] = self._normalize(value)
+
+    def _current(self) -> Row | None:
+        position = self._cursor.position
+        row: Row | None = self._writes.get(position, MISSING)
+        if row is not MISSING:
+            return row
+        if self._loaded is None:
+            self._require()
+            self._loaded = self._load()
+        return self._loaded[position]
+
+    def _load(self) -> list[Row | None]:
+        found = self._cursor.table_of(self._state).get_many(self._state, self._cursor.keys)
+        self._cursor.loaded_bytes += found.values.nbytes
+        rows = self._codec.decode(found.values)
+        live = self._cursor.live_rows(self._state, found.expiry)
+        if len(rows) == len(self._cursor.keys) and live is None:
+            return list(rows)
+        loaded: list[Row | None] = [None] * len(self._cursor.keys)
+        for index, (position, row) in enumerate(zip(found.positions.tolist(), rows, strict=True)):
+            if live is None or live[index]:
+                loaded[position] = row
+        return loaded
+
+    def flush(self, changes: ChangeBuffer) -> None:
+        writes = self._writes
+        if self._loaded is not None:
+            loaded = self._loaded
+            absent = [p for p, row in writes.items() if row is None and loaded[p] is None]
+            for position in absent:
+                del writes[position]
+        positions = sorted(writes)
+        values = [writes[position] for position in positions]
+        expiry_ms = self._expiry_ms(positions)
+        changes.add(self._state, self._codec, self._cursor.keys, positions, None, values, expiry_ms=expiry_ms)
+
+
+class ValueState(_SingleState):
+    """One value per key."""
+
+    def get(self) -> Row | None:
+        """The key's value as a tuple; None if it has none."""
+        return self._read()
+
+    def update(self, newValue: Row) -> None:
+        """Replace the key's value."""
+        self._write(newValue)
+
+
+class ReducingState(_SingleState):
+    """One value per key, into which every added one is reduced.
+
+    Made by ``handle.getReducingState(name, schema, reduceFunction)``. The function takes the value so far and the
+    added one, both tuples of the schema, and returns the next; it should be associative. Flink's ReducingState.
+    """
+
+    _reduce: Callable[[Row, Row], Row]
+
+    def get(self) -> Row | None:
+        """What has been added, reduced to one value; None if nothing has."""
+        return self._read()
+
+    def add(self, value: Row) -> None:
+        """Reduce one more value into the state."""
+        held = self._read()
+        self._write(value if held is None else self._reduce(held, self._normalize(value)))
+
+    def bind(self, reduce: Callable[[Row, Row], Row]) -> None:
+        """Set the function; called once, before the first key."""
+        self._reduce = reduce
+
+
+class AggregateFunction(ABC, Generic[_Input, _Result]):
+    """How values become an accumulator, and the accumulator a result; Flink's AggregateFunction.
+
+    The accumulator is a tuple of the state's schema. ``merge`` is needed for session windows only.
+    """
+
+    @abstractmethod
+    def createAccumulator(self) -> Row:
+        """The accumulator of no values."""
+
+    @abstractmethod
+    def add(self, value: _Input, accumulator: Row) -> Row:
+        """The accumulator with one more value; it may not change the one it is given."""
+
+    @abstractmethod
+    def getResult(self, accumulator: Row) -> _Result:
+        """What the accumulator stands for."""
+
+    def merge(self, one: Row, other: Row) -> Row:
+        """The accumulator of the values of two."""
+        raise ProcessorError(
+            f"{type(self).__name__} does not say how accumulators are merged.",
+            kind=ErrorKind.STATE_USAGE,
+            hint="Implement merge(one, other); session windows need it.",
+        )
+
+
+class AggregatingState(_SingleState):
+    """An accumulator per key, to which values of another type are added.
+
+    Made by ``handle.getAggregatingState(name, accumulatorSchema, aggregateFunction)``. Flink's AggregatingState.
+    """
+
+    _function: AggregateFunction[Any, Any]
+
+    def get(self) -> Any:
+        """The result of what has been added; None if nothing has."""
+        held = self._read()
+        return None if held is None else self._function.getResult(held)
+
+    def add(self, value: Any) -> None:
+        """Add a value to the accumulator."""
+        held = self._read()
+        self._write(self._function.add(value, self._function.createAccumulator() if held is None else held))
+
+    def getAccumulator(self) -> Row | None:
+        """The accumulator itself; None if nothing has been added."""
+        return self._read()
+
+    def mergeAccumulator(self, accumulator: Row) -> None:
+        """Merge another accumulator into this one."""
+        held = self._read()
+        self._write(accumulator if held is None else self._function.merge(held, accumulator))
+
+    def bind(self, function: AggregateFunction[Any, Any]) -> None:
+        """Set the function; called once, before the first key."""
+        self._function = function

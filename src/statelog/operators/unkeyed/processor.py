@@ -1,0 +1,110 @@
+"""What users write operators without keys with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from statelog.operators.unkeyed.states import BroadcastState, OperatorListState
+
+
+@dataclass(frozen=True)
+class OperatorContext:
+    """Where and when a processor runs.
+
+    Parameters
+    ----------
+    subtaskIndex : int
+        Number of the subtask, from 0.
+    parallelism : int
+        Number of subtasks.
+    batchId : int
+        Spark's batch id; 0 in a batch query.
+    batchTimeMs : int
+        Time of the batch, milliseconds since the Unix epoch; the same when the batch is repeated.
+    isRestored : bool
+        Whether this is the first batch of a run that goes on from the state of an earlier run.
+    isRedistributed : bool
+        Whether that run had another parallelism, so that the state was dealt out anew.
+    """
+
+    subtaskIndex: int
+    parallelism: int
+    batchId: int
+    batchTimeMs: int
+    isRestored: bool = False
+    isRedistributed: bool = False
+
+
+class OperatorHandle(Protocol):
+    """What :meth:`OperatorProcessor.init` declares the states with; schemas are StructTypes or DDL texts."""
+
+    @property
+    def context(self) -> OperatorContext:
+        """Where and when the processor runs; on the driver subtask, batch and time are -1."""
+        ...
+
+    def getListState(self, stateName: str, schema: Any) -> OperatorListState:
+        """Declare a list state: dealt out evenly when the parallelism changes."""
+        ...
+
+    def getUnionListState(self, stateName: str, schema: Any) -> OperatorListState:
+        """Declare a union list state: after a restart every subtask gets the elements of all."""
+        ...
+
+    def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> BroadcastState:
+        """Declare a broadcast state: a map that is the same at every subtask."""
+        ...
+
+
+class OperatorProcessor(ABC):
+    """Base class of processors of operators without keys.
+
+    For every subtask and batch a copy of the processor is made, and its methods are called in the order
+    :meth:`init`, :meth:`processBroadcast` if the operator has a broadcast input, :meth:`process`, :meth:`close`; the
+    last two also when there are no rows. Nothing but the states lasts from batch to batch. A batch may be run several
+    times, by other copies, and then starts from the same states and rows; effects outside of the states may
+    therefore happen more than once.
+    """
+
+    @abstractmethod
+    def init(self, handle: OperatorHandle) -> None:
+        """Declare the states; also called on the driver, once, when the query is built.
+
+        It must declare the same states every time, and cannot read or write them.
+        """
+
+    def processBroadcast(self, rows: Iterator[Any], context: OperatorContext) -> None:
+        """Handle the broadcast input of a batch; the only place where broadcast states may be written.
+
+        Parameters
+        ----------
+        rows : iterator of Row
+            All rows of the broadcast DataFrame, the same in the same order at every subtask. The order is not that of
+            arrival.
+        context : OperatorContext
+            Where and when.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def process(self, rows: Iterator[Any], context: OperatorContext) -> Iterator[Any]:
+        """Handle the subtask's rows of a batch; called once, also when there are none.
+
+        Parameters
+        ----------
+        rows : iterator of Row
+            The rows. Which subtask gets a row has no meaning.
+        context : OperatorContext
+            Where and when.
+
+        Returns
+        -------
+        iterator of Row
+            The output. States may be written until it is exhausted.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most processors have nothing to do
+        """Release what the processor holds; the states cannot be used any more."""

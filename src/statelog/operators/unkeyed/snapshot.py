@@ -1,0 +1,200 @@
+"""Snapshots: the operator state of one subtask, stored as a whole.
+
+A snapshot has a section per state, with an element per row, so that a range of elements can be handed to another
+subtask without a look at what they mean. The byte layout is specified in ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, size_of
+from statelog.runs.schema import StateSchema, decode_schema
+
+_MAGIC: Final = b"SLSNP\x00\x00\x01"
+_HEADER: Final = struct.Struct("<8sIQ")
+_ALIGNMENT: Final = 64
+_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
+
+
+class _StoredSection(msgspec.Struct, frozen=True, array_like=True):
+    state: StateSchema
+    offset: int
+    length: int
+    count: int
+    checksum: bytes
+
+
+_index_encoder: Final = msgspec.msgpack.Encoder()
+_index_decoder: Final = msgspec.msgpack.Decoder(list[_StoredSection])
+
+
+def section_schema(state: StateSchema) -> pa.Schema:
+    """Columns of a state's elements: the entry if it is a map, and the value's fields."""
+    entry = [pa.field("entry", pa.binary(), nullable=False)] if state.entry_schema else []
+    values = [pa.field(f"v{index}", field.type) for index, field in enumerate(decode_schema(state.value_schema))]
+    return pa.schema(entry + values)
+
+
+@dataclass(frozen=True)
+class Section:
+    """The elements of one state, encoded.
+
+    Parameters
+    ----------
+    state : StateSchema
+        The state.
+    data : bytes or memoryview
+        An Arrow record batch message of `section_schema(state)`.
+    count : int
+        Number of elements.
+    checksum : bytes
+        xxh3-128 of `data`.
+    where : str
+        Where the bytes come from, for messages.
+    """
+
+    state: StateSchema
+    data: bytes | memoryview
+    count: int
+    checksum: bytes
+    where: str = "memory"
+
+    @classmethod
+    def of(cls, state: StateSchema, batches: Sequence[pa.RecordBatch], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """Encode rows of `section_schema(state)`; raises `RowsTooLarge` if they take more than `most_bytes`."""
+        if (size_bytes := size_of(batches)) > most_bytes:
+            raise RowsTooLarge(f"{size_bytes:,} bytes")
+        rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        data = rows.serialize().to_pybytes()
+        return cls(state, data, rows.num_rows, xxhash.xxh3_128_digest(data))
+
+    @cached_property
+    def rows(self) -> pa.RecordBatch:
+        """The elements as columns, a row each; checked and kept when they are first read.
+
+        Raises
+        ------
+        CorruptionError
+            If the bytes are not those that were written.
+        """
+        if xxhash.xxh3_128_digest(self.data) != self.checksum:
+            raise CorruptionError(f"{self.where}: state '{self.state.name}' is damaged.", hint=_HINT)
+        return pa.ipc.read_record_batch(pa.py_buffer(self.data), section_schema(self.state))
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Consecutive elements of a section."""
+
+    section: Section
+    first: int
+    count: int
+
+    @classmethod
+    def all_of(cls, section: Section) -> Elements:
+        """Every element of a section."""
+        return cls(section, 0, section.count)
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The elements as columns, a row each."""
+        return self.section.rows.slice(self.first, self.count)
+
+
+def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+    """Put elements one after the other; a whole section stays as it is, byte for byte.
+
+    Raises `RowsTooLarge` if they take more than `most_bytes`.
+    """
+    if len(parts) == 1 and parts[0].count == parts[0].section.count:
+        return parts[0].section
+    return Section.of(state, [part.rows for part in parts] or [empty_rows(state)], most_bytes)
+
+
+def empty_rows(state: StateSchema) -> pa.RecordBatch:
+    """No elements."""
+    return pa.RecordBatch.from_pylist([], schema=section_schema(state))
+
+
+def encode_snapshot(sections: Sequence[Section]) -> bytes:
+    """Encode a snapshot of sections whose states are in order of their names."""
+    index: list[_StoredSection] = []
+    body: list[bytes | memoryview] = []
+    offset = 0
+    for section in sections:
+        length = len(section.data)
+        index.append(_StoredSection(section.state, offset, length, section.count, section.checksum))
+        body += [section.data, bytes(-length % _ALIGNMENT)]
+        offset += length + -length % _ALIGNMENT
+    encoded = _index_encoder.encode(index)
+    head = _HEADER.pack(_MAGIC, len(encoded), xxhash.xxh3_64_intdigest(encoded)) + encoded
+    return b"".join([head, bytes(-len(head) % _ALIGNMENT), *body])
+
+
+class Snapshot:
+    """A snapshot that was read.
+
+    Parameters
+    ----------
+    data : bytes
+        Its bytes.
+    name : str
+        Where they come from, for messages.
+
+    Attributes
+    ----------
+    sections : dict of Section
+        The states' elements, by name.
+
+    Raises
+    ------
+    CorruptionError
+        If the bytes are not a snapshot, or the index is damaged. Sections are checked when they are first read.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._where = f"{name}, snapshot of {len(data)} bytes"
+        view = memoryview(data)
+        base, index = self._read_index(view)
+        self.sections: dict[str, Section] = {}
+        for stored in index:
+            start = base + stored.offset
+            section = view[start : start + stored.length]
+            if len(section) != stored.length:
+                raise self._unknown(f"state '{stored.state.name}' reaches beyond the end")
+            self.sections[stored.state.name] = Section(
+                stored.state, section, stored.count, stored.checksum, f"{self._where}, offset {start}"
+            )
+
+    def _read_index(self, view: memoryview) -> tuple[int, list[_StoredSection]]:
+        """Where the sections start, and what is known about them."""
+        if len(view) < _HEADER.size:
+            raise self._unknown("it is too short")
+        magic, length, checksum = _HEADER.unpack(view[: _HEADER.size])
+        if magic != _MAGIC:
+            raise self._unknown(f"it starts with {magic!r}")
+        end = _HEADER.size + length
+        data = view[_HEADER.size : end]
+        if len(data) != length or xxhash.xxh3_64_intdigest(data) != checksum:
+            raise CorruptionError(f"{self._where}: its index is damaged.", hint=_HINT)
+        try:
+            return end + -end % _ALIGNMENT, _index_decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise self._unknown(f"its index has another form: {error}") from error
+
+    def _unknown(self, reason: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._where}: no snapshot of a known version is here: {reason}.",
+            kind=ErrorKind.FORMAT,
+            hint="The file is damaged or was written by another version of statelog.",
+        )

@@ -1,0 +1,316 @@
+"""State without keys: list, union list and broadcast state, as a processor uses them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.unkeyed.snapshot import Elements, Section, join_elements, section_schema
+from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateSchema, decode_schema, encode_schema
+from statelog.runs.values import RowCodec
+
+Row = tuple[Any, ...]
+
+_CHUNK_ELEMENTS: Final = 256
+
+
+class OperatorStateMode(StrEnum):
+    """How the elements of a state without keys are dealt out."""
+
+    LIST = "operator-list"
+    UNION = "operator-union"
+    BROADCAST = "operator-broadcast"
+
+
+@dataclass(frozen=True)
+class OperatorStateDescriptor:
+    """A state's description.
+
+    Parameters
+    ----------
+    name : str
+        The state's name, unique in its operator.
+    mode : OperatorStateMode
+        How its elements are dealt out.
+    value_schema : pyarrow.Schema
+        Fields of an element, or of a broadcast state's values.
+    entry_schema : pyarrow.Schema or None
+        Fields of a broadcast state's keys.
+    """
+
+    name: str
+    mode: OperatorStateMode
+    value_schema: pa.Schema
+    entry_schema: pa.Schema | None = None
+
+    def to_stored(self) -> StateSchema:
+        """The description as it is stored."""
+        entry = b"" if self.entry_schema is None else encode_schema(self.entry_schema)
+        return StateSchema(self.name, str(self.mode), entry, encode_schema(self.value_schema))
+
+    @classmethod
+    def from_stored(cls, stored: StateSchema) -> OperatorStateDescriptor:
+        """The description that was stored."""
+        entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
+        return cls(stored.name, OperatorStateMode(stored.kind), decode_schema(stored.value_schema), entry)
+
+    def __str__(self) -> str:
+        kind = self.mode.removeprefix("operator-")
+        fields = ", ".join(f"{field.name} {field.type}" for field in self.value_schema)
+        if self.entry_schema is None:
+            return f"{kind} state '{self.name}' ({fields})"
+        keys = ", ".join(f"{field.name} {field.type}" for field in self.entry_schema)
+        return f"{kind} state '{self.name}' ({keys}) to ({fields})"
+
+
+@dataclass(frozen=True)
+class OperatorStateBinding:
+    """A state as the processor declared it, with the codecs of its elements."""
+
+    descriptor: OperatorStateDescriptor
+    codec: RowCodec
+    entry_codec: RowCodec | None = None
+
+
+class Stage(StrEnum):
+    """Which method of the processor runs."""
+
+    INIT = "init"
+    PROCESS_BROADCAST = "processBroadcast"
+    PROCESS = "process"
+    CLOSE = "close"
+
+
+class Phase:
+    """What the states of a subtask may be used for at the moment."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.INIT
+
+    def require_use(self, subject: str) -> None:
+        """Refuse a state that is read or written outside of the methods that get rows."""
+        if self.stage not in (Stage.PROCESS_BROADCAST, Stage.PROCESS):
+            raise ProcessorError(
+                f"{subject} was used in {self.stage}().",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Read and write states in process() and processBroadcast(), until the last output row.",
+            )
+
+    def require_broadcast(self, subject: str) -> None:
+        """Refuse a broadcast state that is written where the subtasks see different rows."""
+        if self.stage is not Stage.PROCESS_BROADCAST:
+            raise ProcessorError(
+                f"{subject} was written in {self.stage}().",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Write broadcast states in processBroadcast(), where every subtask gets the same rows.",
+            )
+
+
+class OperatorListState:
+    """A list of elements of one subtask.
+
+    Parameters
+    ----------
+    state : StateSchema
+        The state.
+    codec : RowCodec
+        Codec of the elements.
+    stored : sequence of Elements
+        The elements before the batch, in order.
+    phase : Phase
+        What is allowed at the moment.
+
+    Attributes
+    ----------
+    is_changed : bool
+        Whether it was written.
+    """
+
+    def __init__(self, state: StateSchema, codec: RowCodec, stored: Sequence[Elements], phase: Phase) -> None:
+        self.is_changed = False
+        self._state = state
+        self._codec = codec
+        self._phase = phase
+        self._stored = tuple(stored)
+        self._written: list[Row] = []
+
+    def get(self) -> Iterator[Row]:
+        """The elements in order, as they are now; later changes do not show. Decoded as they are read."""
+        self._phase.require_use(self._codec.subject)
+        written = [self._codec.copied(row) for row in self._written]
+        return itertools.chain(_decoded(self._codec, self._stored), written)
+
+    def update(self, newState: Sequence[Row]) -> None:
+        """Replace all elements; an empty list removes them."""
+        rows = self._normalized(newState, "update")
+        self._stored, self._written = (), rows
+
+    def add(self, value: Row) -> None:
+        """Add an element at the end."""
+        self._written.extend(self._normalized([value], "add"))
+
+    def addAll(self, values: Sequence[Row]) -> None:
+        """Add elements at the end."""
+        self._written.extend(self._normalized(values, "addAll"))
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self.update([])
+
+    def _normalized(self, rows: Sequence[Row], method: str) -> list[Row]:
+        self._phase.require_use(self._codec.subject)
+        if not isinstance(rows, (list, tuple)):
+            raise ProcessorError(
+                f"{self._codec.subject}: {method}() takes a list of tuples, not {rows!r:.80}.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Make a list of an iterator first.",
+            )
+        normalized = [self._codec.normalize(row) for row in rows]
+        self.is_changed = True
+        return normalized
+
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """The elements, encoded; raises `RowsTooLarge` if they take more than `most_bytes`."""
+        if not self._written:
+            return join_elements(self._state, self._stored, most_bytes)
+        columns = self._codec.encode(self._written, lambda index: f"element {index}")
+        rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
+        added = Section.of(self._state, [rows], most_bytes)
+        return join_elements(self._state, [*self._stored, Elements.all_of(added)], most_bytes)
+
+
+def _decoded(codec: RowCodec, parts: Iterable[Elements]) -> Iterator[Row]:
+    for part in parts:
+        for start in range(0, part.count, _CHUNK_ELEMENTS):
+            yield from codec.decode(part.rows.slice(start, _CHUNK_ELEMENTS))
+
+
+class BroadcastState:
+    """A map from tuples to tuples that is the same at every subtask.
+
+    Parameters
+    ----------
+    state : StateSchema
+        The state.
+    codec, entry_codec : RowCodec
+        Codecs of the values and of the map keys.
+    stored : sequence of Elements
+        The entries before the batch.
+    phase : Phase
+        What is allowed at the moment.
+
+    Attributes
+    ----------
+    is_changed : bool
+        Whether it was written.
+    """
+
+    def __init__(
+        self,
+        state: StateSchema,
+        codec: RowCodec,
+        entry_codec: RowCodec,
+        stored: Sequence[Elements],
+        phase: Phase,
+    ) -> None:
+        self.is_changed = False
+        self._state = state
+        self._codec = codec
+        self._entry_codec = entry_codec
+        self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
+        self._stored = tuple(stored)
+        self._phase = phase
+        self._loaded: dict[bytes, Row | _StoredValue] | None = None
+
+    def get(self, key: Row) -> Row | None:
+        """The value of a key; None if the map does not have it."""
+        entry = self._encoded(key)
+        return self._codec.copied(self._value(entry)) if entry in self._entries() else None
+
+    def contains(self, key: Row) -> bool:
+        """Whether the map has a key."""
+        return self._encoded(key) in self._entries()
+
+    def items(self) -> Iterator[tuple[Row, Row]]:
+        """Pairs of key and value as they are now, in an order that is the same at every subtask."""
+        entries = sorted(self._entries())
+        return iter([(self._key(entry), self._codec.copied(self._value(entry))) for entry in entries])
+
+    def put(self, key: Row, value: Row) -> None:
+        """Set the value of a key."""
+        self._phase.require_broadcast(self._codec.subject)
+        self._entries()[self._encoded(key)] = self._codec.normalize(value)
+        self.is_changed = True
+
+    def remove(self, key: Row) -> None:
+        """Remove a key, if the map has it."""
+        self._phase.require_broadcast(self._codec.subject)
+        self._entries().pop(self._encoded(key), None)
+        self.is_changed = True
+
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+        """The entries in order of their keys, encoded; equal maps have equal bytes.
+
+        Raises `RowsTooLarge` if they take more than `most_bytes`.
+        """
+        if not self.is_changed:
+            return join_elements(self._state, self._stored, most_bytes)
+        entries = sorted(self._entries())
+        values = [self._value(entry) for entry in entries]
+        columns = [
+            to_array(entries, pa.binary()),
+            *self._codec.encode(values, lambda index: repr(self._key(entries[index]))),
+        ]
+        rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
+        return Section.of(self._state, [rows], most_bytes)
+
+    def _entries(self) -> dict[bytes, Row | _StoredValue]:
+        self._phase.require_use(self._codec.subject)
+        if self._loaded is None:
+            self._loaded = {
+                entry: _StoredValue(part, index)
+                for part in self._stored
+                for index, entry in enumerate(part.rows.column(0).to_pylist())
+            }
+        return self._loaded
+
+    def _value(self, entry: bytes) -> Row:
+        entries = self._entries()
+        held = entries[entry]
+        if isinstance(held, _StoredValue):
+            row = held.elements.rows.slice(held.index, 1)
+            [held] = self._codec.decode(row.select(range(1, row.num_columns)))
+            entries[entry] = held
+        return held
+
+    def _encoded(self, key: Row) -> bytes:
+        return self._keys.encode(self._entry_codec.to_storage(self._entry_codec.normalize(key)))
+
+    def _key(self, entry: bytes) -> Row:
+        return self._entry_codec.from_storage(self._keys.decode(entry))
+
+
+@dataclass(frozen=True)
+class _StoredValue:
+    """A value that is not decoded yet."""
+
+    elements: Elements
+    index: int
+
+
+def make_state(
+    binding: OperatorStateBinding, stored: Sequence[Elements], phase: Phase
+) -> OperatorListState | BroadcastState:
+    """The state that a processor gets."""
+    state = binding.descriptor.to_stored()
+    if binding.entry_codec is None:
+        return OperatorListState(state, binding.codec, stored, phase)
+    return BroadcastState(state, binding.codec, binding.entry_codec, stored, phase)

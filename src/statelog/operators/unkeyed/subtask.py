@@ -1,0 +1,236 @@
+"""One batch of one subtask of an operator without keys: rows in, calls of the processor, rows and state out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.operator import OutputCodec
+from statelog.operators.keyed.outputs import Outputs
+from statelog.operators.unkeyed.processor import OperatorContext, OperatorProcessor
+from statelog.operators.unkeyed.snapshot import Elements, Section, join_elements
+from statelog.operators.unkeyed.states import (
+    BroadcastState,
+    OperatorListState,
+    OperatorStateBinding,
+    OperatorStateMode,
+    Phase,
+    Stage,
+    make_state,
+)
+from statelog.runs.byte_slices import BUDGET, Budget, RowsTooLarge, cut_rows
+
+_CHUNK_ROWS: Final = 10_000
+_S = TypeVar("_S", OperatorListState, BroadcastState)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class OperatorInput:
+    """All input rows of a subtask in one batch.
+
+    Parameters
+    ----------
+    rows : sequence of pyarrow.RecordBatch
+        Rows in order of arrival. They stay apart: together they may be more than Arrow's offsets reach.
+    broadcast : sequence of pyarrow.RecordBatch or None
+        Rows of the broadcast input, in the same order at every subtask; None if the operator has none.
+    subtask : int
+        The subtask that gets them.
+    time_ms : int or None
+        The batch time that they carry; None if there are none.
+    """
+
+    rows: Sequence[pa.RecordBatch]
+    broadcast: Sequence[pa.RecordBatch] | None
+    subtask: int
+    time_ms: int | None
+
+    @property
+    def count(self) -> int:
+        """Number of rows of both inputs."""
+        return sum(batch.num_rows for batch in (*self.rows, *(self.broadcast or ())))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What an operator without keys is made of, on the side of the tasks.
+
+    Parameters
+    ----------
+    uid : str
+        The operator's name, for messages.
+    processor : OperatorProcessor
+        The user's processor.
+    states : list of OperatorStateBinding
+        The states that the processor declared.
+    to_rows, to_broadcast_rows : callable
+        Make the processor's row objects from columns.
+    output : OutputCodec
+        Makes columns from the processor's output rows.
+    budget : Budget
+        How much a subtask works on at once, and how much a state may hold.
+    """
+
+    uid: str
+    processor: OperatorProcessor
+    states: list[OperatorStateBinding]
+    to_rows: Callable[[pa.RecordBatch], list[Any]]
+    to_broadcast_rows: Callable[[pa.RecordBatch], list[Any]]
+    output: OutputCodec
+    budget: Budget = BUDGET
+
+
+class _Handle:
+    """What a processor's ``init`` gets on a task: the states that were declared on the driver."""
+
+    def __init__(
+        self, operator: Operator, states: dict[str, OperatorListState | BroadcastState], context: OperatorContext
+    ) -> None:
+        self.context = context
+        self._uid = operator.uid
+        self._modes = {binding.descriptor.name: binding.descriptor.mode for binding in operator.states}
+        self._states = states
+
+    def getListState(self, stateName: str, schema: Any) -> OperatorListState:
+        return self._declared(stateName, OperatorStateMode.LIST, OperatorListState)
+
+    def getUnionListState(self, stateName: str, schema: Any) -> OperatorListState:
+        return self._declared(stateName, OperatorStateMode.UNION, OperatorListState)
+
+    def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> BroadcastState:
+        return self._declared(stateName, OperatorStateMode.BROADCAST, BroadcastState)
+
+    def _declared(self, name: str, mode: OperatorStateMode, kind: type[_S]) -> _S:
+        state = self._states.get(name)
+        if self._modes.get(name) is not mode or not isinstance(state, kind):
+            raise ProcessorError(
+                f"init() asks for {mode.removeprefix('operator-')} state '{name}' on a task, but did not declare it so"
+                " when the query was built.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="init() must declare the same states every time.",
+            )
+        return state
+
+
+class OperatorSubtask:
+    """Runs a processor over one batch of one subtask.
+
+    The order of calls is :meth:`process` once, consumed to its end; then :meth:`sections` gives the state after the
+    batch.
+
+    Parameters
+    ----------
+    operator : Operator
+        The operator.
+    stored : mapping of str to sequence of Elements
+        The state before the batch, by name; also states that the processor does not declare any more.
+    context : OperatorContext
+        Where and when.
+    """
+
+    def __init__(self, operator: Operator, stored: Mapping[str, Sequence[Elements]], context: OperatorContext) -> None:
+        self._operator = operator
+        self._stored = stored
+        self._context = context
+        self._phase = Phase()
+        self._states = {
+            binding.descriptor.name: make_state(binding, stored.get(binding.descriptor.name, ()), self._phase)
+            for binding in operator.states
+        }
+
+    def process(self, read: OperatorInput) -> Iterator[pa.RecordBatch]:
+        """Call the processor with the batch's rows.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Output rows, as soon as they are a chunk.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises, or gives values or rows that do not fit their schemas.
+        """
+        operator, processor, context = self._operator, self._operator.processor, self._context
+        self._call(Stage.INIT, processor.init, _Handle(operator, self._states, context))
+        if read.broadcast is not None:
+            copies = self._rows(read.broadcast, operator.to_broadcast_rows)
+            self._call(Stage.PROCESS_BROADCAST, processor.processBroadcast, copies, context)
+        rows = self._rows(read.rows, operator.to_rows)
+
+        def calls() -> Iterator[Iterable[Any]]:
+            yield processor.process(rows, context)
+
+        outputs = Outputs(operator.output, operator.budget)
+        outputs.begin(calls(), lambda _: "process()", processor.process)
+        has_more = True
+        try:
+            while has_more:
+                has_more = self._call(Stage.PROCESS, outputs.take)
+                yield from self._call(Stage.PROCESS, partial(outputs.encoded, is_last=not has_more))
+        finally:
+            self._phase.stage = Stage.CLOSE  # before generators are closed, which may not use the states any more
+            outputs.end()
+        self._call(Stage.CLOSE, processor.close)
+
+    def _rows(self, batches: Sequence[pa.RecordBatch], to_rows: Callable[[pa.RecordBatch], list[Any]]) -> Iterator[Any]:
+        for batch in batches:
+            for part in cut_rows(batch, self._operator.budget.slice_bytes, _CHUNK_ROWS):
+                yield from to_rows(part)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a state was written."""
+        return any(state.is_changed for state in self._states.values())
+
+    def sections(self) -> list[Section]:
+        """The state after the batch, in order of the states' names.
+
+        Raises
+        ------
+        ProcessorError
+            If a number is too large for its field, or a state for one subtask.
+        """
+        most_bytes = self._operator.budget.elements_bytes
+        sections = [self._section(name, partial(state.section, most_bytes)) for name, state in self._states.items()]
+        sections += [
+            self._section(name, partial(join_elements, parts[0].section.state, parts, most_bytes))
+            for name, parts in self._stored.items()
+            if name not in self._states and parts
+        ]
+        return sorted(sections, key=lambda section: section.state.name)
+
+    def _section(self, name: str, make: Callable[[], Section]) -> Section:
+        try:
+            return self._call(Stage.PROCESS, make)
+        except RowsTooLarge as error:
+            raise ProcessorError(
+                f"operator '{self._operator.uid}': state '{name}' may take"
+                f" {self._operator.budget.elements_bytes:,} bytes in a subtask, and is larger at subtask"
+                f" {self._context.subtaskIndex}: {error}.",
+                kind=ErrorKind.TOO_LARGE,
+                hint="A state without keys is written as a whole. Keep what is large in keyed state, or start with"
+                " more subtasks, which share a list.",
+            ) from error
+
+    def _call(self, stage: Stage, method: Callable[..., _T], *arguments: Any) -> _T:
+        self._phase.stage = stage
+        try:
+            return method(*arguments)
+        except RowsTooLarge:
+            raise
+        except Exception as error:
+            where = f"operator '{self._operator.uid}': {stage}() failed at subtask {self._context.subtaskIndex}"
+            if isinstance(error, ProcessorError):
+                raise ProcessorError(f"{where}: {error.message}", kind=error.kind, hint=error.hint) from error
+            raise ProcessorError(
+                f"{where}: {type(error).__name__}: {error}.",
+                hint="The traceback of the cause shows the line of the processor. Nothing of this batch was kept;"
+                " start the query again when the code is mended.",
+            ) from error

@@ -1,0 +1,265 @@
+"""State schemas that change from run to run: what may become what, and reading old values with a new schema.
+
+Fields belong together by name. One may be added, which is null where it was not yet written, removed, moved, and
+widened as Avro does. Values are converted when they are read. What was removed stays in the rows until these are
+written again: a field that comes back has its old values, whether or not runs were merged in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, encode_schema
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float32(), pa.float64()),
+    pa.int64(): (pa.float32(), pa.float64()),
+    pa.float32(): (pa.float64(),),
+    pa.string(): (pa.binary(),),
+    pa.binary(): (pa.string(),),
+}
+
+_Join = Callable[[pa.DataType, pa.DataType], pa.DataType]
+
+
+@dataclass(frozen=True)
+class _Misfit:
+    """A field that cannot be read as it is wanted; without a path it is the whole row."""
+
+    path: str
+    stored: pa.DataType
+    wanted: pa.DataType
+
+
+def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where: str) -> None:
+    """Check that a state may be declared so, given how it is stored.
+
+    Parameters
+    ----------
+    stored : StateDescriptor
+        The state as the location has it.
+    declared : StateDescriptor
+        The state as the processor declares it.
+    where : str
+        Operator and location, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is of another kind, has other map keys, or a field changes in a way that is not allowed.
+    """
+    if stored == declared:
+        return
+    if _is_other_state(stored, declared):
+        raise ConfigurationError(
+            f"{where}: the location holds {stored}, the processor declares {declared}.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Declare the state as it was, or use another name for the new one.",
+        )
+    misfit = _first_misfit(pa.struct(stored.value_schema), pa.struct(declared.value_schema), _is_widening)
+    if misfit is not None:
+        field = f"field '{misfit.path}'" if misfit.path else "the row"
+        raise ConfigurationError(
+            f"{where}: {field} of {declared.kind} state '{declared.name}' is {misfit.stored} in the location, and the"
+            f" processor declares {misfit.wanted}.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Fields can be added, removed, reordered and widened: integers to larger ones, float or double, float"
+            " to double, decimals to a larger precision, string to binary and back. For anything else declare a field"
+            " of another name.",
+        )
+
+
+def can_read(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
+    """Whether rows that were written with one description can be read with another."""
+    if _is_other_state(stored, wanted):
+        return False
+    return _first_misfit(pa.struct(stored.value_schema), pa.struct(wanted.value_schema), _is_readable) is None
+
+
+def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
+    """What a checkpoint says of a state: as it is declared, with the removed fields behind its own.
+
+    So a field can only come back with a type that its old values can be read with. A state that has no TTL any more
+    is still one whose rows expire: those that were written with one.
+    """
+    if not declared.expires_by:
+        declared = msgspec.structs.replace(declared, expires_by=stored.expires_by)
+    if stored.value_schema == declared.value_schema:
+        return declared
+    joined = _joined(decode_schema(stored.value_schema), decode_schema(declared.value_schema), lambda _, new: new)
+    return msgspec.structs.replace(declared, value_schema=encode_schema(joined))
+
+
+def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescriptor:
+    """A description that holds the rows of both, with every field of either and nothing lost."""
+    if older == newer or not can_read(older, newer):
+        return newer
+    joined = _joined(older.value_schema, newer.value_schema, _common)
+    return StateDescriptor(newer.name, newer.kind, joined, newer.entry_schema, newer.expires_by)
+
+
+def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateDescriptor) -> list[pa.Array]:
+    """Convert values to another description that can read them.
+
+    Parameters
+    ----------
+    columns : sequence of pyarrow.Array
+        A column per field of `stored`.
+    stored, wanted : StateDescriptor
+        How the values were written, and how they are wanted.
+
+    Returns
+    -------
+    list of pyarrow.Array
+        A column per field of `wanted`.
+
+    Raises
+    ------
+    ConfigurationError
+        If a binary is wanted as a string and is none.
+    """
+    held = dict(zip(stored.value_schema.names, columns, strict=True))
+    rows = len(columns[0]) if columns else 0
+    projected: list[pa.Array] = []
+    for field in wanted.value_schema:
+        try:
+            projected.append(_projected(held.get(field.name, pa.nulls(rows)), field.type))
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"field '{field.name}' of {wanted.kind} state '{wanted.name}' holds a value that is no {field.type}:"
+                f" {error}.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Declare the field with the type that it had before.",
+            ) from error
+    return projected
+
+
+def _is_other_state(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
+    is_same = (stored.name, stored.kind, stored.entry_schema) == (wanted.name, wanted.kind, wanted.entry_schema)
+    return not is_same or (stored.kind is StateKind.TIMER and stored != wanted)
+
+
+def _first_misfit(
+    stored: pa.DataType, wanted: pa.DataType, fits: Callable[[pa.DataType, pa.DataType], bool], path: str = ""
+) -> _Misfit | None:
+    if stored == wanted or pa.types.is_null(stored):
+        return None
+    parts = _parts(stored, wanted)
+    if parts is None:
+        return None if fits(stored, wanted) else _Misfit(path, stored, wanted)
+    for old, new in parts:
+        if old.nullable and not new.nullable:
+            return _Misfit(_below(path, new), stored, wanted)
+        misfit = _first_misfit(old.type, new.type, fits, _below(path, new))
+        if misfit is not None:
+            return misfit
+    return None
+
+
+def _below(path: str, field: pa.Field) -> str:
+    return f"{path}.{field.name}" if path else field.name
+
+
+def _parts(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.Field]] | None:
+    """The fields that two nested types have in common; None if they are not of one form."""
+    if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
+        if not (_has_distinct_names(stored) and _has_distinct_names(wanted)):
+            return None
+        held = {field.name: field for field in stored.fields}
+        return [(held[field.name], field) for field in wanted.fields if field.name in held]
+    if pa.types.is_list(stored) and pa.types.is_list(wanted):
+        return [(stored.value_field, wanted.value_field)]
+    if pa.types.is_map(stored) and pa.types.is_map(wanted) and stored.key_type == wanted.key_type:
+        return [(stored.item_field, wanted.item_field)]
+    return None
+
+
+def _has_distinct_names(kind: pa.StructType) -> bool:
+    names = [field.name for field in kind.fields]
+    return len(set(names)) == len(names)
+
+
+def _is_widening(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_decimal128(stored) and pa.types.is_decimal128(wanted):
+        return bool(stored.scale == wanted.scale and stored.precision <= wanted.precision)
+    return bool(wanted in _WIDER.get(stored, ()))
+
+
+def _is_readable(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    # Merges keep integers and floats of one field together as doubles.
+    return _is_widening(stored, wanted) or (stored == pa.float64() and wanted == pa.float32())
+
+
+def _common(older: pa.DataType, newer: pa.DataType) -> pa.DataType:
+    """The type that holds the values of both, so that it does not matter whether they were merged."""
+    if pa.types.is_null(newer):
+        return older
+    if older in _INTEGERS and newer == pa.float32():
+        return pa.float64()
+    if {older, newer} == {pa.string(), pa.binary()}:
+        return pa.binary()
+    return newer if _is_widening(older, newer) else older
+
+
+def _joined(older: pa.Schema, newer: pa.Schema, join: _Join) -> pa.Schema:
+    return pa.schema(_join_types(pa.struct(older), pa.struct(newer), join).fields)
+
+
+def _join_types(older: pa.DataType, newer: pa.DataType, join: _Join) -> pa.DataType:
+    if older == newer or pa.types.is_null(older):
+        return newer
+    parts = _parts(older, newer)
+    if parts is None:
+        return join(older, newer)
+    joined = {new.name: new.with_type(_join_types(old.type, new.type, join)) for old, new in parts}
+    if pa.types.is_list(newer):
+        return pa.list_(joined[newer.value_field.name])
+    if pa.types.is_map(newer):
+        return pa.map_(newer.key_field, joined[newer.item_field.name])
+    fields = [joined.get(field.name, field) for field in newer.fields]
+    own = {field.name for field in fields}
+    return pa.struct(fields + [field for field in older.fields if field.name not in own])
+
+
+def _projected(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_struct(kind):
+        held = {field.name: index for index, field in enumerate(column.type.fields)}
+        missing = pa.nulls(len(column))
+        children = [
+            _projected(column.field(held[field.name]) if field.name in held else missing, field.type)
+            for field in kind.fields
+        ]
+        return pa.StructArray.from_arrays(children, fields=kind.fields, mask=column.is_null())
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _projected_collection(column, kind)
+    if pa.types.is_integer(column.type) and kind == pa.float32():
+        column = column.cast(pa.float64(), safe=False)  # as it would be after a merge
+    return column.cast(kind, safe=not pa.types.is_floating(kind))
+
+
+def _projected_collection(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not len(column):
+        return pa.array([], kind)
+    offsets = column.offsets
+    start, end = offsets[0].as_py(), offsets[-1].as_py()
+    offsets = pc.subtract(offsets, start)
+    if pa.types.is_map(kind):
+        keys = column.keys.slice(start, end - start)
+        items = _projected(column.items.slice(start, end - start), kind.item_type)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=column.is_null())
+    values = _projected(column.values.slice(start, end - start), kind.value_type)
+    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=column.is_null())

@@ -1,0 +1,430 @@
+"""Merging runs into one, and deciding which to merge.
+
+A merge goes through its inputs in slices of the hash range, bounded in rows and in bytes, so its memory is bounded by a
+slice. Of a slice that is larger all the same, as when one key has that much, only keys and entries are held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.runs.byte_slices import BUDGET, gather_rows, join_rows, joined_column, size_of
+from statelog.runs.evolution import merged_schema
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
+from statelog.runs.key_groups import HashRange
+from statelog.runs.reader import Run, RunBlock, RunSection
+from statelog.runs.schema import StateDescriptor, is_deleted
+from statelog.runs.times import Moment
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
+
+_SMALLEST_TIER_ROWS: Final = 16_384
+_NEVER: Final = np.iinfo(np.int64).max
+_SLACK: Final = 2
+"""How many times larger a slice may become than it was meant to be: hashes are not spread that evenly."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What a merge may leave out.
+
+    Parameters
+    ----------
+    moment : Moment
+        Entries that have expired by then; only a merge that starts at the empty state can leave them out.
+    generations : mapping of str to int
+        For each state that was ever deleted, how often; what was stored before is garbage.
+    """
+
+    moment: Moment
+    generations: Mapping[str, int]
+
+
+def choose_merge(rows: Sequence[int], fan_in: int) -> int:
+    """Decide how many of the newest runs to merge: size-tiered compaction of adjacent runs.
+
+    Runs belong to tiers, each `fan_in` times larger than the one below. Once a tier has `fan_in` runs they become one,
+    with the smaller ones among and after them; so a row is rewritten about once per tier, and a search visits at most
+    ``fan_in - 1`` runs per tier.
+
+    Parameters
+    ----------
+    rows : sequence of int
+        Rows of each run, oldest first.
+    fan_in : int
+        At least 2.
+
+    Returns
+    -------
+    int
+        The number of newest runs to merge; 0 for none.
+    """
+    tiers = [_tier(count, fan_in) for count in rows]
+    for tier in sorted(set(tiers)):
+        newest = 0
+        while newest < len(tiers) and tiers[-1 - newest] <= tier:
+            newest += 1
+        if tiers[len(tiers) - newest :].count(tier) >= fan_in:
+            return newest
+    return 0
+
+
+def _tier(rows: int, fan_in: int) -> int:
+    tier = 0
+    limit = _SMALLEST_TIER_ROWS
+    while rows > limit:
+        tier += 1
+        limit *= fan_in
+    return tier
+
+
+def merge_runs(
+    runs: Sequence[Run],
+    writer: RunWriter,
+    *,
+    is_bottom: bool,
+    within: HashRange | None = None,
+    garbage: Garbage | None = None,
+    slice_rows: int = LOCAL_BLOCK_ROWS,
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> int:
+    """Merge runs into one: of each entry the newest change stays.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        The inputs, oldest first. Runs of one checkpoint, whose keys are disjoint, may stand in any order.
+    writer : RunWriter
+        Takes the result.
+    is_bottom : bool
+        Whether nothing older exists, so that removals need not be kept.
+    within : HashRange, optional
+        Keep only keys of these hashes.
+    garbage : Garbage, optional
+        What may be left out.
+    slice_rows, slice_bytes : int
+        About how many input rows are in memory at once, and their size.
+
+    Returns
+    -------
+    int
+        Rows written.
+
+    Raises
+    ------
+    CorruptionError
+        If an input is damaged.
+    """
+    add_runs(
+        runs,
+        writer,
+        is_bottom=is_bottom,
+        within=within,
+        garbage=garbage,
+        slice_rows=slice_rows,
+        slice_bytes=slice_bytes,
+    )
+    return writer.finish()
+
+
+def add_runs(
+    runs: Sequence[Run],
+    writer: ChangeSink,
+    *,
+    is_bottom: bool,
+    within: HashRange | None,
+    garbage: Garbage | None,
+    slice_rows: int,
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> None:
+    """Merge runs as :func:`merge_runs` does, into a run that goes on."""
+    merge = RunMerge(
+        runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
+    )
+    for _ in merge.write(writer):
+        pass
+
+
+def clip_run(run: Run, within: HashRange) -> Run:
+    """The rows of a run whose hashes lie in a range, as a run in memory."""
+    sink = pa.BufferOutputStream()
+    merge_runs([run], RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS), is_bottom=False, within=within)
+    return Run(sink.getvalue(), run.name)
+
+
+class ChangeSink(Protocol):
+    """What takes the result of a merge, as a :class:`RunWriter` does."""
+
+    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
+        """Take changes of a state, in run order."""
+        ...
+
+
+class MergePosition(NamedTuple):
+    """How far a merge has come: everything before a hash of a state is written, and all states before that one."""
+
+    state: int
+    first_hash: int
+
+
+class RunMerge:
+    """A merge that can be stopped after every slice and gone on with, also by another process.
+
+    The parameters are those of :func:`merge_runs`, and:
+
+    Parameters
+    ----------
+    keeps_blocks : bool
+        Whether the inputs' blocks stay as they were read: good for mapped ones, of which several slices take a part.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        *,
+        is_bottom: bool,
+        within: HashRange | None = None,
+        garbage: Garbage | None = None,
+        slice_rows: int = LOCAL_BLOCK_ROWS,
+        slice_bytes: int = BUDGET.slice_bytes,
+        keeps_blocks: bool = False,
+    ) -> None:
+        self._runs = runs
+        self._keeps_blocks = keeps_blocks
+        self._is_bottom = is_bottom
+        self._within = within
+        self._garbage = garbage
+        self._slice_rows = slice_rows
+        self._slice_bytes = slice_bytes
+        states: dict[str, StateDescriptor] = {}
+        for run in runs:
+            for name, section in run.sections.items():
+                states[name] = merged_schema(states.get(name, section.state), section.state)
+        self._states = list(states.values())
+
+    def write(self, writer: ChangeSink, start: MergePosition | None = None) -> Iterator[MergePosition]:
+        """Write slice after slice, and say after each where the next one begins; `start` is where to begin."""
+        first_state, first_hash = start or MergePosition(0, 0)
+        for number, state in enumerate(self._states[first_state:], first_state):
+            if self._garbage is not None and is_deleted(state.name, self._garbage.generations):
+                continue
+            sections = [found for run in self._runs if (found := run.section(state)) is not None]
+            slices = list(self._slices(sections))
+            for first, last in slices:
+                if number == first_state:
+                    if last < first_hash:
+                        continue
+                    first = max(first, first_hash)  # of slices that were cut in another way
+                for batch in self._merged(state, sections, first, last):
+                    writer.add(state, batch)
+                    del batch  # the next one gets its memory
+                yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
+
+    def _merged(
+        self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int
+    ) -> Iterator[pa.RecordBatch]:
+        batches, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
+        return _merge_slice(
+            state, batches, ages, is_bottom=self._is_bottom, garbage=self._garbage, max_bytes=_SLACK * self._slice_bytes
+        )
+
+    def _slices(self, sections: Sequence[RunSection]) -> Iterator[tuple[int, int]]:
+        """Cut the hash range into slices of about the right size, as hashes are evenly spread."""
+        first, last = (self._within.first, self._within.last) if self._within else (0, (1 << 64) - 1)
+        blocks = [block for section in sections for block in section.blocks_between(first, last)]
+        if len(sections) == 1 and all(
+            block.rows <= self._slice_rows and block.size_bytes <= _SLACK * self._slice_bytes for block in blocks
+        ):
+            yield from _whole_blocks(blocks, first, last, self._slice_rows, self._slice_bytes)
+            return
+        rows, size_bytes = sum(block.rows for block in blocks), sum(block.size_bytes for block in blocks)
+        yield from _even_slices(
+            blocks, first, last, max(-(-rows // self._slice_rows), -(-size_bytes // self._slice_bytes))
+        )
+
+
+def _even_slices(blocks: Sequence[RunBlock], first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
+    low = max(first, min((block.first_hash for block in blocks), default=first))
+    high = min(last, max((block.last_hash for block in blocks), default=last))
+    count = max(1, count)
+    width = -(-(high - low + 1) // count)
+    for end in range(low + width - 1, high, width):
+        yield first, end
+        first = end + 1
+    yield first, last
+
+
+def _whole_blocks(
+    blocks: Sequence[RunBlock], first: int, last: int, slice_rows: int, slice_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Cut the hash range of one input between blocks, so that each is read once."""
+    rows = size_bytes = before = 0
+    for block in blocks:
+        is_full = rows + block.rows > slice_rows or size_bytes + block.size_bytes > slice_bytes
+        # Blocks that share a hash, because its rows are larger than a block, stay together.
+        if rows and is_full and block.first_hash > max(first, before):
+            yield first, block.first_hash - 1
+            first, rows, size_bytes = block.first_hash, 0, 0
+        rows += block.rows
+        size_bytes += block.size_bytes
+        before = block.last_hash
+    yield first, last
+
+
+def _read_slice(
+    sections: Sequence[RunSection], first: int, last: int, *, keeps_blocks: bool
+) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
+    """The inputs' rows in a range of hashes, the newest input first, and the age of each row's input."""
+    batches: list[pa.RecordBatch] = []
+    ages: list[npt.NDArray[np.int64]] = []
+    for age, section in enumerate(reversed(sections)):
+        for block in section.blocks_between(first, last):
+            batch = _rows_between(block.batch if keeps_blocks else block.load(), first, last)
+            if batch.num_rows:
+                batches.append(batch)
+                ages.append(np.full(batch.num_rows, age, np.int64))
+    return batches, np.concatenate(ages) if ages else np.zeros(0, np.int64)
+
+
+def _merge_slice(
+    state: StateDescriptor,
+    batches: Sequence[pa.RecordBatch],
+    ages: npt.NDArray[np.int64],
+    *,
+    is_bottom: bool,
+    garbage: Garbage | None,
+    max_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    is_one_run = ages[0] == ages[-1]
+    if is_one_run and not is_bottom:
+        yield from join_rows(batches, max_bytes)  # sorted, and each entry is there once
+        return
+    is_small = size_of(batches) <= max_bytes
+    rows = pa.concat_batches(batches) if is_small else _without_values(batches)
+    kept = _kept_rows(state, rows, ages, is_one_run=bool(is_one_run), is_bottom=is_bottom, garbage=garbage)
+    if is_small:
+        merged = rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
+        del batches, rows  # before what is merged is written, and the next slice read
+        yield merged
+    else:
+        del rows
+        yield from gather_rows(batches, kept, max_bytes)
+
+
+def _without_values(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The columns that decide which rows stay."""
+    columns = [joined_column([batch.column(index) for batch in batches]) for index in range(VALUE_COLUMN)]
+    return pa.RecordBatch.from_arrays(columns, names=batches[0].schema.names[:VALUE_COLUMN])
+
+
+def _kept_rows(
+    state: StateDescriptor,
+    rows: pa.RecordBatch,
+    ages: npt.NDArray[np.int64],
+    *,
+    is_one_run: bool,
+    is_bottom: bool,
+    garbage: Garbage | None,
+) -> npt.NDArray[np.int64]:
+    kept = np.arange(rows.num_rows) if is_one_run else _surviving_rows(state, rows, ages)
+    if is_bottom:
+        operations = rows.column(3).to_numpy()
+        kept = kept[operations[kept] == Operation.PUT]
+        if state.expires_by is not None and garbage is not None:
+            expiry = pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()
+            kept = kept[expiry[kept] > garbage.moment.now_ms(state.expires_by)]
+    return kept
+
+
+def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatch:
+    hashes = batch.column(0).to_numpy()
+    start = int(np.searchsorted(hashes, np.uint64(first), "left"))
+    end = int(np.searchsorted(hashes, np.uint64(last), "right"))
+    return batch if end - start == batch.num_rows else batch.slice(start, end - start)
+
+
+def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions of the rows that a merge keeps, in run order.
+
+    `rows` holds the inputs one after the other, the newest first; `ages` counts the inputs from the newest.
+    """
+    hashes = rows.column(0).to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    if not state.kind.has_entries and not _has_collisions(rows.column(1), order, is_first):
+        return order[is_first]
+    is_alone = is_first.copy()
+    is_alone[:-1] &= is_first[1:]
+    groups = np.cumsum(is_first)[~is_alone]
+    shared = order[~is_alone]
+    if not len(shared):
+        return order
+    shared, groups = _sort_shared(rows, shared, groups, ages)
+    newest = _newest_of_each(rows, shared, groups, ages)
+    kept = np.concatenate((order[is_alone], shared[newest]))
+    kept_groups = np.concatenate((np.cumsum(is_first)[is_alone], groups[newest]))
+    return kept[np.argsort(kept_groups, kind="stable")]
+
+
+def _has_collisions(keys: pa.Array, order: npt.NDArray[np.int64], is_first: npt.NDArray[np.bool_]) -> bool:
+    """Whether two rows of one hash belong to different keys."""
+    followers = np.flatnonzero(~is_first)
+    if not len(followers):
+        return False
+    same = pc.equal(keys.take(pa.array(order[followers])), keys.take(pa.array(order[followers - 1])))
+    return bool(same.false_count)
+
+
+def _sort_shared(
+    rows: pa.RecordBatch,
+    shared: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    ages: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    picked = pa.array(shared)
+    columns: dict[str, Any] = {
+        "group": groups,
+        "key": rows.column(1).take(picked),
+        "entry": rows.column(2).take(picked),
+        "age": ages[shared],
+    }
+    table = pa.table(columns)
+    order = pc.sort_indices(table, [(name, "ascending") for name in columns]).to_numpy()
+    return shared[order], groups[order]
+
+
+def _newest_of_each(
+    rows: pa.RecordBatch,
+    shared: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    ages: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Which of the sorted rows are the newest of their entry and not cleared by a newer run."""
+    picked = pa.array(shared)
+    same_key = np.zeros(len(shared), bool)
+    same_key[1:] = groups[1:] == groups[:-1]
+    same_key[1:] &= _equals_previous(rows.column(1).take(picked))
+    same_entry = same_key.copy()
+    same_entry[1:] &= _equals_previous(rows.column(2).take(picked))
+    row_ages = ages[shared]
+    clears = rows.column(3).to_numpy()[shared] == Operation.CLEAR
+    key_starts = np.flatnonzero(~same_key)
+    cleared_at = np.minimum.reduceat(np.where(clears, row_ages, _NEVER), key_starts)
+    per_row = np.repeat(cleared_at, np.diff(np.append(key_starts, len(shared))))
+    return ~same_entry & (row_ages <= per_row)
+
+
+def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
+    equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
+    result: npt.NDArray[np.bool_] = equal.to_numpy(zero_copy_only=False)
+    return result

@@ -1,0 +1,347 @@
+"""Runs: sorted, immutable files of state changes that can be searched as they are.
+
+A changeset is a run; a merge of runs is a run.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from functools import cached_property
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.evolution import can_read, project
+from statelog.runs.format import (
+    EXPIRY_COLUMN,
+    MAGIC,
+    MAGIC_WITHOUT_EXPIRY,
+    TAIL,
+    TAIL_MAGIC,
+    VALUE_COLUMN,
+    Footer,
+    StoredBlock,
+    change_schema,
+)
+from statelog.runs.key_groups import Hashes, HashRange
+from statelog.runs.schema import StateDescriptor
+
+Positions = npt.NDArray[np.int64]
+
+_footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
+_ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class Run:
+    """A run that can be searched.
+
+    Parameters
+    ----------
+    buffer : pyarrow.Buffer
+        The run's bytes; a memory map is read only where it is searched.
+    name : str
+        Where the bytes come from, for messages.
+    offset : int
+        Where the run starts in that object, for messages.
+    is_stored : bool
+        Whether it may be compressed, as stored runs are. Blocks of others are not copied when they are read.
+    on_damage : callable, optional
+        Called when a block is found damaged: removes a copy that can be had again.
+
+    Raises
+    ------
+    CorruptionError
+        If the bytes are not a run, or the footer is damaged. Blocks are checked when first read.
+    """
+
+    def __init__(
+        self,
+        buffer: pa.Buffer,
+        name: str,
+        offset: int = 0,
+        *,
+        is_stored: bool = False,
+        on_damage: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.size_bytes: int = buffer.size
+        footer = self._read_footer(buffer, offset)
+        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        self.sections: dict[str, RunSection] = {}
+        self._evolved: dict[str, RunSection] = {}
+        descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
+        for index, state in enumerate(descriptors):
+            schema = change_schema(state)
+            blocks = [
+                RunBlock(
+                    buffer,
+                    stored,
+                    schema,
+                    name,
+                    offset,
+                    has_expiry=has_expiry,
+                    is_stored=is_stored,
+                    on_damage=on_damage,
+                )
+                for stored in footer.blocks
+                if stored.state == index
+            ]
+            self.sections[state.name] = RunSection(state, blocks)
+        self.rows = sum(stored.rows for stored in footer.blocks)
+
+    def _read_footer(self, buffer: pa.Buffer, offset: int) -> Footer:
+        where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
+        if buffer.size < len(MAGIC) + TAIL.size:
+            raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
+        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+            raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
+        tail_at = buffer.size - TAIL.size
+        length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
+        if magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
+            raise _damaged(f"{where}: its last {TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
+        data = buffer.slice(tail_at - length, length).to_pybytes()
+        if xxhash.xxh3_64_intdigest(data) != checksum:
+            raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
+        try:
+            return _footer_decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
+
+    def section(self, state: StateDescriptor) -> RunSection | None:
+        """The changes of one state, with the fields that are wanted; None if the run has none.
+
+        Raises
+        ------
+        CorruptionError
+            If the run holds the state with another kind, or with fields that cannot be those.
+        """
+        section = self.sections.get(state.name)
+        if section is None or section.state == state:
+            return section
+        evolved = self._evolved.get(state.name)
+        if evolved is None or evolved.state != state:
+            if not can_read(section.state, state):
+                raise _damaged(f"{self.name}: holds {section.state} where {state} is expected.", ErrorKind.FORMAT)
+            blocks: list[RunBlock] = [_EvolvedBlock(block, section.state, state) for block in section.blocks]
+            evolved = self._evolved[state.name] = RunSection(state, blocks)
+        return evolved
+
+    def byte_ranges(self, within: HashRange) -> list[tuple[int, int]]:
+        """Where the blocks are that may hold hashes of a range: first byte, and the one after the last."""
+        return [
+            block.byte_range
+            for section in self.sections.values()
+            for block in section.blocks_between(within.first, within.last)
+        ]
+
+    def verify(self) -> None:
+        """Read every block and check it."""
+        for section in self.sections.values():
+            for block in section.blocks:
+                block.load()
+
+
+class RunSection:
+    """The changes of one state in a run, in blocks by hash."""
+
+    def __init__(self, state: StateDescriptor, blocks: list[RunBlock]) -> None:
+        self.state = state
+        self.blocks = blocks
+        self.rows = sum(block.rows for block in blocks)
+        self.size_bytes = sum(block.size_bytes for block in blocks)
+
+    def blocks_between(self, first: int, last: int) -> list[RunBlock]:
+        """Blocks that may hold a hash from `first` to `last`."""
+        return [block for block in self.blocks if block.first_hash <= last and first <= block.last_hash]
+
+
+class RunBlock:
+    """Rows of one state whose hashes lie between two bounds; read and checked on first use."""
+
+    def __init__(
+        self,
+        buffer: pa.Buffer,
+        stored: StoredBlock,
+        schema: pa.Schema,
+        name: str,
+        base: int,
+        *,
+        has_expiry: bool,
+        is_stored: bool,
+        on_damage: Callable[[], None] | None,
+    ) -> None:
+        self.rows = stored.rows
+        self.size_bytes = stored.size_bytes or stored.length
+        self.first_hash = stored.first_hash
+        self.last_hash = stored.last_hash
+        self._buffer = buffer
+        self._stored = stored
+        self._schema = schema
+        self._has_expiry = has_expiry
+        self._is_stored = is_stored
+        self._on_damage = on_damage
+        self._where = f"{name}, block at offset {base + stored.offset}"
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """Where the block is in its run: first byte, and the one after the last."""
+        return self._stored.offset, self._stored.offset + self._stored.length
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        """The block's rows as they were written, kept once they are read."""
+        return self.load()
+
+    def take(self, rows: Positions) -> pa.RecordBatch:
+        """Some of the rows, in ascending order."""
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+            return self.batch.slice(int(rows[0]), len(rows))
+        return self.batch.take(pa.array(rows))
+
+    def load(self) -> pa.RecordBatch:
+        """Read the block's rows without keeping them.
+
+        Raises
+        ------
+        CorruptionError
+            If the bytes are not those that were written.
+        """
+        stored = self._stored
+        if stored.offset + stored.length > self._buffer.size:
+            raise self._found_damaged("reaches beyond the run's end", ErrorKind.FORMAT)
+        data = self._buffer.slice(stored.offset, stored.length)
+        if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
+            raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
+        decode = _decompress if self._is_stored else pa.ipc.read_record_batch
+        if self._has_expiry:
+            return decode(data, self._schema)
+        rows = decode(data, self._schema.remove(EXPIRY_COLUMN))
+        return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
+
+    def _found_damaged(self, what: str, kind: ErrorKind) -> CorruptionError:
+        if self._on_damage is None:
+            return _damaged(f"{self._where}: {what}.", kind)
+        self._on_damage()
+        return CorruptionError(
+            f"{self._where}: {what}.", kind=kind, hint="The local copy was removed; the next attempt fetches it again."
+        )
+
+    def due(self, after_ms: int, until_ms: int) -> Positions:
+        """Rows of timers whose times lie after one and up to another, found by bisection."""
+        times = self.batch.column(VALUE_COLUMN).to_numpy()
+        by_time = self.batch.column(VALUE_COLUMN + 1).to_numpy()
+        first = bisect.bisect_right(by_time, after_ms, key=lambda row: times[row])
+        last = bisect.bisect_right(by_time, until_ms, key=lambda row: times[row])
+        return np.sort(by_time[first:last]).astype(np.int64)
+
+    @cached_property
+    def hashes(self) -> Hashes:
+        """Key hashes of the rows, ascending."""
+        hashes: Hashes = self.batch.column(0).to_numpy()
+        return hashes
+
+    def spans(self, hashes: Hashes) -> tuple[Positions, Positions]:
+        """First row of each hash, and the row after its last; equal where the block has none.
+
+        Parameters
+        ----------
+        hashes : numpy.ndarray of uint64, shape (n,)
+            Key hashes, ascending.
+        """
+        own = self.hashes
+        low = np.searchsorted(own, hashes, "left")
+        inside = np.minimum(low, len(own) - 1)
+        high = low + (own[inside] == hashes)
+        following = np.minimum(high, len(own) - 1)
+        several = np.flatnonzero((high > low) & (following == high) & (own[following] == hashes))
+        if len(several):
+            high[several] = np.searchsorted(own, hashes[several], "right")
+        return low, high
+
+    def find(self, key_hash: int, key: bytes, entry: bytes) -> int | None:
+        """Row of one entry, found by bisection; None if the block does not name the entry."""
+        low, high = (int(span[0]) for span in self.spans(np.array([key_hash], np.uint64)))
+        keys, entries = self.batch.column(1), self.batch.column(2)
+        end = high
+        while low < high:
+            middle = (low + high) // 2
+            if (keys[middle].as_py(), entries[middle].as_py()) < (key, entry):
+                low = middle + 1
+            else:
+                high = middle
+        found = low < end and keys[low].as_py() == key and entries[low].as_py() == entry
+        return low if found else None
+
+    def match(self, hashes: Hashes, keys: pa.Array) -> tuple[Positions, Positions]:
+        """Find all rows of some keys.
+
+        Parameters
+        ----------
+        hashes : numpy.ndarray of uint64, shape (n,)
+            Key hashes, ascending.
+        keys : pyarrow.Array of binary, length n
+            The keys that they belong to; only rows with equal key bytes match.
+
+        Returns
+        -------
+        queries, rows : numpy.ndarray of int64, shape (m,)
+            Pairs of position in `hashes` and row of the block, both ascending.
+        """
+        low, high = self.spans(hashes)
+        queries = np.flatnonzero(high > low)
+        rows = low[queries]
+        counts = high[queries] - rows
+        if len(counts) and counts.max() > 1:
+            starts = np.repeat(rows - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
+            rows = starts + np.arange(len(starts))
+            queries = np.repeat(queries, counts)
+        same = pc.equal(self.batch.column(1).take(pa.array(rows)), keys.take(pa.array(queries)))
+        if same.true_count < len(rows):
+            mask = same.to_numpy(zero_copy_only=False)
+            queries, rows = queries[mask], rows[mask]
+        return queries, rows
+
+
+class _EvolvedBlock(RunBlock):
+    """A block whose state has other fields by now; values are converted when they are taken or loaded."""
+
+    def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
+        self.rows = block.rows
+        self.size_bytes = block.size_bytes
+        self.first_hash = block.first_hash
+        self.last_hash = block.last_hash
+        self._block = block
+        self._was = stored
+        self._wanted = wanted
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        return self._block.batch
+
+    def take(self, rows: Positions) -> pa.RecordBatch:
+        return self._converted(self._block.take(rows))
+
+    def load(self) -> pa.RecordBatch:
+        return self._converted(self._block.load())
+
+    def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
+        return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
+def _decompress(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Decode a block on this thread: a host's subtasks keep its cores busy, and those of a pool keep memory each."""
+    stream = pa.py_buffer(b"".join((schema.serialize(), data)))
+    with pa.ipc.open_stream(stream, options=_ONE_THREAD) as reader:
+        return reader.read_next_batch()
+
+
+def _damaged(message: str, kind: ErrorKind = ErrorKind.CHECKSUM) -> CorruptionError:
+    return CorruptionError(message, kind=kind, hint="Restore the file from a copy; nothing was changed.")

@@ -1,0 +1,148 @@
+"""Descriptions of states: name, kind and the types of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+_GENERATION: Final = re.compile(r"\$(\d+)\$(.*)", re.DOTALL)
+
+
+class StateKind(StrEnum):
+    """The kinds of keyed state."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    REDUCING = "reducing"
+    AGGREGATING = "aggregating"
+    TIMER = "timer"
+    """The timers of an operator: an entry per key and time."""
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether a key may have several rows, one per entry."""
+        return self in (StateKind.LIST, StateKind.MAP, StateKind.TIMER)
+
+
+class StateLife(StrEnum):
+    """How long a state keeps its values; only one that ``init`` deletes as well does not keep them."""
+
+    KEPT = "kept"
+    BATCH = "batch"
+    """``init`` deletes it, then declares it: every batch begins without values."""
+    NONE = "none"
+    """``init`` declares it, then deletes it: it cannot be used."""
+
+
+class TimeDomain(StrEnum):
+    """What moves a clock: the batches' processing time, or the watermark."""
+
+    PROCESSING = "processing"
+    EVENT = "event"
+
+
+class StateSchema(msgspec.Struct, frozen=True):
+    """A state's description as it is stored.
+
+    Parameters
+    ----------
+    name : str
+        The state's name, unique in its operator.
+    kind : str
+        A :class:`StateKind`.
+    entry_schema : bytes
+        Arrow IPC schema message of the map key's fields; empty for other kinds.
+    value_schema : bytes
+        Arrow IPC schema message of the value's fields.
+    expires_by : str
+        The :class:`TimeDomain` that its rows expire by; empty if they never do.
+    """
+
+    name: str
+    kind: str
+    entry_schema: bytes
+    value_schema: bytes
+    expires_by: str = ""
+
+
+@dataclass(frozen=True)
+class StateDescriptor:
+    """A state's description in memory.
+
+    Parameters
+    ----------
+    name : str
+        The state's name, unique in its operator.
+    kind : StateKind
+        What kind of state it is.
+    value_schema : pyarrow.Schema
+        Fields of the value.
+    entry_schema : pyarrow.Schema or None
+        Fields of the map key; None for other kinds.
+    expires_by : TimeDomain or None
+        Which time its rows expire by; None if they never do. It may differ from run to run, so it does not
+        count when descriptors are compared.
+    """
+
+    name: str
+    kind: StateKind
+    value_schema: pa.Schema
+    entry_schema: pa.Schema | None = None
+    expires_by: TimeDomain | None = field(default=None, compare=False)
+
+    def to_stored(self) -> StateSchema:
+        """The description as it is stored."""
+        entry = b"" if self.entry_schema is None else encode_schema(self.entry_schema)
+        return StateSchema(self.name, str(self.kind), entry, encode_schema(self.value_schema), self.expires_by or "")
+
+    @classmethod
+    def from_stored(cls, stored: StateSchema) -> StateDescriptor:
+        """The description that was stored."""
+        entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
+        expires_by = TimeDomain(stored.expires_by) if stored.expires_by else None
+        return cls(stored.name, StateKind(stored.kind), decode_schema(stored.value_schema), entry, expires_by)
+
+    def __str__(self) -> str:
+        fields = ", ".join(f"{field.name} {field.type}" for field in self.value_schema)
+        if self.entry_schema is None:
+            return f"{self.kind} state '{self.name}' ({fields})"
+        keys = ", ".join(f"{field.name} {field.type}" for field in self.entry_schema)
+        return f"{self.kind} state '{self.name}' ({keys}) to ({fields})"
+
+
+def stored_name(name: str, generation: int) -> str:
+    """The name that a state has in runs, after it was deleted and declared anew `generation` times.
+
+    Rows of a deleted state stay in runs until these are merged, so the name must not find them.
+    """
+    return name if generation == 0 else f"${generation}${name}"
+
+
+def plain_name(stored: str) -> str:
+    """The name that a state is declared by, of one that it has in runs."""
+    found = _GENERATION.fullmatch(stored)
+    return found[2] if found else stored
+
+
+def is_deleted(stored: str, generations: Mapping[str, int]) -> bool:
+    """Whether a stored name is of a generation before the one that counts."""
+    found = _GENERATION.fullmatch(stored)
+    name, generation = (found[2], int(found[1])) if found else (stored, 0)
+    return generation < generations.get(name, 0)
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """Encode a schema as an Arrow IPC message, without its metadata."""
+    return bytes(schema.remove_metadata().serialize())
+
+
+def decode_schema(data: bytes) -> pa.Schema:
+    """Decode a schema from an Arrow IPC message."""
+    return pa.ipc.read_schema(pa.py_buffer(data))

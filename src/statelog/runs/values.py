@@ -1,0 +1,226 @@
+"""Values as the user sees them (tuples) and as they are stored (Arrow columns)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.runs.byte_slices import to_array
+
+MISFITS: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What a value raises that does not fit its field; converters call methods of values of any class."""
+
+
+@dataclass(frozen=True)
+class FieldCodec:
+    """How one field is stored and read.
+
+    Parameters
+    ----------
+    name : str
+        The field's name.
+    type : pyarrow.DataType
+        Storage type.
+    exact : type or None
+        Values of exactly this Python class are stored as they are; others are converted one by one. None
+        if every value must be converted, as mutable ones must.
+    to_storage, from_storage : callable or None
+        Convert a value that is not None before Arrow takes it, and after Arrow gave it. The first may give None, and
+        raises one of `MISFITS` for a value that does not fit.
+    declared : str
+        What the user calls the type, for messages; the default is Arrow's name.
+    """
+
+    name: str
+    type: pa.DataType
+    exact: type | None = None
+    to_storage: Callable[[Any], Any] | None = None
+    from_storage: Callable[[Any], Any] | None = None
+    declared: str = ""
+
+    def normalize(self, value: Any) -> Any:
+        """The value as it would be read back, without sharing anything with `value`."""
+        if value is None or type(value) is self.exact or self.to_storage is None:
+            return value
+        stored = self.to_storage(value)
+        return stored if self.from_storage is None or stored is None else self.from_storage(stored)
+
+    def stored(self, value: Any) -> Any:
+        """The value in storage types; raises one of `MISFITS` if it does not fit."""
+        return value if value is None or self.to_storage is None else self.to_storage(value)
+
+    def to_array(self, values: Sequence[Any]) -> pa.Array:
+        """A column of values; raises one of `MISFITS` if one does not fit, and RowsTooLarge."""
+        convert = self.to_storage
+        if convert is not None and not {self.exact, NoneType}.issuperset(map(type, values)):
+            values = [None if value is None else convert(value) for value in values]
+        return to_array(values, self.type)
+
+    def misfit(self, value: Any) -> Exception | None:
+        """Why a value cannot be stored; None if it can."""
+        try:
+            pa.scalar(self.stored(value), self.type)
+        except MISFITS as error:
+            return error
+        return None
+
+
+_SCALARS: Final = (str, bytes, bytearray, int, float, Decimal, date, time, timedelta, np.generic)
+"""What can only be the value of a single field."""
+
+
+class _NoValue:
+    """Stands for the type of no value."""
+
+
+class RowCodec:
+    """Converts tuples of one schema to columns and back.
+
+    Parameters
+    ----------
+    fields : sequence of FieldCodec
+        The fields in order.
+    subject : str
+        What the rows are, in messages: "state 'x'", "map key of state 'x'".
+    """
+
+    def __init__(self, fields: Sequence[FieldCodec], subject: str) -> None:
+        self.fields = list(fields)
+        self.subject = subject
+        self.schema = pa.schema([(field.name, field.type) for field in fields])
+        self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
+        # What is of a field's exact class is stored as it is, without being converted.
+        self._converts = [field.to_storage if field.exact is None else None for field in fields]
+        self._is_converted = any(self._converts)
+        self._exact_types = tuple(field.exact for field in fields)
+        # A class that no value has, if the schema has several fields or its field takes no value as it is.
+        self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
+
+    def normalize(self, row: Any) -> tuple[Any, ...]:
+        """Check a row that the user gives, and convert its values to the schema's types.
+
+        Raises
+        ------
+        ProcessorError
+            If the row is no tuple of the schema's length, or a value does not fit its field.
+        """
+        # This runs for every update, so the plain cases come first.
+        if type(row) is tuple:
+            if len(row) == 1:
+                if type(row[0]) is self._only_type:
+                    return row
+            elif tuple(map(type, row)) == self._exact_types:
+                return row
+        if len(self.fields) == 1 and isinstance(row, _SCALARS):
+            row = (row,)
+        if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
+            names = ", ".join(f"{field.name} {field.declared or field.type}" for field in self.fields)
+            count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
+            raise self._mismatch(
+                f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {_shown(row)}{count}.",
+                "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field.",
+            )
+        values: list[Any] = []
+        for field, value in zip(self.fields, row, strict=True):
+            try:
+                values.append(field.normalize(value))
+            except MISFITS as error:
+                raise self._misfit(field, value, error) from error
+        return tuple(values)
+
+    def decode(self, rows: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
+        """Convert columns to tuples, a tuple per row."""
+        columns: list[list[Any]] = []
+        for field, column in zip(self.fields, rows.columns, strict=True):
+            values = column.to_pylist(maps_as_pydicts="strict")
+            convert = field.from_storage
+            if convert is not None:
+                values = [None if value is None else convert(value) for value in values]
+            columns.append(values)
+        return list(zip(*columns, strict=True))
+
+    def encode(self, rows: Sequence[tuple[Any, ...] | None], owner_of: Callable[[int], str]) -> list[pa.Array]:
+        """Convert normalized tuples to columns; None is a row of nulls.
+
+        Parameters
+        ----------
+        rows : sequence of tuple or None
+            The rows.
+        owner_of : callable
+            Names the key that the i-th row belongs to, for messages.
+
+        Raises
+        ------
+        ProcessorError
+            If a number is too large for its field.
+        RowsTooLarge
+            If a column does not fit into Arrow's offsets.
+        """
+        if None in rows:
+            nulls = (None,) * len(self.fields)
+            rows = [nulls if row is None else row for row in rows]
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.fields)
+        return [
+            self._encode_column(field, column, owner_of) for field, column in zip(self.fields, columns, strict=True)
+        ]
+
+    def to_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One normalized row in storage types."""
+        if not self._is_converted:
+            return row
+        return tuple(
+            value if value is None or convert is None else convert(value)
+            for convert, value in zip(self._converts, row, strict=True)
+        )
+
+    def misfit(self, row: tuple[Any, ...], error: Exception, owner: str = "") -> ProcessorError:
+        """The error of a normalized row that could not be stored: names the field and the value."""
+        for field, value in zip(self.fields, row, strict=True):
+            if (reason := field.misfit(value)) is not None:
+                return self._misfit(field, value, reason, owner)
+        return self._misfit(self.fields[0], row[0], error, owner)
+
+    def from_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """One row of storage types as the user sees it."""
+        return tuple(
+            value if value is None or field.from_storage is None else field.from_storage(value)
+            for field, value in zip(self.fields, row, strict=True)
+        )
+
+    def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
+        try:
+            # Without a form of its own for the user, a normalized value is what is stored.
+            return field.to_array(values) if field.from_storage is not None else to_array(values, field.type)
+        except MISFITS:
+            for index, value in enumerate(values):
+                if (reason := field.misfit(value)) is not None:
+                    raise self._misfit(field, value, reason, f" of key {owner_of(index)}") from reason
+            raise
+
+    def copied(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The row, or a copy of it if the user could change it."""
+        return copy.deepcopy(row) if self.is_mutable else row
+
+    def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
+        return self._mismatch(
+            f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type"
+            f" {field.declared or field.type}: {error}.",
+            "Convert the value, or declare the field with another type.",
+        )
+
+    def _mismatch(self, message: str, hint: str) -> ProcessorError:
+        return ProcessorError(message, kind=ErrorKind.VALUE_MISMATCH, hint=hint)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -1,0 +1,197 @@
+"""Writing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from statelog.files import cut
+from statelog.runs.byte_slices import BUDGET, join_rows, row_ends
+from statelog.runs.format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
+from statelog.runs.key_groups import Hashes
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
+
+STORED_BLOCK_ROWS: Final = 16_384
+"""Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
+LOCAL_BLOCK_ROWS: Final = 1 << 20
+"""Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
+
+_END_OF_STREAM_BYTES: Final = 8
+
+_footer_encoder: Final = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Changes of one state, to be written.
+
+    Parameters
+    ----------
+    state : StateDescriptor
+        The state.
+    batches : list of pyarrow.RecordBatch
+        Changes of `change_schema(state)`; the concatenation is sorted by hash, key and entry.
+    """
+
+    state: StateDescriptor
+    batches: list[pa.RecordBatch]
+
+
+class RunWriter:
+    """Writes a run block by block, so that a run larger than the memory can be written.
+
+    The order of calls is :meth:`add` for every batch, those of one state by hash, then :meth:`finish`.
+
+    Parameters
+    ----------
+    sink : pyarrow.NativeFile
+        Where the bytes go; it must be at its start.
+    compression : {"lz4", "zstd", None}
+        How the blocks' buffers are compressed; uncompressed blocks can be mapped.
+    block_rows : int
+        Rows per block; a block grows beyond it when rows of one hash would be parted.
+    block_bytes : int
+        Size of a block as columns. Rows of one hash are parted only if they are larger.
+    written : Footer, optional
+        What is in the sink already; then the sink must be at its end.
+    """
+
+    def __init__(
+        self,
+        sink: pa.NativeFile,
+        *,
+        compression: str | None,
+        block_rows: int,
+        block_bytes: int = BUDGET.slice_bytes,
+        written: Footer | None = None,
+    ) -> None:
+        self._sink = sink
+        self._compression = compression
+        self._block_rows = block_rows
+        self._block_bytes = block_bytes
+        self._states: list[StateSchema] = list(written.states) if written else []
+        self._blocks: list[StoredBlock] = list(written.blocks) if written else []
+        if not written:
+            sink.write(MAGIC)
+
+    @property
+    def written(self) -> Footer:
+        """What has been written, to go on with later."""
+        return Footer(self._states, self._blocks)
+
+    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
+        """Write changes of a state.
+
+        Parameters
+        ----------
+        state : StateDescriptor
+            The state.
+        batch : pyarrow.RecordBatch
+            Changes of `change_schema(state)`, sorted by hash, key and entry, and after those of the calls before for
+            this state.
+        """
+        if batch.num_rows == 0:
+            return
+        stored = state.to_stored()
+        if stored not in self._states:
+            assert all(other.name != stored.name for other in self._states), "a run has a state in one form"
+            self._states.append(stored)
+        number = self._states.index(stored)
+        hashes = batch.column(0).to_numpy()
+        before = next((block for block in reversed(self._blocks) if block.state == number), None)
+        assert before is None or before.last_hash <= hashes[0], "rows come in order of their hashes"
+        for start, end in self._block_bounds(batch, hashes):
+            _pad(self._sink)
+            rows = batch.slice(start, end - start)
+            if state.kind is StateKind.TIMER:
+                rows = _ordered_by_time(rows)
+            message = _encode_batch(rows, self._compression)
+            block = StoredBlock(
+                state=number,
+                offset=self._sink.tell(),
+                length=len(message),
+                rows=end - start,
+                first_hash=int(hashes[start]),
+                last_hash=int(hashes[end - 1]),
+                checksum=xxhash.xxh3_64_intdigest(message),
+                size_bytes=rows.nbytes,
+            )
+            for piece in cut(memoryview(message)):
+                self._sink.write(piece)
+            self._blocks.append(block)
+
+    def _block_bounds(self, batch: pa.RecordBatch, hashes: Hashes) -> Iterator[tuple[int, int]]:
+        """Split rows into blocks without parting rows of one hash, unless these are larger than a block."""
+        ends = row_ends(batch) if batch.nbytes > self._block_bytes else None
+        start = 0
+        while start < len(hashes):
+            end = min(start + self._block_rows, len(hashes))
+            if end < len(hashes):
+                end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
+            if ends is not None and ends[end] - ends[start] > self._block_bytes:
+                fitting = int(np.searchsorted(ends, ends[start] + self._block_bytes, "right")) - 1
+                whole = int(np.searchsorted(hashes, hashes[max(fitting, start)], "left"))
+                end = whole if whole > start else max(fitting, start + 1)
+            yield start, end
+            start = end
+
+    def finish(self) -> int:
+        """Write the footer and return the number of rows written."""
+        footer = _footer_encoder.encode(Footer(self._states, self._blocks))
+        self._sink.write(footer)
+        self._sink.write(TAIL.pack(len(footer), xxhash.xxh3_64_intdigest(footer), TAIL_MAGIC))
+        return sum(block.rows for block in self._blocks)
+
+
+def write_run(
+    sections: Iterable[Section],
+    sink: pa.NativeFile,
+    *,
+    compression: str | None,
+    block_rows: int,
+    block_bytes: int = BUDGET.slice_bytes,
+) -> None:
+    """Write a run of sections block by block; the parameters are those of :class:`RunWriter`."""
+    writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
+    for section in sections:
+        for batch in join_rows(section.batches, block_bytes):
+            writer.add(section.state, batch)
+    writer.finish()
+
+
+def encode_run(
+    sections: Iterable[Section], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
+) -> bytes:
+    """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
+    sink = pa.BufferOutputStream()
+    write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _ordered_by_time(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Timers with their last column filled in."""
+    order = np.argsort(rows.column(VALUE_COLUMN).to_numpy(), kind="stable").astype(np.uint32)
+    return rows.set_column(VALUE_COLUMN + 1, rows.schema.field(VALUE_COLUMN + 1), pa.array(order))
+
+
+def _encode_batch(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
+    if compression is None:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue()
+    start = batch.schema.serialize().size
+    return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
+
+
+def _pad(sink: pa.BufferOutputStream) -> None:
+    sink.write(b"\0" * (-sink.tell() % ALIGNMENT))

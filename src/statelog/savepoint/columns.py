@@ -1,0 +1,270 @@
+"""The rows of a state as a table: typed columns for keys and values, as other tools read them.
+
+Columns of the key are named ``key_<field>``, of a map's keys ``mapkey_<field>``, of values ``value_<field>``; those
+without a prefix are statelog's own: ``hash``, ``position`` of a list's element, ``time_ms`` of a timer, ``expires_ms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.runs.byte_slices import BUDGET, cut_rows, gather_rows, join_rows
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
+from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor, StateKind
+
+HASH: Final = "hash"
+_ENTRY_COLUMNS: Final = [0, 1, 2]
+"""Hash, key and entry of a change: what orders them."""
+_POSITION: Final = "position"
+_TIME: Final = "time_ms"
+EXPIRES: Final = "expires_ms"
+_MOST_ELEMENTS: Final = 1 << 30
+"""A list's ordinals have two bits for the phase of the batch."""
+_SIGN: Final = np.uint64(1 << 63)
+
+
+def prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
+    """Fields under names that tell whose they are."""
+    return [pa.field(f"{prefix}_{field.name}", field.type) for field in schema]
+
+
+class StateColumns:
+    """Converts changes of one state, all of them puts, to a table and back.
+
+    Parameters
+    ----------
+    key_schema : pyarrow.Schema
+        The key's fields.
+    state : StateDescriptor
+        The state.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The table's columns.
+    """
+
+    def __init__(self, key_schema: pa.Schema, state: StateDescriptor) -> None:
+        self._state = state
+        self._keys = KeyCodec(key_schema)
+        self._entries: KeyCodec | None = None
+        key_fields = prefixed("key", key_schema)
+        self._key_names = [field.name for field in key_fields]
+        entry_fields: list[pa.Field] = []
+        value_fields = prefixed("value", state.value_schema)
+        if state.entry_schema is not None:
+            self._entries = KeyCodec(state.entry_schema, f"map key of state '{state.name}'", with_maps=False)
+            entry_fields = prefixed("mapkey", state.entry_schema)
+        elif state.kind is StateKind.LIST:
+            entry_fields = [pa.field(_POSITION, pa.int64())]
+        elif state.kind is StateKind.TIMER:
+            entry_fields = [pa.field(_TIME, pa.int64())]
+            value_fields = []
+        self._entry_names = [field.name for field in entry_fields]
+        self._value_names = [field.name for field in value_fields]
+        expiry = [pa.field(EXPIRES, pa.int64())] if state.expires_by is not None else []
+        self.schema = pa.schema([pa.field(HASH, pa.int64()), *key_fields, *entry_fields, *value_fields, *expiry])
+
+    # ---- Changes to rows ----
+
+    def to_rows(self, changes: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
+        """Make rows of puts in run order; `positions` is the same for all batches of a state."""
+        columns = [changes.column(0).view(pa.int64()), *self._decoded(self._keys, changes.column(1))]
+        match self._state.kind:
+            case StateKind.MAP:
+                assert self._entries is not None
+                columns += self._decoded(self._entries, changes.column(2))
+            case StateKind.LIST:
+                columns.append(pa.array(positions.of(changes)))
+            case StateKind.TIMER:
+                columns.append(changes.column(VALUE_COLUMN))
+        if self._value_names:
+            columns += changes.columns[VALUE_COLUMN:]
+        if self._state.expires_by is not None:
+            columns.append(changes.column(EXPIRY_COLUMN))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    @staticmethod
+    def _decoded(codec: KeyCodec, data: pa.Array) -> list[pa.Array]:
+        keys = [codec.decode(key) for key in data.to_pylist()]
+        columns = zip(*keys, strict=True) if keys else ([] for _ in codec.schema)
+        return [pa.array(values, field.type) for values, field in zip(columns, codec.schema, strict=True)]
+
+    # ---- Rows to changes ----
+
+    def to_changes(self, rows: pa.Table, max_bytes: int = BUDGET.slice_bytes) -> Iterator[pa.RecordBatch]:
+        """Make puts of rows in any order.
+
+        Parameters
+        ----------
+        rows : pyarrow.Table
+            The rows.
+        max_bytes : int
+            How much is worked on at once: all together may be more than Arrow's offsets reach.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Puts in run order.
+
+        Raises
+        ------
+        ConfigurationError
+            If a column is missing or of another type, or two rows are of one entry.
+        """
+        columns = [self._column(rows, name) for name in self.schema.names]
+        checked = pa.Table.from_arrays(columns, self.schema.names)
+        batches = [self._puts(part) for batch in checked.to_batches() for part in cut_rows(batch, max_bytes)]
+        last: list[pa.RecordBatch] = []
+        for batch in _in_run_order(batches, max_bytes):
+            entries = batch.select(_ENTRY_COLUMNS)
+            self._require_distinct(pa.concat_batches([*last, entries]))
+            last = [entries.slice(entries.num_rows - 1)]
+            yield batch
+
+    def _puts(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        found = dict(zip(self.schema.names, rows.columns, strict=True))
+        keys = self._keys.encode_columns([found[name] for name in self._key_names])
+        entries = self._entry_bytes(found, rows.num_rows)
+        values = [found[_TIME]] if self._state.kind is StateKind.TIMER else [found[name] for name in self._value_names]
+        columns = [
+            found[HASH].view(pa.uint64()),
+            keys,
+            entries,
+            pa.array(np.full(rows.num_rows, Operation.PUT, np.uint8)),
+            found.get(EXPIRES, pa.nulls(rows.num_rows, pa.int64())),
+            *values,
+        ]
+        schema = change_schema(self._state)
+        if self._state.kind is StateKind.TIMER:
+            columns.append(pa.nulls(rows.num_rows, pa.uint32()))  # the writer fills it in
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _column(self, rows: pa.Table, name: str) -> pa.ChunkedArray:
+        wanted = self.schema.field(name).type
+        place = rows.schema.get_field_index(name)
+        if place < 0:
+            raise ConfigurationError(
+                f"The rows of {self._state} have the columns {', '.join(rows.schema.names)}; '{name}' is missing.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint=f"They must be {', '.join(self.schema.names)}.",
+            )
+        column = rows.column(place)
+        try:
+            cast = column if column.type == wanted else column.cast(wanted)
+        except pa.ArrowException as error:
+            raise ConfigurationError(
+                f"The rows of {self._state}: column '{name}' is {column.type}, and {wanted} is needed: {error}.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Cast it.",
+            ) from error
+        if name in (_POSITION, _TIME) and cast.null_count:
+            raise ConfigurationError(
+                f"The rows of {self._state}: column '{name}' holds nulls.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Give each row a number.",
+            )
+        return cast
+
+    def _entry_bytes(self, found: dict[str, pa.Array], count: int) -> pa.Array:
+        match self._state.kind:
+            case StateKind.MAP:
+                assert self._entries is not None
+                return self._entries.encode_columns([found[name] for name in self._entry_names])
+            case StateKind.LIST:
+                positions = found[_POSITION].to_numpy()
+                if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
+                    raise ConfigurationError(
+                        f"The rows of {self._state}: a position is not between 0 and {_MOST_ELEMENTS - 1}.",
+                        kind=ErrorKind.OTHER_SCHEMA,
+                        hint="Number the elements of each key from 0.",
+                    )
+                # Epoch and batch are 0, so elements that are appended later come after these.
+                return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))
+            case StateKind.TIMER:
+                times = found[_TIME].to_numpy().view(np.uint64) ^ _SIGN
+                return _fixed(_big_endian(times, ">u8"))
+        return _fixed(np.zeros((count, 0), np.uint8))
+
+    def _require_distinct(self, changes: pa.RecordBatch) -> None:
+        hashes = changes.column(0).to_numpy()
+        again = np.flatnonzero(hashes[1:] == hashes[:-1])
+        if not len(again):
+            return
+        first, second = changes.take(pa.array(again)), changes.take(pa.array(again + 1))
+        same = pc.and_(pc.equal(first.column(1), second.column(1)), pc.equal(first.column(2), second.column(2)))
+        if same.true_count:
+            key = self._keys.decode(first.column(1)[same.index(True).as_py()].as_py())
+            raise ConfigurationError(
+                f"The rows of {self._state}: key {key!r} has two rows for one entry.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="A value has one row per key, a map one per key and map key, a list one per key and position.",
+            )
+
+
+class Positions:
+    """Numbers the elements of each key of a list, through batches in run order: a key may reach into the next one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, bytes] | None = None
+        self._next = 0
+
+    def of(self, changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The position of each element of the next batch."""
+        if not changes.num_rows:
+            return np.zeros(0, np.int64)
+        ranks = _ranks(changes)
+        if _key_at(changes, 0) == self._last:
+            ranks[ranks == np.arange(len(ranks))] += self._next
+        self._last, self._next = _key_at(changes, len(ranks) - 1), int(ranks[-1]) + 1
+        return ranks
+
+
+def _key_at(changes: pa.RecordBatch, row: int) -> tuple[int, bytes]:
+    return changes.column(0)[row].as_py(), changes.column(1)[row].as_py()
+
+
+def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The place of each row among those of its key."""
+    count = changes.num_rows
+    is_first = np.ones(count, bool)
+    if count > 1:
+        hashes = changes.column(0).to_numpy()
+        keys = changes.column(1)
+        same = pc.equal(keys.slice(1), keys.slice(0, count - 1)).to_numpy(zero_copy_only=False)
+        is_first[1:] = ~same | (hashes[1:] != hashes[:-1])
+    rows = np.arange(count)
+    return rows - np.maximum.accumulate(np.where(is_first, rows, 0))
+
+
+def _in_run_order(batches: Sequence[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    entries = pa.Table.from_batches([batch.select(_ENTRY_COLUMNS) for batch in batches])
+    hashes: Hashes = entries.column(0).to_numpy()
+    if bool((hashes[1:] > hashes[:-1]).all()):
+        yield from join_rows(batches, max_bytes)
+        return
+    order = pc.sort_indices(entries, sort_keys=[(name, "ascending") for name in entries.column_names])
+    yield from gather_rows(batches, order.to_numpy().astype(np.int64), max_bytes)
+
+
+def _big_endian(values: npt.NDArray[Any], kind: str) -> npt.NDArray[np.uint8]:
+    return values.astype(kind).view(np.uint8).reshape(len(values), np.dtype(kind).itemsize)
+
+
+def _fixed(matrix: npt.NDArray[np.uint8]) -> pa.Array:
+    """A binary array of rows of equal length."""
+    count, width = matrix.shape
+    offsets = np.arange(0, width * count + 1, width, dtype=np.int32) if width else np.zeros(count + 1, np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(matrix))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

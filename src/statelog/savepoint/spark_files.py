@@ -1,0 +1,205 @@
+"""Spark's own files of a query's checkpoint: which batches it has committed, and where its sources stand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
+from statelog.savepoint.file_log import file_log_until, is_file_log_entry
+from statelog.savepoint.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.savepoint.offset_log import BatchOffsets
+from statelog.storage import Store
+
+_METADATA: Final = "metadata"
+_OFFSETS: Final = "offsets"
+_COMMITS: Final = "commits"
+_SOURCES: Final = "sources"
+_STATE: Final = "state"
+_COPY_ATTEMPTS: Final = 3
+_SAVED_FOLDER: Final = "spark"
+
+
+class SparkCheckpoint:
+    """A query's checkpointLocation.
+
+    Parameters
+    ----------
+    store : Store
+        The location's store.
+    location : str
+        The location, for messages.
+    """
+
+    def __init__(self, store: Store, location: str) -> None:
+        self._store = store
+        self._location = location
+
+    @property
+    def folders(self) -> list[str]:
+        """The locations of Spark's own folders."""
+        names = (_OFFSETS, _COMMITS, _SOURCES, _STATE)
+        return [f"{self._location.rstrip('/')}/{name}" for name in names]
+
+    def query_id(self) -> str:
+        """The id of the query that the checkpoint belongs to.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no checkpoint.
+        """
+        try:
+            metadata = json.loads(self._store.read(_METADATA))
+            return str(metadata["id"])
+        except (StorageError, ValueError, TypeError, KeyError) as error:
+            if isinstance(error, StorageError) and error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            raise ConfigurationError(
+                f"{self._location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+            ) from error
+
+    def committed(self) -> list[int]:
+        """The batches that Spark has committed and still knows the input of, in order."""
+        commits, offsets = self._batches(_COMMITS), self._batches(_OFFSETS)
+        return sorted(batch for batch in commits & offsets if batch == 0 or batch - 1 in offsets)
+
+    def _batches(self, folder: str) -> set[int]:
+        names = [info.name.rpartition("/")[2] for info in self._store.list(f"{folder}/")]
+        return {int(name) for name in names if re.fullmatch(r"\d+", name)}
+
+    def require_no_other_state(self) -> None:
+        """Refuse a query with stateful operators of Spark's own: their state is nothing that could be saved.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are some.
+        """
+        if self._store.list(f"{_STATE}/"):
+            raise ConfigurationError(
+                f"{self._location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Copy the whole checkpointLocation while the query is stopped, or replace those operators.",
+            )
+
+    def offsets(self, batch: int) -> dict[str, str]:
+        """Where the sources stand after a batch, and after the one before, by batch id, as Spark has written it."""
+        return {str(one): self._text(f"{_OFFSETS}/{one}") for one in (batch - 1, batch) if one >= 0}
+
+    def time_ms(self, batch: int) -> int | None:
+        """Spark's time of a batch; None if it is not noted."""
+        name = f"{_OFFSETS}/{batch}"
+        return BatchOffsets.parse(self._text(name), f"{self._location}/{name}").time_ms
+
+    def commits(self, batch: int) -> dict[str, str]:
+        """Spark's commit of a batch, by batch id."""
+        return {str(batch): self._text(f"{_COMMITS}/{batch}")}
+
+    def _text(self, name: str) -> str:
+        try:
+            return self._store.read(name).decode()
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            raise StateMissingError(
+                f"{self._location}/{name} is gone: Spark has removed what it noted of that batch.",
+                hint="Save a newer batch.",
+            ) from error
+
+    def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
+        """Copy what the sources have noted up to a batch.
+
+        Parameters
+        ----------
+        target : Store
+            Where to.
+        offsets : str
+            Where the sources stand after the batch.
+
+        Raises
+        ------
+        StateMissingError
+            If a source does not have it any more.
+        StorageError
+            If files vanish again and again while they are copied.
+        """
+        ends = BatchOffsets.parse(offsets, f"{self._location}/{_OFFSETS}").file_log_ends
+        for attempt in range(_COPY_ATTEMPTS):
+            try:
+                held = dict(self._noted(ends))
+            except StorageError as error:
+                # Sources join old files of theirs into one and remove them.
+                if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
+                    raise
+                continue
+            return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
+        raise AssertionError("unreachable")
+
+    def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """Files of the sources by name; a log of files without its later entries, which would be read as one batch."""
+        logs: dict[str, list[str]] = {source: [] for source in ends}
+        for info in self._store.list(f"{_SOURCES}/"):
+            source, _, base_name = info.name.removeprefix(f"{_SOURCES}/").partition("/")
+            if source in logs and is_file_log_entry(base_name):
+                logs[source].append(base_name)
+            elif not info.name.rpartition("/")[2].startswith("."):
+                yield info.name, self._store.read(info.name)
+        for source, names in logs.items():
+            folder = f"{_SOURCES}/{source}"
+            files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
+            yield from ((f"{folder}/{name}", data) for name, data in files.items())
+
+    def _read_below(self, folder: str, name: str) -> bytes:
+        return self._store.read(f"{folder}/{name}")
+
+    def require_empty(self) -> None:
+        """Refuse a location that a query has been started with.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has.
+        """
+        folders = (f"{_OFFSETS}/", f"{_COMMITS}/", f"{_SOURCES}/", _METADATA)
+        if any(self._store.list(folder) for folder in folders):
+            raise ConfigurationError(
+                f"{self._location} holds a checkpoint of a Spark query already.",
+                kind=ErrorKind.OTHER_OWNER,
+                hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
+            )
+
+    def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
+        """Write a checkpoint that goes on after a savepoint's batch.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The savepoint.
+        saved : Store
+            Its store.
+        saved_location : str
+            Its location, for messages.
+        query_id : str
+            The query's id.
+        clock_id : str
+            The id of its heartbeat's clock, which no other query must have.
+        """
+        for file in manifest.sources:
+            name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
+            self._store.put(name, read_saved(saved, file, saved_location))
+        self._put_all(_COMMITS, manifest.commits)
+        parsed = {
+            batch: BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
+            for batch, text in manifest.offsets.items()
+        }
+        self._put_all(_OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
+        # Without it Spark takes nothing of this for a checkpoint.
+        self._store.put(_METADATA, json.dumps({"id": query_id}).encode())
+
+    def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:
+        for batch, text in texts.items():
+            self._store.put(f"{folder}/{batch}", text.encode())

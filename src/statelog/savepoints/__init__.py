@@ -1,1 +1,0 @@
-"""Savepoints: portable copies of all state of a query, as Parquet and a manifest."""

@@ -1,0 +1,240 @@
+"""What the user's entry points share: checks of arguments and the session, and what is sent to the workers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import DataType, StructType
+
+from statelog.checkpoint.query_operators import noted_location
+from statelog.convert.types import arrow_type
+from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, ProcessorError, StateMissingError
+from statelog.options import Options
+from statelog.runs.key_groups import KEY_GROUPS
+from statelog.runs.schema import StateLife
+from statelog.spark.endpoint import Endpoint, RunningOperator
+from statelog.spark.interpreter import check_interpreter, is_on_this_machine
+from statelog.spark.worker import StateDeclaration
+from statelog.storage import open_store
+
+_DEFAULT_UID = "main"
+_OUTPUT_MODES = ("append", "update", "complete")
+
+_instances = itertools.count()
+_endpoint: Endpoint | None = None
+_endpoint_lock = threading.Lock()
+
+
+class TaskSpec(Protocol):
+    """What every task of an operator is told; picklable."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one batch."""
+        ...
+
+
+def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function that Spark sends to the workers.
+
+    It is pickled by value and holds only bytes, so that a worker which cannot import statelog can say so.
+    """
+    pickled = _dumps(spec)
+
+    def run(batches: Any) -> Any:
+        import pickle
+        import sys
+
+        try:
+            task = pickle.loads(pickled)
+        except ImportError as error:
+            raise ImportError(
+                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
+                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
+                " of the environment that has it before the session is created. [worker-import]"
+            ) from error
+        from statelog.errors import note_cause
+
+        try:
+            yield from task.run(batches)
+        except Exception as error:
+            note_cause(error)
+            raise
+
+    return run
+
+
+def _dumps(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    return data
+
+
+def pickled_processor(processor: object, uid: str) -> bytes:
+    """Pickle a processor for the workers.
+
+    Raises
+    ------
+    ProcessorError
+        If it cannot be pickled.
+    """
+    try:
+        return _dumps(processor)
+    except Exception as error:
+        raise ProcessorError(
+            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
+            f" {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
+            " SparkSession in the processor.",
+        ) from error
+
+
+def check_output_mode(mode: object) -> None:
+    """Refuse what is no output mode of Spark."""
+    if str(mode).lower() not in _OUTPUT_MODES:
+        raise ConfigurationError(f"outputMode is {mode!r}.", hint="It must be 'append', 'update' or 'complete'.")
+
+
+def check_session(session: SparkSession) -> None:
+    """Refuse sessions whose tasks or batches do not mean what statelog takes them for."""
+    if not hasattr(session, "_jsparkSession"):
+        raise ConfigurationError(
+            "statelog does not run on Spark Connect.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Use a classic session, made by SparkSession.builder in the driver.",
+        )
+    if str(session.sparkContext.getConf().get("spark.speculation", "false")).lower() == "true":
+        raise ConfigurationError(
+            "spark.speculation is on: a second attempt may run beside the first, and either may become the result.",
+            kind=ErrorKind.UNSUPPORTED_SETTING,
+            hint="Set spark.speculation to false for applications with stateful operators.",
+        )
+    check_interpreter(session)
+
+
+def warn_of_no_watermark(uid: str) -> None:
+    """Warn that nothing moves the event time of an operator."""
+    _warn(
+        f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
+        " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...)."
+    )
+
+
+def warn_of_deleted(uid: str, states: Iterable[StateDeclaration]) -> None:
+    """Warn of states that ``init`` declares and deletes, before or afterwards."""
+    effects = {
+        StateLife.BATCH: "deletes and then declares: they are empty at the start of every batch",
+        StateLife.NONE: "declares and then deletes: their values are gone, and reading and writing them fails",
+    }
+    for life, effect in effects.items():
+        names = [state.name for state in states if state.life is life]
+        if names:
+            _warn(
+                f"operator '{uid}': there are states that init() {effect} ({', '.join(names)}). Delete a state in one"
+                " version of the processor, and declare it in a later one."
+            )
+
+
+def _warn(text: str) -> None:
+    """Warn at the user's line."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("statelog."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, ConfigurationWarning, stacklevel=level)
+
+
+def new_instance() -> str:
+    """A name that no other operator of the driver's program has."""
+    return f"{os.getpid()}-{next(_instances)}"
+
+
+def checked_uid(uid: str | None) -> str:
+    """The operator's name, the default if there is none."""
+    if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
+        raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
+    return _DEFAULT_UID if uid is None else uid
+
+
+def checked_location(location: object) -> str | None:
+    """A location that tasks on all hosts understand alike: a path is one of the driver's."""
+    if location is None:
+        return None
+    if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
+        raise ConfigurationError(f"location is {location!r}.", hint="It must be a path, or like s3://bucket/folder.")
+    open_store(text)
+    return noted_location(text)
+
+
+def check_options(options: object) -> None:
+    """Refuse anything but Options."""
+    if not isinstance(options, Options):
+        raise ConfigurationError(f"options is {options!r:.80}.", hint="Pass statelog.Options(...).")
+
+
+def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
+    """The number of subtasks, by default the application\'s number of cores."""
+    if parallelism is None:
+        return min(max(session.sparkContext.defaultParallelism, 1), KEY_GROUPS)
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
+        raise ConfigurationError(f"parallelism is {parallelism!r}.", hint="It must be from 1 to 32768.")
+    return parallelism
+
+
+def parse_output(schema: StructType | str, parse: Callable[[str], DataType] = DataType.fromDDL) -> StructType:
+    """The output type as a StructType of supported types."""
+    try:
+        parsed: DataType = parse(schema) if isinstance(schema, str) else schema
+    except Exception as error:
+        raise ConfigurationError(
+            f"outputStructType {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
+            hint="Write it like 'user string, count long'.",
+        ) from error
+    if not isinstance(parsed, StructType):
+        raise ConfigurationError(f"outputStructType is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    for field in parsed:
+        arrow_type(field.dataType, f"output column '{field.name}'")
+    return parsed
+
+
+def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
+    """The address that executors reach the driver at, and the process's endpoint."""
+    global _endpoint
+    conf = session.sparkContext.getConf()
+    is_local = is_on_this_machine(session.sparkContext)
+    host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
+    reachable = str(conf.get("spark.statelog.coordinator.host", host))
+    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
+    with _endpoint_lock:
+        if _endpoint is None or _endpoint.process_id != os.getpid():
+            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
+            try:
+                _endpoint = Endpoint(bound, port)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
+                    hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
+                ) from error
+        return reachable, _endpoint
+
+
+def operators_of_query(query: StreamingQuery) -> list[RunningOperator]:
+    """The operators of a query that runs in this process; raises what :meth:`Endpoint.operators_of` does."""
+    with _endpoint_lock:
+        endpoint = _endpoint
+    return endpoint.operators_of(query) if endpoint is not None else []
+
+
+def incomplete_end(query: StreamingQuery) -> StateMissingError | None:
+    """What a query of this process that has ended without an error lacks: the checkpoint of its last batch."""
+    with _endpoint_lock:
+        endpoint = _endpoint
+    return endpoint.incomplete_end(query) if endpoint is not None and not query.isActive else None

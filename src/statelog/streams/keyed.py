@@ -1,0 +1,270 @@
+"""The user's entry to keyed state: a keyed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from statelog.convert.forms import FrameForm, RowForm
+from statelog.errors import ConfigurationError
+from statelog.options import Options
+from statelog.runs.keys import KeyCodec
+from statelog.runs.times import Watermark
+from statelog.spark.internals import selected_column
+from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.streams.windowed import WindowedStream, windowed
+from statelog.windows.assigners import WindowAssigner
+
+
+def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> KeyedStream:
+    """Key a DataFrame by columns, like ``df.groupBy(*cols)``.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
+    *cols : str or Column, or a list of them
+        The grouping columns; at least one. What they name is what ``df.groupBy`` would group by. An expression, or a
+        field of a struct, becomes a column in front of the others.
+
+    Returns
+    -------
+    KeyedStream
+        What ``transformWithState`` is called on.
+
+    Raises
+    ------
+    ConfigurationError
+        If a column does not exist, or its type cannot be a key.
+
+    Examples
+    --------
+    >>> counts = statelog.key_by(events, "user").transformWithState(  # doctest: +SKIP
+    ...     Counter(), "user string, count long", "update", "None"
+    ... )
+    """
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"key_by takes a DataFrame, not {type(df).__name__}.")
+    given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
+    if not given:
+        raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
+    frame = _keyed(df, given)
+    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
+    if doubled:
+        raise ConfigurationError(
+            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
+        )
+    KeyCodec(frame.key_schema)
+    with _naming(df, given):
+        df.groupBy(*given).count()  # refuses what only select() takes: generators, windows, stars
+    return KeyedStream(frame)
+
+
+def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
+    columns: list[str] = []
+    computed: list[Column] = []
+    for column in given:
+        if not isinstance(column, (str, Column)):
+            raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
+        with _naming(df, [column]):
+            place, name = selected_column(df, column)
+            if place is None:
+                computed.append((F.col(column) if isinstance(column, str) else column).alias(name))
+                df.select(computed[-1], "*")
+        columns.append(name if place is None else df.columns[place])
+    return KeyedFrame(df.select(*computed, "*") if computed else df, columns)
+
+
+@contextmanager
+def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
+    """Name what Spark cannot group by."""
+    try:
+        yield
+    except AnalysisException as error:
+        dotted = next((name for name in given if isinstance(name, str) and "." in name and name in df.columns), None)
+        raise ConfigurationError(
+            f"key_by: rows cannot be grouped by {', '.join(map(str, given))}: {str(error).splitlines()[0]}",
+            hint=f"Write `{dotted}` for the column; a dot leads to a struct's field."
+            if dotted
+            else f"The columns are {', '.join(df.columns)}.",
+        ) from error
+
+
+class KeyedStream:
+    """A DataFrame keyed by columns; made by :func:`key_by`."""
+
+    def __init__(self, frame: KeyedFrame) -> None:
+        self._frame = frame
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: KeyedStream | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
+    ) -> DataFrame:
+        """Apply a stateful processor to each key, as Spark's method of this name does.
+
+        Parameters
+        ----------
+        statefulProcessor : StatefulProcessor
+            A processor as written for Spark's ``transformWithState``: it takes and returns rows.
+        outputStructType : StructType or str
+            Type of the output rows.
+        outputMode : {"append", "update", "complete"}
+            As Spark's; it has no effect on what the processor does.
+        timeMode : {"None", "ProcessingTime", "EventTime"}
+            What moves the processor's times and fires its timers: nothing, the batches' processing time, or the
+            watermark. Event time needs a column with ``withWatermark``, or `watermark`.
+        initialState : KeyedStream, optional
+            A batch DataFrame, keyed by columns of the same types, whose rows ``handleInitialState`` gets before
+            the first rows of the stream.
+        eventTimeColumnName : str
+            The output column that a later operator takes as event time.
+        uid : str, optional
+            The operator's name in the checkpoint. It must be given, and differ, once a query has two
+            stateful operators.
+        parallelism : int, optional
+            Number of subtasks, from 1 to 32,768; may differ at every start. The default is the
+            application's number of cores.
+        location : str, optional
+            Where the state is kept: a directory that driver and executors share, or a folder in an
+            object store. The default is the folder
+            ``statelog`` below the query's checkpointLocation.
+        options : Options, optional
+            Options.
+        watermark : Watermark, optional
+            A watermark of the operator's own, instead of Spark's.
+        initialTables : mapping of str to DataFrame, optional
+            Batch DataFrames that are loaded as states before the first batch, by state, ``$timers`` for the timers.
+            Their columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
+            ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another
+            type is converted if nothing can be lost, else refused; docs/savepoints.md has the rule.
+
+        Returns
+        -------
+        DataFrame
+            The output rows; a streaming DataFrame if the input is one.
+
+        Raises
+        ------
+        ConfigurationError
+            If an argument or a setting of the session is not supported.
+        ProcessorError
+            If the processor cannot be pickled, or its ``init`` fails.
+        """
+        arguments = OperatorArguments(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            _checked_initial(initialState),
+            eventTimeColumnName,
+        )
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return build_operator(self._frame, arguments, setting, RowForm())
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: KeyedStream | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
+    ) -> DataFrame:
+        """Apply a stateful processor that takes and returns pandas frames, as Spark's method of this name does.
+
+        The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
+        key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
+        """
+        arguments = OperatorArguments(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            _checked_initial(initialState),
+            eventTimeColumnName,
+        )
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return build_operator(self._frame, arguments, setting, FrameForm.of(self._frame.df.sparkSession.conf.get))
+
+    def window(
+        self,
+        windows: WindowAssigner,
+        timeMode: str | None = None,
+        timeColumn: str | None = None,
+        allowedLatenessMs: int = 0,
+        lateColumn: str | None = None,
+        watermark: Watermark | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows.
+
+        Parameters
+        ----------
+        windows : TumblingWindows, SlidingWindows, SessionWindows or CountWindows
+            Which windows a row belongs to.
+        timeMode : {"EventTime", "ProcessingTime"}, optional
+            What a row's time is: its time column, which is the default, or the time of its batch. Counted windows have
+            none.
+        timeColumn : str, optional
+            The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
+        allowedLatenessMs : int
+            How long a window that was returned takes late rows, and is returned again, milliseconds.
+        lateColumn : str, optional
+            Name of an output column, a struct, for rows that are too late; otherwise they are left out and counted.
+        watermark : Watermark, optional
+            A watermark of the operator's own, instead of Spark's.
+
+        Returns
+        -------
+        WindowedStream
+            What ``agg``, ``reduce``, ``aggregate`` and ``process`` are called on.
+
+        Raises
+        ------
+        ConfigurationError
+            If the arguments do not go together, or do not fit the columns.
+
+        Examples
+        --------
+        >>> counts = (  # doctest: +SKIP
+        ...     statelog.key_by(events, "user").window(statelog.TumblingWindows(60_000)).agg(statelog.Count())
+        ... )
+        """
+        return windowed(self._frame, windows, timeMode, timeColumn, allowedLatenessMs, lateColumn, watermark)
+
+
+def _checked_initial(initial: object) -> KeyedFrame | None:
+    if initial is None:
+        return None
+    if not isinstance(initial, KeyedStream):
+        raise ConfigurationError(
+            f"initialState is {initial!r:.80}.", hint="Pass statelog.key_by(batch_df, ...) with the same keys."
+        )
+    if initial._frame.df.isStreaming:
+        raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
+    return initial._frame

@@ -1,0 +1,174 @@
+"""Taking back Spark's commit of batches whose checkpoint does not exist."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from statelog.checkpoint.query_operators import QueryLogs
+from statelog.checkpoint.rewind_target import find_target
+from statelog.errors import ConfigurationError, StateMissingError
+from statelog.savepoint.operators import open_location
+from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.spark.endpoint import STATE_FOLDER
+from statelog.storage.open import local_path
+from statelog.storage.posix import sync_directory
+
+_ASIDE: Final = "statelog-rewound"
+"""Spark does not look at folders of names that it does not know."""
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """What :func:`rewind` did, or would do.
+
+    Parameters
+    ----------
+    next_batch : int
+        The batch that Spark runs first when the query is started again.
+    taken_back : list of int
+        Batches that Spark had committed and will repeat.
+    removed : list of str
+        Files taken out of Spark's checkpoint, in order.
+    moved_to : str
+        The folder that they are in now; empty if there are none. It may be deleted once the query runs.
+    operators : list of str
+        The operators whose checkpoints decided.
+    former_operators : list of str
+        Operators with state at the location that the query does not have any more, so that theirs did not.
+    """
+
+    next_batch: int
+    taken_back: list[int]
+    removed: list[str]
+    moved_to: str
+    operators: list[str]
+    former_operators: list[str]
+
+
+def rewind(
+    checkpoint_location: str | Path,
+    *,
+    location: str | None = None,
+    operators: Sequence[str] | None = None,
+    dry_run: bool = False,
+) -> Rewound:
+    """Make Spark repeat the batches that it committed although their state is missing.
+
+    This happens when an action did not run every subtask to its end (``limit`` in foreachBatch, say), or when
+    the state was restored from an older copy. The query must be stopped. Sinks see the repeated batches
+    under the same batch ids.
+
+    Nothing is changed unless every operator can go on from the same batch: its checkpoint must be retained, and all of
+    its objects must be there. What Spark must forget is moved aside, not deleted.
+
+    Parameters
+    ----------
+    checkpoint_location : str or Path
+        The query's checkpointLocation, on a local or mounted file system.
+    location : str, optional
+        The operators' location, if they were given one.
+    operators : sequence of str, optional
+        The uids of all operators that the query has. By default its newest checkpoints tell. Checkpoints that older
+        versions of statelog have written do not always.
+    dry_run : bool
+        Only tell what would be done.
+
+    Returns
+    -------
+    Rewound
+        What was done; nothing if Spark and the state agree.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no Spark checkpoint, or no state, or `operators` is needed.
+    StateMissingError
+        If the checkpoint to go back to is not whole any more, or Spark no longer holds what it needs to repeat the
+        batches.
+    CorruptionError
+        If a log is damaged.
+
+    Examples
+    --------
+    >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
+    Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'], ...)
+    """
+    if operators is not None and (isinstance(operators, str) or not operators):
+        raise ConfigurationError(f"operators is {operators!r}.", hint="It must be a list of uids, or None.")
+    root = Path(local_path(str(checkpoint_location)))
+    spark = SparkCheckpoint(open_location(str(root)), str(root))
+    query_id = spark.query_id()
+    offsets, commits = _batches(root / "offsets"), _batches(root / "commits")
+    if not offsets:
+        raise ConfigurationError(
+            f"{root} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+        )
+    logs = QueryLogs.read(query_id, str(root / STATE_FOLDER), location, open_location)
+    target = find_target(logs, commits, lambda batch: spark.time_ms(batch) if batch in offsets else None, operators)
+    newest, names = target.batch, ([log.uid for log in target.operators], [log.uid for log in target.former])
+    taken_back = [batch for batch in commits if batch > newest]
+    if not taken_back:
+        return Rewound(max(commits, default=-1) + 1, [], [], "", *names)
+    _require_input(root, newest, offsets, commits)
+    target.require_restorable(open_location)
+    # The offsets go first: after a crash in between Spark and the state still disagree visibly. The other
+    # way round Spark would skip a batch.
+    doomed = [("offsets", batch) for batch in reversed(offsets) if batch > newest + 1]
+    doomed += [("commits", batch) for batch in reversed(taken_back)]
+    aside = _free_folder(root / _ASIDE)
+    if not dry_run:
+        _make_folders(root, aside)
+        for folder, batch in doomed:
+            _move(root / folder, aside / folder, batch)
+    return Rewound(newest + 1, taken_back, [f"{folder}/{batch}" for folder, batch in doomed], str(aside), *names)
+
+
+def _require_input(root: Path, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
+    """Check that Spark can go on after a batch: it reads what it noted of that batch and of the next one."""
+    if newest + 1 not in offsets:
+        raise StateMissingError(
+            f"{root}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"
+            f" {newest + 1}: its oldest is {offsets[0]}.",
+            hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
+        )
+    if newest >= 0 and not (newest in offsets and newest in commits):
+        raise StateMissingError(
+            f"{root}: the newest checkpoint of the state is {newest}, but Spark no longer knows where batch {newest}"
+            f" ended: its oldest commit is {commits[0]}.",
+            hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
+        )
+
+
+def _batches(folder: Path) -> list[int]:
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
+
+
+def _free_folder(parent: Path) -> Path:
+    """The next folder of a number; each call has one of its own, so nothing in them is ever replaced."""
+    return parent / str(max(_batches(parent), default=0) + 1)
+
+
+def _make_folders(root: Path, aside: Path) -> None:
+    for name in ("offsets", "commits"):
+        (aside / name).mkdir(parents=True)
+    for folder in (aside, aside.parent, root):
+        sync_directory(str(folder))
+
+
+def _move(source: Path, target: Path, batch: int) -> None:
+    """Move Spark's file of a batch into another folder of the same file system, for good when this returns.
+
+    The checksum goes first: a file without one can be read, one that is written later beside an old checksum cannot.
+    """
+    for name in (f".{batch}.crc", str(batch)):
+        with suppress(FileNotFoundError):
+            (source / name).rename(target / name)
+        for folder in (target, source):
+            sync_directory(str(folder))

@@ -1,0 +1,330 @@
+"""Taking savepoints of queries, and beginning queries with them."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
+from statelog.clock import Clock, SystemClock
+from statelog.errors import (
+    ConfigurationError,
+    StatelogError,
+    StateMissingError,
+)
+from statelog.log.entry import QueryOperators
+from statelog.options import Options
+from statelog.savepoint.manifest import MANIFEST, Manifest, SavedOperator
+from statelog.savepoint.operators import (
+    RestoreTarget,
+    RunAll,
+    one_by_one,
+    open_location,
+    restore_operator,
+    save_operator,
+)
+from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.stopped import StoppedQuery
+from statelog.savepoint.target import begin_target, finish_target, require_apart, require_new
+from statelog.spark import internals
+from statelog.spark.checks import operators_of_query
+from statelog.spark.endpoint import STATE_FOLDER
+from statelog.storage.names import distinct_parts, name_part
+
+_ATTEMPTS: Final = 5
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """What :func:`savepoint` has written.
+
+    Parameters
+    ----------
+    target : str
+        Where it is.
+    batch : int
+        The batch that its state is after.
+    query_id : str
+        The query that it was taken of.
+    rows : dict of str to (dict of str to int)
+        For each operator the number of rows of each state.
+    """
+
+    target: str
+    batch: int
+    query_id: str
+    rows: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What :func:`restore` has written.
+
+    Parameters
+    ----------
+    checkpoint_location : str
+        What the query is to be started with.
+    query_id : str
+        The id that it will have.
+    next_batch : int
+        The batch that Spark runs first.
+    """
+
+    checkpoint_location: str
+    query_id: str
+    next_batch: int
+
+
+def savepoint(
+    query: StreamingQuery | str | Path, target: str | Path, *, location: str | None = None, batch: int | None = None
+) -> Savepoint:
+    """Copy all state of a query, and where its sources stand, into a directory that belongs to nobody.
+
+    The tables are Parquet; docs/savepoints.md describes them. All operators are saved as of the same batch.
+
+    Parameters
+    ----------
+    query : StreamingQuery, str or Path
+        A running query of this application, which goes on meanwhile; or the checkpointLocation of one that is
+        stopped.
+    target : str or Path
+        Where it goes: a directory that does not exist or is empty, or a folder in an object store. With an active
+        session and much state its executors write it, so they must see the directory.
+    location : str, optional
+        The operators' location, if all of them were given one; others are found from there. Of a running query it is
+        known.
+    batch : int, optional
+        Of a stopped query a retained checkpoint other than the newest.
+
+    Returns
+    -------
+    Savepoint
+        What was written.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such query or state, the target is not empty, or the query has stateful operators of Spark's.
+    StateMissingError
+        If the operators or Spark do not have the batch any more.
+    CorruptionError, StorageError
+        If the state cannot be read, or the target cannot be written; then it holds no manifest.
+
+    Examples
+    --------
+    >>> statelog.savepoint("/data/checkpoints/flights", "/data/savepoints/flights-1")  # doctest: +SKIP
+    Savepoint(target='/data/savepoints/flights-1', batch=41, query_id='...', rows={'main': {'count': 3310}})
+    """
+    place = str(target)
+    require_new(open_location(place), place)
+    if isinstance(query, StreamingQuery):
+        if location is not None or batch is not None:
+            raise ConfigurationError(
+                "location and batch have no meaning for a running query.",
+                hint="Its operators' locations are known, and its newest committed batch is saved.",
+            )
+        return _save_running(query, place)
+    return _save_stopped(str(query), place, location, batch)
+
+
+def restore(
+    source: str | Path,
+    checkpoint_location: str | Path,
+    *,
+    location: str | None = None,
+    claim: bool = False,
+    options: Options | None = None,
+) -> Restored:
+    """Begin a checkpointLocation with a savepoint, so that a query that is started with it goes on after its batch.
+
+    It is a query of its own, with a new id, and does not need the savepoint any more. Its operators must have the names
+    that they had, and may have any parallelism.
+
+    Parameters
+    ----------
+    source : str or Path
+        The savepoint.
+    checkpoint_location : str or Path
+        An empty directory, or a folder in an object store.
+    location : str, optional
+        Where the operators' state goes, if they will be given a location; by default below `checkpoint_location`.
+    claim : bool
+        Whether the savepoint's files are removed once all is restored.
+    options : Options, optional
+        How the state's files are written.
+
+    Returns
+    -------
+    Restored
+        What was written.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no savepoint, or one of the locations is not empty or within the savepoint.
+    CorruptionError
+        If the savepoint is damaged.
+    StorageError
+        If it cannot be read, or a location cannot be written. Then the location is not complete; remove it.
+
+    Examples
+    --------
+    >>> statelog.restore("/data/savepoints/flights-1", "/data/checkpoints/flights-2")  # doctest: +SKIP
+    Restored(checkpoint_location='/data/checkpoints/flights-2', query_id='...', next_batch=42)
+    """
+    saved_location, root = str(source), str(checkpoint_location)
+    saved = open_location(saved_location)
+    manifest = Manifest.read(saved, saved_location)
+    spark = SparkCheckpoint(open_location(root), root)
+    state = location or f"{root.rstrip('/')}/{STATE_FOLDER}"
+    require_apart(root, [saved_location], "The checkpointLocation")
+    require_apart(state, [saved_location], "The operators' location")
+    own = [f"{state.rstrip('/')}/{name_part(operator.uid)}" for operator in manifest.operators]
+    require_apart(saved_location, [*spark.folders, *own], "The savepoint")
+    spark.require_empty()
+    query_id = str(uuid.UUID(bytes=secrets.token_bytes(16), version=4))
+    clock = SystemClock()
+    places = {operator.uid: noted_location(location) for operator in manifest.operators}
+    where = RestoreTarget(
+        location=state,
+        query_id=query_id,
+        run_id="restore",
+        batch=manifest.batch,
+        options=options or Options(),
+        clock=clock,
+        new_token=lambda: secrets.token_bytes(16),
+        operators=QueryOperators(int(clock.now_s() * 1000), places),
+    )
+    run_all = _run_all(SparkSession.getActiveSession())
+    for operator in manifest.operators:
+        restore_operator(operator, saved_location, where, run_all)
+    spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
+    if claim:
+        # The manifest first: what is left after a crash is no savepoint.
+        saved.delete([MANIFEST])
+        saved.delete(manifest.file_names)
+    return Restored(root, query_id, manifest.batch + 1)
+
+
+# ---- Saving ----
+
+
+def _save_stopped(checkpoint: str, target: str, location: str | None, batch: int | None) -> Savepoint:
+    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
+    home = f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
+    logs = QueryLogs.read(spark.query_id(), home, location, open_location)
+    chosen, operators = StoppedQuery(checkpoint, spark, logs).choose(batch)
+    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession())
+
+
+def _save_running(query: StreamingQuery, target: str) -> Savepoint:
+    if not query.isActive:
+        raise ConfigurationError(
+            f"Query {query.id} is not running any more.", hint="Pass its checkpointLocation instead of the query."
+        )
+    operators = operators_of_query(query)
+    if not operators:
+        raise ConfigurationError(
+            f"Query {query.id} has no operators of statelog.",
+            hint="A savepoint holds the state of statelog's operators.",
+        )
+    checkpoint = internals.checkpoint_location(query)
+    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
+    for _ in range(_ATTEMPTS):
+        committed = spark.committed()
+        if not committed:
+            break
+        with ExitStack() as held:
+            found = [
+                OperatorLog(operator.uid, operator.location, operator.root, history)
+                for operator in operators
+                if (history := held.enter_context(operator.coordinator.holding(committed[-1]))) is not None
+            ]
+            if len(found) == len(operators):
+                return _write(found, spark, committed[-1], str(query.id), target, operators[0].session)
+        # So many batches have passed since that the checkpoint is not retained any more.
+    raise StateMissingError(
+        f"Query {query.id}: there is no batch yet that Spark has committed and all operators have a checkpoint of.",
+        hint="Try again after the next batch.",
+    )
+
+
+def _write(
+    found: Sequence[OperatorLog],
+    spark: SparkCheckpoint,
+    batch: int,
+    query_id: str,
+    target: str,
+    session: SparkSession | None,
+) -> Savepoint:
+    spark.require_no_other_state()
+    require_apart(target, [*spark.folders, *(f"{log.location}/{log.root}" for log in found)], "The savepoint")
+    offsets, commits = spark.offsets(batch), spark.commits(batch)
+    store = open_location(target)
+    begin_target(store, target, secrets.token_bytes(16))
+    run_all = _run_all(session)
+    folders = distinct_parts(log.uid for log in found)
+    operators: list[SavedOperator] = [
+        save_operator(log.history, batch, folders[log.uid], location=log.location, target=target, run_all=run_all)
+        for log in found
+    ]
+    clock: Clock = SystemClock()
+    manifest = Manifest(
+        batch=batch,
+        query_id=query_id,
+        taken_ms=int(clock.now_s() * 1000),
+        offsets=offsets,
+        commits=commits,
+        sources=spark.copy_sources(store, offsets[str(batch)]),
+        operators=operators,
+    )
+    manifest.write(store)
+    finish_target(store)
+    rows = {one.uid: {state.schema.name: state.rows for state in one.states} for one in operators}
+    return Savepoint(target, batch, query_id, rows)
+
+
+# ---- Work for many ----
+
+
+def _run_all(session: SparkSession | None) -> RunAll:
+    """One by one without a session; with one the items of longer lists are tasks of a job."""
+    if session is None:
+        return one_by_one
+
+    def run(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+        if len(items) < 2:
+            return one_by_one(work, items)
+        outcomes = session.sparkContext.parallelize(list(items), len(items)).map(_reporting(work)).collect()
+        return [_unpacked(outcome) for outcome in outcomes]
+
+    return run
+
+
+def _reporting(work: Callable[[_Item], _Result]) -> Callable[[_Item], Any]:
+    """Errors travel as values, so that they arrive as they are and are not repeated."""
+
+    def run(item: _Item) -> Any:
+        try:
+            return work(item)
+        except StatelogError as error:
+            return error
+
+    return run
+
+
+def _unpacked(outcome: Any) -> Any:
+    if isinstance(outcome, StatelogError):
+        raise outcome
+    return outcome

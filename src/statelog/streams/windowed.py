@@ -1,0 +1,290 @@
+"""The user's entry to windows: a windowed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from statelog.convert.times import TimeMode
+from statelog.errors import ConfigurationError
+from statelog.operators.keyed.values import AggregateFunction
+from statelog.options import Options
+from statelog.runs.times import Watermark
+from statelog.spark.plan import WATERMARK_DELAY, KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.windows.aggregates import Aggregate
+from statelog.windows.assigners import CountWindows, WindowAssigner
+from statelog.windows.build import WindowDefinition, WindowPlan
+from statelog.windows.processor import WindowProcessor
+
+Row = tuple[Any, ...]
+
+
+def windowed(
+    frame: KeyedFrame,
+    windows: WindowAssigner,
+    time_mode: str | None,
+    time_column: str | None,
+    allowed_lateness_ms: int,
+    late_column: str | None,
+    watermark: Watermark | None,
+) -> WindowedStream:
+    """Check what ``KeyedStream.window`` is called with; see there."""
+    df = frame.df
+    mode = _time_mode(windows, time_mode)
+    if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
+        raise ConfigurationError(
+            "timeColumn and watermark have a meaning in event time only.",
+            hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+        )
+    if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
+        raise ConfigurationError(
+            "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
+            hint="Use event time with timeColumn.",
+        )
+    definition = WindowDefinition(
+        schema=df.schema,
+        keys=frame.columns,
+        zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
+        windows=windows,
+        time_mode=mode,
+        time_column=_time_column(df, time_column, watermark) if mode is TimeMode.EVENT_TIME else None,
+        allowed_lateness_ms=allowed_lateness_ms,
+        late_column=late_column,
+    )
+    return WindowedStream(frame, definition, watermark)
+
+
+def _time_mode(windows: object, text: str | None) -> TimeMode:
+    if isinstance(windows, CountWindows):
+        if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
+            raise ConfigurationError(
+                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
+            )
+        return TimeMode.NONE
+    mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
+    if mode is TimeMode.NONE:
+        raise ConfigurationError(
+            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
+        )
+    return mode
+
+
+def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
+    """The column of event time: the one that the watermark is of."""
+    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
+    if watermark is not None:
+        marked = [watermark.column]
+    if asked is not None and (not df.isStreaming or asked in marked):
+        return asked
+    if not marked:
+        raise ConfigurationError(
+            "Windows in event time need "
+            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
+            if df.isStreaming
+            else "Pass timeColumn.",
+        )
+    if asked is not None:
+        raise ConfigurationError(
+            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
+            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
+        )
+    return marked[0]
+
+
+class WindowedStream:
+    """A keyed stream cut into windows; made by :meth:`statelog.KeyedStream.window`.
+
+    Each method applies an operator and returns its output as a DataFrame. The keyword arguments `uid`, `parallelism`,
+    `location`, `options` and `eventTimeColumnName` are those of :meth:`statelog.KeyedStream.transformWithState`.
+    """
+
+    def __init__(self, frame: KeyedFrame, definition: WindowDefinition, watermark: Watermark | None) -> None:
+        self._frame = frame
+        self._definition = definition
+        self._watermark = watermark
+
+    def agg(
+        self,
+        *aggregates: Aggregate,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Aggregate each window with ready-made aggregates.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            Such as ``statelog.Count()`` and ``statelog.Sum("amount").alias("total")``; at least one.
+        uid, parallelism, location, options, eventTimeColumnName
+            As in :meth:`statelog.KeyedStream.transformWithState`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, ``window_start``, ``window_end``, and a column per aggregate.
+
+        Raises
+        ------
+        ConfigurationError
+            If a column does not exist, or has a type that an aggregate cannot take.
+        """
+        plan = self._definition.aggregated(aggregates)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+
+    def aggregate(
+        self,
+        aggregateFunction: AggregateFunction[Any, Any],
+        accumulatorSchema: StructType | str,
+        resultType: StructType | str,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Aggregate each window with a function of one's own, which gets the rows.
+
+        Parameters
+        ----------
+        aggregateFunction : AggregateFunction
+            Its results are tuples of `resultType`. For sliding and session windows it needs ``merge``.
+        accumulatorSchema, resultType : StructType or str
+            Fields of the accumulator, and of the result.
+        uid, parallelism, location, options, eventTimeColumnName
+            As in :meth:`statelog.KeyedStream.transformWithState`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, ``window_start``, ``window_end``, and the fields of the result.
+
+        Raises
+        ------
+        ConfigurationError
+            If the function lacks a method, or a schema is not supported.
+        """
+        plan = self._definition.folded(aggregateFunction, accumulatorSchema, resultType)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+
+    def reduce(
+        self,
+        reduceFunction: Callable[[Row, Row], Row],
+        valueSchema: StructType | str,
+        valueOf: Callable[[Any], Row] | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Reduce the values of each window to one.
+
+        Parameters
+        ----------
+        reduceFunction : callable
+            Takes two values, tuples of `valueSchema`, and returns one. It must be associative.
+        valueSchema : StructType or str
+            Fields of a value.
+        valueOf : callable, optional
+            Makes the value of a row; by default it is the row's columns of the names in `valueSchema`.
+        uid, parallelism, location, options, eventTimeColumnName
+            As in :meth:`statelog.KeyedStream.transformWithState`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, ``window_start``, ``window_end``, and the fields of the value.
+
+        Raises
+        ------
+        ConfigurationError
+            If the schema is not supported, or names columns that do not exist.
+        """
+        plan = self._definition.reduced(reduceFunction, valueSchema, valueOf)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+
+    def process(
+        self,
+        windowProcessor: WindowProcessor,
+        outputStructType: StructType | str,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Give all rows of each window to a processor.
+
+        Parameters
+        ----------
+        windowProcessor : WindowProcessor
+            The processor.
+        outputStructType : StructType or str
+            Type of the rows that it returns.
+        uid, parallelism, location, options, eventTimeColumnName
+            As in :meth:`statelog.KeyedStream.transformWithState`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor returns.
+
+        Raises
+        ------
+        ConfigurationError
+            If a type is not supported.
+        """
+        plan = self._definition.processed(windowProcessor, outputStructType)
+        return self._build(plan, eventTimeColumnName, uid, parallelism, location, options)
+
+    def _build(
+        self,
+        plan: WindowPlan,
+        event_time_column: str,
+        uid: str | None,
+        parallelism: int | None,
+        location: str | None,
+        options: Options | None,
+    ) -> DataFrame:
+        arguments = OperatorArguments(
+            processor=plan.operator,  # type: ignore[arg-type]  # it has the methods, and gets groups of rows
+            output_type=plan.output,
+            output_mode="append",
+            time_mode=plan.time_mode,
+            initial=None,
+            event_time_column=event_time_column,
+        )
+        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
+        return build_operator(self._frame, arguments, setting, plan.operator.form)
+
+
+def on_time(df: DataFrame, lateColumn: str) -> DataFrame:
+    """The results of windows with a column of late rows, without that column and those rows."""
+    column = _late_column(df, lateColumn)
+    return df.where(column.isNull()).drop(lateColumn)
+
+
+def late(df: DataFrame, lateColumn: str) -> DataFrame:
+    """The rows that came too late for their windows, as they came; the other half of :func:`on_time`."""
+    column = _late_column(df, lateColumn)
+    return df.where(column.isNotNull()).select(column.alias("late")).select("late.*")
+
+
+def _late_column(df: DataFrame, name: str) -> Any:
+    if name not in df.columns or not isinstance(df.schema[name].dataType, StructType):
+        raise ConfigurationError(
+            f"There is no column {name!r} of late rows; the columns are {', '.join(df.columns)}.",
+            hint="Pass the lateColumn that the windows were made with.",
+        )
+    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,149 @@
+"""A table in dictionaries: the plainest form of the contract, and the oracle of the tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.runs.byte_slices import BUDGET, in_parts, to_array
+from statelog.runs.evolution import project
+from statelog.runs.format import VALUE_COLUMN, Operation
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor
+from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+
+_Row = tuple[Any, ...]
+"""Expiry and value of an entry, as they stand side by side in a row of a run; and before them the state as it was."""
+
+
+class _Key:
+    """The entries of one key in one state, and the key's hash."""
+
+    __slots__ = ("entries", "key_hash")
+
+    def __init__(self, key_hash: int, entries: dict[bytes, _Row]) -> None:
+        self.key_hash = key_hash
+        self.entries = entries
+
+
+class MemoryTable(StateTable):
+    """State as Python dictionaries of one process: fast to read for small states, slow to fill.
+
+    Applying a changeset costs Python time per change, and the whole state stays in memory.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[bytes, _Key]] = {}
+        self._descriptors: list[StateDescriptor] = []
+
+    def apply(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            for name, section in run.sections.items():
+                keys = self._states.setdefault(name, {})
+                state = self._known(section.state)
+                for block in section.blocks:
+                    _apply_rows(keys, block.load(), state)
+
+    def _known(self, state: StateDescriptor) -> StateDescriptor:
+        """One object for all equal descriptors, so that rows of one form are seen to be that."""
+        if state not in self._descriptors:
+            self._descriptors.append(state)
+        return self._descriptors[self._descriptors.index(state)]
+
+    def branch(self, run: Run) -> MemoryTable:
+        branched = MemoryTable()
+        branched._states = dict(self._states)
+        branched._descriptors = self._descriptors
+        for name, section in run.sections.items():
+            keys = dict(self._states.get(name, {}))
+            for block in section.blocks:
+                for key in block.load().column(1).to_pylist():
+                    if key in keys:
+                        keys[key] = _Key(keys[key].key_hash, dict(keys[key].entries))
+            branched._states[name] = keys
+        branched.apply([run])
+        return branched
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        return self._rows_of(state, keys, b"")
+
+    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+        return self._rows_of(state, key, entry)
+
+    def _rows_of(self, state: StateDescriptor, keys: KeyBatch, entry: bytes) -> ValueRows:
+        positions: list[int] = []
+        rows: list[_Row] = []
+        for position, entries in enumerate(self._entries_of(state, keys)):
+            row = entries.get(entry)
+            if row is not None:
+                positions.append(position)
+                rows.append(row)
+        values, expiry = _to_columns(state, rows)
+        return ValueRows(np.array(positions, np.int64), values, expiry)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        return np.array([len(entries) for entries in self._entries_of(state, keys)], np.int64)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        positions: list[int] = []
+        found: list[bytes] = []
+        rows: list[_Row] = []
+        for position, entries in enumerate(self._entries_of(state, keys)):
+            for entry, row in sorted(entries.items()):
+                positions.append(position)
+                found.append(entry)
+                rows.append(row)
+        values, expiry = _to_columns(state, rows)
+        return EntryRows(np.array(positions, np.int64), pa.chunked_array([found], pa.binary()), values, expiry)
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due = sorted(
+            (held.key_hash, key, time_ms)
+            for key, held in self._states.get(state.name, {}).items()
+            for _, _, time_ms in held.entries.values()
+            if after_ms < time_ms <= until_ms
+        )
+        hashes, keys, times = zip(*due, strict=True) if due else ((), (), ())
+        batch = KeyBatch(np.array(hashes, np.uint64), pa.array(keys, pa.binary()))
+        return TimerRows(batch, np.array(times, np.int64))
+
+    def _entries_of(self, state: StateDescriptor, keys: KeyBatch) -> list[dict[bytes, _Row]]:
+        held = self._states.get(state.name, {})
+        return [held[key].entries if key in held else {} for key in keys.keys.to_pylist()]
+
+
+def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescriptor) -> None:
+    columns = [column.to_pylist() for column in rows.columns[: VALUE_COLUMN + len(state.value_schema)]]
+    for key_hash, key, entry, operation, *row in zip(*columns, strict=True):
+        if operation == Operation.CLEAR:
+            keys.pop(key, None)
+        elif operation == Operation.PUT:
+            keys.setdefault(key, _Key(key_hash, {})).entries[entry] = (state, *row)
+        elif key in keys:
+            keys[key].entries.pop(entry, None)
+            if not keys[key].entries:
+                del keys[key]
+
+
+def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.Table, pa.Array]:
+    batches: list[pa.RecordBatch] = []
+    for _, group in itertools.groupby(rows, key=lambda row: id(row[0])):
+        alike = list(group)
+        batches += in_parts(len(alike), partial(_to_values, state, alike), BUDGET.slice_bytes)
+    return pa.Table.from_batches(batches, state.value_schema), pa.array([row[1] for row in rows], pa.int64())
+
+
+def _to_values(state: StateDescriptor, rows: list[_Row], start: int, end: int) -> pa.RecordBatch:
+    """Values of rows that were written with one description, as another."""
+    stored: StateDescriptor = rows[0][0]
+    columns = zip(*(row[2:] for row in rows[start:end]), strict=True)
+    arrays = [to_array(column, field.type) for column, field in zip(columns, stored.value_schema, strict=True)]
+    if stored != state:
+        arrays = project(arrays, stored, state)
+    return pa.RecordBatch.from_arrays(arrays, schema=state.value_schema)

@@ -1,0 +1,432 @@
+"""A table in RocksDB: on disk, with an index of its own, for states that are read by entry."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ConfigurationError, StorageError
+from statelog.runs.format import Operation
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
+from statelog.runs.times import Moment
+from statelog.tables.branched import BranchedTable
+from statelog.tables.rocksdb_files import SortedFiles
+from statelog.tables.rocksdb_format import (
+    CONTENTS_KEY,
+    VERSION,
+    Contents,
+    HeldState,
+    after,
+    decode_expiry,
+    decode_values,
+    encode_values,
+    key_prefixes,
+    of_state,
+    row_keys,
+    split_by_time,
+    time_entry,
+    timer_keys,
+)
+from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+
+_CHUNK_ROWS: Final = 16_384
+_BATCH_BYTES: Final = 4 << 20
+"""What is written at once."""
+_WRITE_BUFFER_BYTES: Final = 8 << 20
+_CACHE_BYTES: Final = 16 << 20
+_COUNTED_ENTRIES: Final = 4096
+_VERY_MANY: Final = 1 << 31
+_DELETED_ONE_BY_ONE: Final = 1000
+
+_Row = tuple[bytes, bytes]
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Contents)
+
+
+class RocksTable(StateTable):
+    """The state in a RocksDB database.
+
+    The order of calls is :meth:`open`; :meth:`advance` or :meth:`apply`; then reading; then :meth:`close`. A process
+    that dies leaves the state of some earlier call of these, or a digest of None: nothing is logged ahead or synced,
+    because local runs hold the same.
+    """
+
+    def __init__(self, folder: Path, lock: IO[bytes]) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._rocksdict = rocksdict_library()
+        self._unlogged = self._rocksdict.WriteOptions()
+        self._unlogged.disable_wal = True
+        try:
+            self._open()
+        except StorageError:
+            self.reset()
+
+    @classmethod
+    def open(cls, folder: Path) -> RocksTable | None:
+        """Open the table of a folder, or make it; None if it is open already, here or in another process.
+
+        Raises
+        ------
+        ConfigurationError
+            If rocksdict is not installed.
+        StorageError
+            If the database can be neither opened nor made.
+        """
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(folder / "data", lock)
+        except BlockingIOError:
+            lock.close()
+            return None
+        except BaseException:
+            lock.close()
+            raise
+
+    def _open(self) -> None:
+        self._is_broken = False
+        with self._translated():
+            self._database = self._rocksdict.Rdict(str(self._folder), self._options())
+            held = self._database.get(CONTENTS_KEY)
+        try:
+            self._contents = Contents() if held is None else _decoder.decode(held)
+        except msgspec.MsgspecError:
+            self._contents = Contents(version=0)
+        if self._contents.version != VERSION:
+            self._contents = Contents(version=self._contents.version)
+        self._forms = [StateDescriptor.from_stored(form) for form in self._contents.forms]
+
+    def _options(self) -> Any:
+        library = self._rocksdict
+        options = library.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+        options.set_max_write_buffer_number(2)
+        options.set_compression_type(library.DBCompressionType.lz4())
+        options.set_skip_stats_update_on_db_open(True)
+        options.set_keep_log_file_num(1)
+        blocks = library.BlockBasedOptions()
+        blocks.set_block_cache(library.Cache(_CACHE_BYTES))
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_bloom_filter(10, False)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+    @property
+    def digest(self) -> bytes | None:
+        """Chain digest of the state that it holds; None if that is not known, or it is of another version."""
+        return self._contents.digest if self._contents.version == VERSION else None
+
+    def reset(self, digest: bytes | None = None) -> None:
+        """Begin anew with an empty table, whose state is that of a chain digest."""
+        with suppress(Exception):  # it is not open, or fails: what it holds is not needed
+            self._database.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._open()
+        self._contents.digest = digest
+        with self._translated():
+            self._write(self._new_batch())
+
+    def close(self) -> None:
+        """Let others open it; a database that has failed is removed."""
+        with suppress(Exception):  # whatever it holds then, its digest says what that is
+            self._database.close()
+        if self._is_broken:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.close()
+
+    # ---- Writing ----
+
+    def apply(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self.advance(run, None)
+
+    def advance(self, run: Run, digest: bytes | None, note_rows: Callable[[int], object] = lambda rows: None) -> int:
+        """Add the changes of a run, which lead to a digest; returns their number.
+
+        A run that is larger than what is written at once has a digest of None meanwhile. `note_rows` is told how many
+        rows are added so far; what it raises ends the work.
+        """
+        fills = not self._contents.states and run.size_bytes > _BATCH_BYTES
+        self._contents.digest = None
+        with self._translated():
+            last = self._fill(run, note_rows) if fills else self._put(run, note_rows)
+            self._contents.digest = digest
+            self._write(last)
+        return run.rows
+
+    def _put(self, run: Run, note_rows: Callable[[int], object]) -> Any:
+        """Write the changes of a run but the last ones, which are returned as a batch of writes."""
+        batch = self._new_batch()
+        count = 0
+        for rows, state, number, form in self._chunks(run):
+            self._add(batch, rows, state, number, form)
+            batch = self._written_if_large(batch)
+            count += rows.num_rows
+            note_rows(count)
+        return batch
+
+    def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
+        """The same for an empty table, which takes over sorted files: only what they cannot hold is written."""
+        # The files are there for good at once: no digest of before may be found beside them.
+        self._write(self._new_batch())
+        self._database.flush()
+        batch, count = self._new_batch(), 0
+        files = SortedFiles(self._folder.parent / "new", self._new_file)
+        try:
+            for rows, state, number, form in self._chunks(run):
+                # What it removes is not there.
+                puts = rows.filter(pc.equal(rows.column(3), pa.scalar(Operation.PUT, pa.uint8())))
+                for key, value in files.add(self._rows(puts, state, number, form)):
+                    batch.put(key, value)
+                if state.kind is StateKind.TIMER:
+                    for key in timer_keys(number, puts):
+                        batch.put(key, b"")
+                batch = self._written_if_large(batch)
+                count += rows.num_rows
+                note_rows(count)
+            if paths := files.finish():
+                taken_over = self._rocksdict.IngestExternalFileOptions()
+                taken_over.set_move_files(True)
+                self._database.ingest_external_file(paths, taken_over)
+        finally:
+            files.remove()
+        return batch
+
+    def _chunks(self, run: Run) -> Iterator[tuple[pa.RecordBatch, StateDescriptor, int, int]]:
+        """The rows of a run, in order, each with its state and the numbers of that and of its form."""
+        for section in run.sections.values():
+            number, form = self._number(section.state)
+            for block in section.blocks:
+                rows = block.load()
+                for start in range(0, rows.num_rows, _CHUNK_ROWS):
+                    yield rows.slice(start, _CHUNK_ROWS), section.state, number, form
+
+    def drop_deleted(self, generations: Mapping[str, int]) -> None:
+        """Remove the states that were deleted; for each state that ever was, `generations` says how often."""
+        batch = self._new_batch()
+        for number, state in enumerate(self._contents.states):
+            if state.name and is_deleted(state.name, generations):
+                for prefix in of_state(number):
+                    batch.delete_range(prefix, after(prefix))
+                state.name = ""
+        if len(batch):
+            with self._translated():
+                self._write(batch)
+
+    def drop_expired(self, moment: Moment, rows: int) -> None:
+        """Look at some rows more of the states with a TTL, round and round, and remove those that have expired.
+
+        Parameters
+        ----------
+        moment : Moment
+            What has expired by then is removed.
+        rows : int
+            At about how many rows to look.
+        """
+        contents = self._contents
+        mortal = {
+            of_state(number)[0]: TimeDomain(form.expires_by)
+            for number, state in enumerate(contents.states)
+            if state.name and (form := contents.forms[state.newest]).expires_by
+        }
+        if not mortal:
+            return
+        batch = self._new_batch()
+        seen = 0
+        for key, value in itertools.islice(self._rows_from(contents.looked_at, sorted(mortal)), rows):
+            seen += 1
+            contents.looked_at = key
+            _, expiry = decode_expiry(value)
+            if expiry is not None and expiry <= moment.now_ms(mortal[key[: len(of_state(0)[0])]]):
+                batch.delete(key)
+        if seen < rows:
+            contents.looked_at = b""
+        with self._translated():
+            self._write(batch)
+
+    def _rows_from(self, start: bytes, prefixes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        for prefix in prefixes:
+            if start < after(prefix):
+                yield from self._scan(prefix, max(prefix, start))
+
+    def _number(self, state: StateDescriptor) -> tuple[int, int]:
+        """The numbers of a state and of its form; new ones if it has none yet."""
+        contents, stored = self._contents, state.to_stored()
+        if stored not in contents.forms:
+            contents.forms.append(stored)
+            self._forms.append(state)
+        form = contents.forms.index(stored)
+        number = self._known(state.name)
+        if number is None:
+            number = len(contents.states)
+            contents.states.append(HeldState(state.name, form))
+        contents.states[number].newest = form
+        return number, form
+
+    def _known(self, name: str) -> int | None:
+        return next((number for number, state in enumerate(self._contents.states) if state.name == name), None)
+
+    def _add(self, batch: Any, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> None:
+        operations = rows.column(3).to_pylist()
+        for (key, value), operation in zip(self._rows(rows, state, number, form), operations, strict=True):
+            if operation == Operation.PUT:
+                batch.put(key, value)
+            elif operation == Operation.DELETE:
+                batch.delete(key)
+            else:
+                # The key's rows in this batch of writes come after, so all that is to be removed can be seen.
+                self._clear(batch, key)
+        if state.kind is StateKind.TIMER:
+            for key, operation in zip(timer_keys(number, rows), operations, strict=True):
+                if operation == Operation.PUT:
+                    batch.put(key, b"")
+                else:
+                    batch.delete(key)
+
+    def _rows(self, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> Iterator[_Row]:
+        return zip(row_keys(number, rows), encode_values(rows, state, form), strict=True)
+
+    def _clear(self, batch: Any, prefix: bytes) -> None:
+        for count, (key, _) in enumerate(self._scan(prefix, prefix)):
+            if count == _DELETED_ONE_BY_ONE:
+                batch.delete_range(prefix, after(prefix))
+                return
+            batch.delete(key)
+
+    def _new_batch(self) -> Any:
+        return self._rocksdict.WriteBatch(raw_mode=True)
+
+    def _new_file(self) -> Any:
+        return self._rocksdict.SstFileWriter(self._options())
+
+    def _written_if_large(self, batch: Any) -> Any:
+        if batch.size_in_bytes() < _BATCH_BYTES:
+            return batch
+        self._write(batch)
+        return self._new_batch()
+
+    def _write(self, batch: Any) -> None:
+        batch.put(CONTENTS_KEY, _encoder.encode(self._contents))
+        self._database.write(batch, self._unlogged)
+
+    # ---- Reading ----
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        return self._get(state, keys, b"")
+
+    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+        return self._get(state, key, entry)
+
+    def _get(self, state: StateDescriptor, keys: KeyBatch, entry: bytes) -> ValueRows:
+        number = self._known(state.name)
+        found: list[bytes | None] = []
+        if number is not None and len(keys):
+            with self._translated():
+                found = self._database.get([prefix + entry for prefix in key_prefixes(number, keys)])
+        positions = [position for position, value in enumerate(found) if value is not None]
+        values, expiry = decode_values([value for value in found if value is not None], self._forms, state)
+        return ValueRows(np.array(positions, np.int64), values, expiry)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        positions: list[int] = []
+        entries: list[bytes] = []
+        values: list[bytes] = []
+        for position, prefix in self._prefixes(state, keys):
+            for key, value in self._scan(prefix, prefix):
+                positions.append(position)
+                entries.append(key[len(prefix) :])
+                values.append(value)
+        columns, expiry = decode_values(values, self._forms, state)
+        return EntryRows(np.array(positions, np.int64), pa.chunked_array([entries], pa.binary()), columns, expiry)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        counts = np.zeros(len(keys), np.int64)
+        for position, prefix in self._prefixes(state, keys):
+            for count, _ in enumerate(self._scan(prefix, prefix), 1):
+                if count > _COUNTED_ENTRIES:
+                    counts[position] = _VERY_MANY
+                    break
+                counts[position] = count
+        return counts
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        number = self._known(state.name)
+        due: list[tuple[int, bytes, int]] = []
+        if number is not None and after_ms < until_ms:
+            _, prefix = of_state(number)
+            for row, _ in self._scan(prefix, prefix + time_entry(after_ms + 1)):
+                timer = split_by_time(row)
+                if timer[2] > until_ms:
+                    break
+                due.append(timer)
+        hashes, keys, times = zip(*sorted(due), strict=True) if due else ((), (), ())
+        batch = KeyBatch(np.array(hashes, np.uint64), pa.array(keys, pa.binary()))
+        return TimerRows(batch, np.array(times, np.int64))
+
+    def branch(self, run: Run) -> BranchedTable:
+        return BranchedTable(self, [run])
+
+    def _prefixes(self, state: StateDescriptor, keys: KeyBatch) -> Iterator[tuple[int, bytes]]:
+        number = self._known(state.name)
+        return iter(()) if number is None else enumerate(key_prefixes(number, keys))
+
+    def _scan(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows that begin with a prefix, from one on."""
+        with self._translated():
+            rows = self._database.iter()
+            rows.seek(start)
+            while rows.valid():
+                key = rows.key()
+                if not key.startswith(prefix):
+                    break
+                yield key, rows.value()
+                rows.next()
+            rows.status()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of RocksDB, which are plain exceptions, as ours."""
+        try:
+            yield
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            self._is_broken = True
+            raise StorageError(
+                f"The RocksDB table in {self._folder} failed: {error}.",
+                hint="Nothing is lost: it is made again from the local runs. Is the disk full, or failing?",
+            ) from error
+
+
+def rocksdict_library() -> Any:
+    """The module rocksdict, which nobody needs who does not use this table.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not installed.
+    """
+    try:
+        import rocksdict
+    except ImportError as error:
+        raise ConfigurationError(
+            "Option table is 'rocksdb', and the package rocksdict is not installed.",
+            hint="Install it for the driver and the tasks (pip install statelog[rocksdb]), or choose another table.",
+        ) from error
+    return rocksdict

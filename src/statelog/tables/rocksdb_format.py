@@ -1,0 +1,218 @@
+"""How the rows of runs are stored in RocksDB: keys that sort as runs do, and values as MessagePack.
+
+A row's key is ``01``, the state's number (2 bytes), the key hash (8), the length of the key (4), the key, and the
+entry; integers are big-endian, so the entries of a key lie side by side and in order. A timer has a second row, ``02``,
+the state's number, the timer's entry (8 bytes, its time), hash, length and key: all timers of a state by time. ``00``
+holds :class:`Contents`. It is a format of this version only: another one makes its table again from the local runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.runs.byte_slices import BUDGET, in_parts, to_array
+from statelog.runs.evolution import project
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN
+from statelog.runs.schema import StateDescriptor, StateSchema
+from statelog.tables.table import KeyBatch
+
+VERSION: Final = 1
+CONTENTS_KEY: Final = b"\x00"
+_ROWS: Final = b"\x01"
+_TIMES: Final = b"\x02"
+_NUMBER: Final = struct.Struct(">H")
+_LENGTH: Final = struct.Struct(">I")
+_HASH_BYTES: Final = 8
+_TIME_BYTES: Final = 8
+_SIGN: Final = 1 << 63
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+
+class HeldState(msgspec.Struct, array_like=True):
+    """A state that the table has rows of, or had.
+
+    Parameters
+    ----------
+    name : str
+        The name in runs; empty once the state is deleted.
+    newest : int
+        The form of its newest rows.
+    """
+
+    name: str
+    newest: int
+
+
+class Contents(msgspec.Struct):
+    """What the table holds; written together with every change.
+
+    Parameters
+    ----------
+    version : int
+        Of the format.
+    digest : bytes or None
+        Chain digest of the state; None while only a part of a run is applied.
+    forms : list of StateSchema
+        The descriptions that rows were written with; a value begins with the number of its own.
+    states : list of HeldState
+        The states by number.
+    looked_at : bytes
+        The last row that was looked at in search of expired ones.
+    """
+
+    version: int = VERSION
+    digest: bytes | None = None
+    forms: list[StateSchema] = []
+    states: list[HeldState] = []
+    looked_at: bytes = b""
+
+
+# ---- Keys ----
+
+
+def of_state(number: int) -> tuple[bytes, bytes]:
+    """What the rows of a state begin with, and its rows by time."""
+    packed = _NUMBER.pack(number)
+    return _ROWS + packed, _TIMES + packed
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key after all that begin with a prefix."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1])
+
+
+def key_prefixes(number: int, keys: KeyBatch) -> Iterator[bytes]:
+    """What the rows of each key of a state begin with."""
+    prefix, _ = of_state(number)
+    hashes = keys.hashes.astype(">u8").tobytes()
+    pack = _LENGTH.pack
+    for index, key in enumerate(keys.keys.to_pylist()):
+        yield prefix + hashes[_HASH_BYTES * index : _HASH_BYTES * (index + 1)] + pack(len(key)) + key
+
+
+def time_entry(time_ms: int) -> bytes:
+    """The entry of a timer."""
+    return (time_ms + _SIGN).to_bytes(_TIME_BYTES, "big")
+
+
+def row_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
+    """The keys of some rows of a run; with no entry what all rows of the key begin with."""
+    prefix, _ = of_state(number)
+    return _joined(prefix, *_hash_and_key(rows), rows.column(2))
+
+
+def timer_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
+    """The keys of the second rows of some timers of a run."""
+    _, prefix = of_state(number)
+    return _joined(prefix, rows.column(2), *_hash_and_key(rows))
+
+
+def _hash_and_key(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
+    hashes, keys = rows.column(0).to_numpy(), rows.column(1)
+    lengths = pc.binary_length(keys).to_numpy()
+    return _big_endian(hashes, _HASH_BYTES), _big_endian(lengths, _LENGTH.size), keys
+
+
+def _big_endian(numbers: np.ndarray[Any, Any], width: int) -> pa.Array:
+    stored = pa.py_buffer(numbers.astype(f">u{width}"))
+    return pa.Array.from_buffers(pa.binary(width), len(numbers), [None, stored])
+
+
+def _joined(prefix: bytes, *parts: pa.Array) -> list[bytes]:
+    # Large ones: the keys of some rows may fill an array almost, and are longer then.
+    whole = [pa.scalar(prefix, pa.large_binary()), *(part.cast(pa.large_binary()) for part in parts)]
+    joined: list[bytes] = pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.large_binary())).to_pylist()
+    return joined
+
+
+def split_by_time(row: bytes) -> tuple[int, bytes, int]:
+    """Hash, key and time of a timer's second row."""
+    start = len(_TIMES) + _NUMBER.size
+    hash_at = start + _TIME_BYTES
+    key_at = hash_at + _HASH_BYTES + _LENGTH.size
+    time_ms = int.from_bytes(row[start:hash_at], "big") - _SIGN
+    return int.from_bytes(row[hash_at : hash_at + _HASH_BYTES], "big"), row[key_at:], time_ms
+
+
+# ---- Values ----
+
+
+def encode_values(rows: pa.RecordBatch, state: StateDescriptor, form: int) -> list[bytes]:
+    """The values of some rows of a run: the form's number, the expiry, and the fields in Arrow's storage types."""
+    end = VALUE_COLUMN + len(state.value_schema)
+    columns = [column.view(_storage_type(column.type)).to_pylist() for column in rows.columns[VALUE_COLUMN:end]]
+    expiry = rows.column(EXPIRY_COLUMN).to_pylist()
+    return [_encode((form, *row)) for row in zip(expiry, *columns, strict=True)]
+
+
+def decode_expiry(value: bytes) -> tuple[int, int | None]:
+    """The form of a value, and its expiry."""
+    form, expiry, *_ = _decode(value)
+    return form, expiry
+
+
+def decode_values(
+    values: Sequence[bytes], forms: Sequence[StateDescriptor], wanted: StateDescriptor
+) -> tuple[pa.Table, pa.Array]:
+    """Values as columns of a description, and their expiry.
+
+    Parameters
+    ----------
+    values : sequence of bytes
+        What :func:`encode_values` gave.
+    forms : sequence of StateDescriptor
+        The forms by number.
+    wanted : StateDescriptor
+        A description that can read them.
+    """
+    rows = [_decode(value) for value in values]
+    batches: list[pa.RecordBatch] = []
+    for form, group in itertools.groupby(rows, key=lambda row: row[0]):
+        alike = list(group)
+        batches += in_parts(len(alike), partial(_to_columns, alike, forms[form], wanted), BUDGET.slice_bytes)
+    return pa.Table.from_batches(batches, wanted.value_schema), pa.array([row[1] for row in rows], pa.int64())
+
+
+def _to_columns(
+    rows: list[list[Any]], stored: StateDescriptor, wanted: StateDescriptor, start: int, end: int
+) -> pa.RecordBatch:
+    _, _, *columns = zip(*rows[start:end], strict=True)
+    arrays = [
+        to_array(column, _storage_type(field.type)).view(field.type)
+        for column, field in zip(columns, stored.value_schema, strict=True)
+    ]
+    if stored != wanted:
+        arrays = project(arrays, stored, wanted)
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted.value_schema)
+
+
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    """A type of equal layout whose values MessagePack has, so that nothing is lost."""
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_temporal(kind):
+        return pa.int64() if kind.bit_width == 64 else pa.int32()
+    if pa.types.is_decimal(kind):
+        return pa.binary(kind.byte_width)
+    if pa.types.is_map(kind):
+        fields = [("key", kind.key_type, False), ("value", kind.item_type, True)]
+        entry = pa.struct([pa.field(name, _storage_type(part), nullable) for name, part, nullable in fields])
+        return pa.list_(pa.field("entries", entry, nullable=False))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_storage_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        # Names by place, as there may be equal ones.
+        return pa.struct([pa.field(str(index), _storage_type(part.type)) for index, part in enumerate(kind.fields)])
+    return kind

@@ -1,0 +1,220 @@
+"""The default table: the changesets themselves, searched newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.runs.byte_slices import BUDGET, Budget, gather_rows, joined_column
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
+from statelog.runs.reader import Positions, Run, RunBlock
+from statelog.runs.schema import StateDescriptor
+from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+
+
+class RunsTable(StateTable):
+    """A view over sorted runs. Applying a run is remembering it; nothing is copied.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        The runs of a checkpoint, oldest first.
+    budget : Budget
+        How large the batches are that values come in.
+    """
+
+    def __init__(self, runs: Sequence[Run] = (), budget: Budget = BUDGET) -> None:
+        self._runs = list(runs)
+        self._budget = budget
+
+    def apply(self, runs: Sequence[Run]) -> None:
+        self._runs.extend(runs)
+
+    def branch(self, run: Run) -> RunsTable:
+        return RunsTable([*self._runs, run], self._budget)
+
+    def mean_bytes(self, state: StateDescriptor) -> int:
+        sections = [section for run in self._runs if (section := run.section(state)) is not None]
+        return sum([part.size_bytes for part in sections]) // max(1, sum([part.rows for part in sections]))
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        found = _Gatherer(state, self._budget)
+        open_keys = np.arange(len(keys))
+        for run in reversed(self._runs):
+            if not len(open_keys):
+                break
+            decided = np.zeros(len(open_keys), bool)
+            for block, queries, rows in _matches(run, state, keys.take(open_keys)):
+                decided[queries] = True
+                found.add_puts(block, open_keys[queries], rows)
+            open_keys = open_keys[~decided]
+        return found.values()
+
+    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+        key_hash, key_bytes = int(key.hashes[0]), key.keys[0].as_py()
+        for run in reversed(self._runs):
+            section = run.section(state)
+            is_cleared = False
+            for block in section.blocks_between(key_hash, key_hash) if section else ():
+                row = block.find(key_hash, key_bytes, entry)
+                if row is not None:
+                    found = _Gatherer(state, self._budget)
+                    found.add_puts(block, np.zeros(1, np.int64), np.array([row]))
+                    return found.values()
+                is_cleared |= block.find(key_hash, key_bytes, b"") is not None
+            if is_cleared:
+                return _no_value(state)
+        return _no_value(state)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> Positions:
+        counts = np.zeros(len(keys), np.int64)
+        for run in self._runs:
+            section = run.section(state)
+            for block in section.blocks if section else ():
+                low, high = block.spans(keys.hashes)
+                counts += high - low
+        return counts
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        found = _Gatherer(state, self._budget)
+        open_keys = np.arange(len(keys))
+        for age, run in enumerate(reversed(self._runs)):
+            if not len(open_keys):
+                break
+            cleared = np.zeros(len(open_keys), bool)
+            for block, queries, rows in _matches(run, state, keys.take(open_keys)):
+                found.add(block, open_keys[queries], rows, age)
+                is_clear = block.batch.column(3).to_numpy()[rows] == Operation.CLEAR
+                cleared[queries[is_clear]] = True
+            open_keys = open_keys[~cleared]
+        return found.entries()
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due: list[pa.RecordBatch] = []
+        ages: list[Positions] = []
+        for age, run in enumerate(reversed(self._runs)):
+            section = run.section(state)
+            for block in section.blocks if section else ():
+                rows = block.due(after_ms, until_ms)
+                if len(rows):
+                    due.append(block.take(rows))
+                    ages.append(np.full(len(rows), age, np.int64))
+        if not due:
+            return TimerRows(KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary())), np.zeros(0, np.int64))
+        columns = {
+            name: joined_column([batch.column(column) for batch in due])
+            for name, column in (("hash", 0), ("key", 1), ("time", VALUE_COLUMN), ("operation", 3))
+        }
+        timers = pa.RecordBatch.from_pydict({**columns, "age": pa.array(np.concatenate(ages))})
+        timers = timers.take(pc.sort_indices(timers, [(name, "ascending") for name in ("hash", "key", "time", "age")]))
+        kept = np.ones(len(timers), bool)
+        kept[1:] = ~(_equals_previous(timers["key"]) & _equals_previous(timers["time"]))
+        kept &= timers["operation"].to_numpy() == Operation.PUT
+        timers = timers.filter(pa.array(kept))
+        return TimerRows(KeyBatch(timers["hash"].to_numpy(), timers["key"]), timers["time"].to_numpy())
+
+
+def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
+        zero_copy_only=False
+    )
+    return equal
+
+
+def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:
+    """Rows of a run that belong to the keys: block, positions of keys and rows, block by block."""
+    section = run.section(state)
+    if section is None or not len(keys):
+        return []
+    found: list[tuple[RunBlock, Positions, Positions]] = []
+    for block in section.blocks_between(int(keys.hashes[0]), int(keys.hashes[-1])):
+        start = int(np.searchsorted(keys.hashes, np.uint64(block.first_hash), "left"))
+        end = int(np.searchsorted(keys.hashes, np.uint64(block.last_hash), "right"))
+        if start == end:
+            continue
+        part = keys if end - start == len(keys) else keys.slice(start, end)
+        queries, rows = block.match(part.hashes, part.keys)
+        if len(queries):
+            found.append((block, queries + start, rows))
+    return found
+
+
+class _Gatherer:
+    """Collects rows of several blocks and brings them into the order of the keys."""
+
+    def __init__(self, state: StateDescriptor, budget: Budget) -> None:
+        self._state = state
+        self._max_bytes = budget.slice_bytes
+        self._rows: list[pa.RecordBatch] = []
+        self._positions: list[Positions] = []
+        self._ages: list[Positions] = []
+
+    def add(self, block: RunBlock, positions: Positions, rows: Positions, age: int) -> None:
+        self._rows.append(block.take(rows))
+        self._positions.append(positions)
+        self._ages.append(np.full(len(rows), age, np.int64))
+
+    def add_puts(self, block: RunBlock, positions: Positions, rows: Positions) -> None:
+        is_put = block.batch.column(3).to_numpy()[rows] == Operation.PUT
+        if not is_put.all():
+            positions, rows = positions[is_put], rows[is_put]
+        self.add(block, positions, rows, 0)
+
+    def values(self) -> ValueRows:
+        """The rows by key; each key has at most one."""
+        if not self._rows:
+            return _no_value(self._state)
+        positions = np.concatenate(self._positions)
+        batches = self._rows
+        if len(batches) > 1:
+            order = np.argsort(positions, kind="stable")
+            batches, positions = list(gather_rows(batches, order, self._max_bytes)), positions[order]
+        return ValueRows(positions, _values_of(batches, self._state), _expiry_of(batches))
+
+    def entries(self) -> EntryRows:
+        """The newest put of every entry, by key and entry."""
+        if not self._rows:
+            none = _no_value(self._state)
+            return EntryRows(none.positions, pa.chunked_array([], pa.binary()), none.values, none.expiry)
+        batches, positions = self._rows, np.concatenate(self._positions)
+        kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
+        if len(batches) > 1:
+            order, is_newest = self._newest_first(positions)
+            kept = order[is_newest & kept[order]]
+            batches, positions = list(gather_rows(batches, kept, self._max_bytes)), positions[kept]
+        elif not kept.all():
+            batches, positions = [batches[0].filter(pa.array(kept))], positions[kept]
+        entries = pa.chunked_array([batch.column(2) for batch in batches], pa.binary())
+        return EntryRows(positions, entries, _values_of(batches, self._state), _expiry_of(batches))
+
+    def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
+        """The rows by key, entry and age, and which of those are the newest of their entry."""
+        entries = joined_column([batch.column(2) for batch in self._rows])
+        columns = {"position": positions, "entry": entries, "age": np.concatenate(self._ages)}
+        indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+        order = indices.to_numpy().astype(np.int64)
+        entries, positions = entries.take(indices), positions[order]
+        is_newest = np.ones(len(positions), bool)
+        is_newest[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
+        return order, is_newest
+
+
+def _values_of(batches: Sequence[pa.RecordBatch], state: StateDescriptor) -> pa.Table:
+    end = VALUE_COLUMN + len(state.value_schema)
+    schema = state.value_schema
+    values = [pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=schema) for rows in batches]
+    return pa.Table.from_batches(values, schema)
+
+
+def _expiry_of(batches: Sequence[pa.RecordBatch]) -> pa.Array:
+    if not batches:
+        return pa.array([], pa.int64())
+    return joined_column([rows.column(EXPIRY_COLUMN) for rows in batches])
+
+
+def _no_value(state: StateDescriptor) -> ValueRows:
+    return ValueRows(np.zeros(0, np.int64), state.value_schema.empty_table(), pa.array([], pa.int64()))

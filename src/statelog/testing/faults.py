@@ -1,0 +1,199 @@
+"""A store that fails on purpose, for tests of what stands above a store."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from statelog.errors import ErrorKind, StorageError
+from statelog.storage.store import ObjectInfo, Store
+
+When = Literal["before", "after"]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a store method.
+
+    Parameters
+    ----------
+    operation : str
+        Name of the method.
+    name : str
+        The object, the listed prefix, or the first deleted object.
+    number : int
+        How many calls of this method there have been, from 1.
+    position : int
+        How many calls of any method there have been, from 1.
+    """
+
+    operation: str
+    name: str
+    number: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at a call.
+
+    Parameters
+    ----------
+    when : str
+        ``before`` the effect, or ``after`` it: the answer is lost.
+    torn_bytes : int or None
+        For ``append``, ``put`` and ``put_if_absent``: write only so many bytes, then fail.
+    action : callable or None
+        Called in place of a failure; it may raise an error of its own.
+    reason : str
+        Ends the error's message, for example the seed.
+    kind : ErrorKind
+        Of the error; some kinds are tried again.
+    """
+
+    when: When = "before"
+    torn_bytes: int | None = None
+    action: Callable[[], None] | None = None
+    reason: str = ""
+    kind: ErrorKind = ErrorKind.STORE_FAILED
+
+
+class FaultPlan:
+    """Decides for every call whether a fault happens; this one has none.
+
+    The store asks :meth:`fault` before each call takes effect.
+    """
+
+    def fault(self, call: Call) -> Fault | None:
+        """Return the fault of a call."""
+        return None
+
+    @staticmethod
+    def at(
+        operation: str | None = None,
+        *,
+        call: int = 1,
+        when: When = "before",
+        torn_bytes: int | None = None,
+        action: Callable[[], None] | None = None,
+        kind: ErrorKind = ErrorKind.STORE_FAILED,
+    ) -> FaultPlan:
+        """One fault at the given call of an operation, or at that call of all if none is given."""
+        return _OneFault(operation, call, Fault(when, torn_bytes, action, f"{operation} {call} {when}", kind))
+
+    @staticmethod
+    def seeded(seed: int, *, rate: float, kind: ErrorKind = ErrorKind.STORE_FAILED) -> FaultPlan:
+        """Faults before and after the effect, and torn appends, in a share `rate` of all calls."""
+        return _SeededFaults(seed, rate, kind)
+
+
+class _OneFault(FaultPlan):
+    def __init__(self, operation: str | None, number: int, fault: Fault) -> None:
+        self._operation = operation
+        self._number = number
+        self._fault = fault
+
+    def fault(self, call: Call) -> Fault | None:
+        if self._operation is None:
+            return self._fault if call.position == self._number else None
+        return self._fault if (call.operation, call.number) == (self._operation, self._number) else None
+
+
+class _SeededFaults(FaultPlan):
+    def __init__(self, seed: int, rate: float, kind: ErrorKind) -> None:
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._kind = kind
+        self._reason = f"seed {seed}"
+
+    def fault(self, call: Call) -> Fault | None:
+        if self._random.random() >= self._rate:
+            return None
+        if call.operation == "append" and self._random.random() < 0.4:
+            return Fault(torn_bytes=self._random.randrange(200), reason=self._reason, kind=self._kind)
+        return Fault(self._random.choice(("before", "after")), reason=self._reason, kind=self._kind)
+
+
+class FaultStore(Store):
+    """Forwards every call to another store, with the faults of a plan."""
+
+    def __init__(self, inner: Store, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def calls(self) -> int:
+        """Number of calls so far."""
+        return self._calls.total()
+
+    @property
+    def can_append(self) -> bool:
+        return self._inner.can_append
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return self._run("read", name, lambda: self._inner.read(name, offset=offset, length=length))
+
+    def size_bytes(self, name: str) -> int:
+        return self._run("size_bytes", name, lambda: self._inner.size_bytes(name))
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self._run("put", name, lambda: self._inner.put(name, data), lambda n: self._inner.put(name, data[:n]))
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        return self._run(
+            "put_if_absent",
+            name,
+            lambda: self._inner.put_if_absent(name, data),
+            lambda n: self._inner.put_if_absent(name, data[:n]),
+        )
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        self._run(
+            "append",
+            name,
+            lambda: self._inner.append(name, parts, at=at),
+            lambda n: self._inner.append(name, [b"".join(parts)[:n]], at=at),
+        )
+
+    def sync(self, name: str, *, start: int, end: int) -> None:
+        self._run("sync", name, lambda: self._inner.sync(name, start=start, end=end))
+
+    def delete(self, names: list[str]) -> None:
+        self._run("delete", names[0] if names else "", lambda: self._inner.delete(names))
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        return self._run("list", prefix, lambda: self._inner.list(prefix))
+
+    def remove_unfinished(self, prefix: str, before_s: float) -> None:
+        self._inner.remove_unfinished(prefix, before_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _run(
+        self,
+        operation: str,
+        name: str,
+        effect: Callable[[], _T],
+        torn_effect: Callable[[int], object] | None = None,
+    ) -> _T:
+        self._calls[operation] += 1
+        fault = self._plan.fault(Call(operation, name, self._calls[operation], self.calls))
+        if fault is None:
+            return effect()
+        if fault.torn_bytes is not None and torn_effect is not None:
+            torn_effect(fault.torn_bytes)
+        elif fault.when == "after":
+            result = effect()
+            if fault.action is not None:
+                fault.action()
+                return result
+        elif fault.action is not None:
+            fault.action()
+            return effect()
+        raise StorageError(f"{operation} {name} failed: injected fault ({fault.reason}).", kind=fault.kind)

@@ -1,0 +1,316 @@
+"""From what a user asks for to an operator: checks against the input's columns, states, output type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from pyspark.sql.types import DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
+
+from statelog.convert.times import TimeMode
+from statelog.convert.types import row_codec
+from statelog.errors import ConfigurationError
+from statelog.log.entry import Settings
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.values import AggregateFunction
+from statelog.spark.checks import parse_output
+from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
+from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
+from statelog.windows.assigners import CountWindows, SessionWindows, WindowAssigner
+from statelog.windows.codec import GivenRows, WindowForm
+from statelog.windows.count import COUNT_FIELD, CountWindowOperator
+from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.panes import Cut, PaneCut, SessionCut
+from statelog.windows.processor import WindowProcessor
+from statelog.windows.session import END_FIELD, SessionWindowOperator
+from statelog.windows.time import TimeWindowOperator
+
+START_COLUMN: Final = "window_start"
+END_COLUMN: Final = "window_end"
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """A window operator, ready to be planned like any stateful processor.
+
+    Parameters
+    ----------
+    operator : WindowOperator
+        The processor.
+    output : StructType
+        Its output columns.
+    time_mode : TimeMode
+        What fires its timers.
+    """
+
+    operator: WindowOperator
+    output: StructType
+    time_mode: TimeMode
+
+
+@dataclass(frozen=True)
+class WindowDefinition:
+    """The windows of a keyed stream.
+
+    Parameters
+    ----------
+    schema : StructType
+        The input columns.
+    keys : list of str
+        The grouping columns.
+    zone : str
+        The session's time zone.
+    windows : WindowAssigner
+        Which windows rows belong to.
+    time_mode : TimeMode
+        What a row's time is, and what makes windows complete.
+    time_column : str or None
+        The column of event time; None in processing time, and for counted windows.
+    allowed_lateness_ms : int
+        How long windows are kept when they are complete.
+    late_column : str or None
+        The output column of rows that are too late; None if they are left out.
+    parse : callable
+        Reads the texts of schemas; Spark's own parser needs a session.
+
+    Raises
+    ------
+    ConfigurationError
+        If the values do not go together, or do not fit the columns.
+    """
+
+    schema: StructType
+    keys: list[str]
+    zone: str
+    windows: WindowAssigner
+    time_mode: TimeMode
+    time_column: str | None = None
+    allowed_lateness_ms: int = 0
+    late_column: str | None = None
+    parse: Callable[[str], DataType] = DataType.fromDDL
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.windows, get_args(WindowAssigner)):
+            names = ", ".join(kind.__name__ for kind in get_args(WindowAssigner))
+            raise ConfigurationError(f"window takes one of {names}, not {self.windows!r:.80}.")
+        lateness_ms = self.allowed_lateness_ms
+        if isinstance(lateness_ms, bool) or not isinstance(lateness_ms, int) or lateness_ms < 0:
+            raise ConfigurationError(
+                f"allowedLatenessMs is {lateness_ms!r}.", hint="It must be a whole number of milliseconds, 0 or more."
+            )
+        if self.time_mode is not TimeMode.EVENT_TIME and (lateness_ms or self.late_column is not None):
+            raise ConfigurationError(
+                "allowedLatenessMs and lateColumn have a meaning in event time only: otherwise no row is late.",
+                hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+            )
+        self._check_time_column()
+
+    def _check_time_column(self) -> None:
+        if self.time_mode is not TimeMode.EVENT_TIME:
+            return
+        name = self.time_column
+        if name not in self.schema.names or not isinstance(self.schema[name].dataType, _TIMES):
+            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
+            raise ConfigurationError(
+                f"The windows' time column is {name!r}, which is no timestamp column of the input.",
+                hint=f"The columns are: {columns}.",
+            )
+
+    # ---- Kinds of results ----
+
+    def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
+        """Windows with ready-made aggregates."""
+        aggregation, result = bind_aggregates(aggregates, self.schema)
+        settings = {f"aggregate {one.output_name}": str(one) for one in aggregates}
+        return self._plan(Aggregated(aggregation), self._with_window(result), "agg", settings, keeps_results=True)
+
+    def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
+        """Windows with an aggregate function of the user's."""
+        missing = [name for name in ("createAccumulator", "add", "getResult") if not hasattr(function, name)]
+        if missing or isinstance(function, type):
+            raise ConfigurationError(
+                f"aggregateFunction is {function!r:.80}.",
+                hint="Pass an object of a subclass of statelog.AggregateFunction, not the class.",
+            )
+        merges = getattr(type(function), "merge", AggregateFunction.merge) is not AggregateFunction.merge
+        if self._needs_merge and not merges:
+            raise ConfigurationError(
+                f"{type(function).__name__} has no merge(), which {type(self.windows).__name__} need: their results"
+                " are put together from parts.",
+                hint="Implement merge(one, other): the accumulator of the rows of both.",
+            )
+        result = self._struct(result_type, "resultType")
+        schema = self._struct(accumulator, "accumulatorSchema")
+        contents = Folded(function, schema, result.names, row_codec)
+        return self._plan(contents, self._with_window(result), "aggregate")
+
+    def reduced(
+        self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
+    ) -> WindowPlan:
+        """Windows with values that are reduced to one."""
+        if not callable(function) or not (value_of is None or callable(value_of)):
+            raise ConfigurationError(
+                f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
+                hint="Pass reduceFunction(one, other), and valueOf(row) or nothing.",
+            )
+        value = self._struct(value_schema, "valueSchema")
+        if value_of is None:
+            unknown = [name for name in value.names if name not in self.schema.names]
+            if unknown:
+                raise ConfigurationError(
+                    f"reduce: valueSchema names {unknown[0]!r}, which is no column of the input.",
+                    hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
+                )
+            value_of = _Fields([self.schema.names.index(name) for name in value.names])
+        return self._plan(Reduced(function, value, value_of, row_codec), self._with_window(value), "reduce")
+
+    def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
+        """Windows whose rows are given to a processor of the user's."""
+        if not isinstance(processor, WindowProcessor):
+            raise ConfigurationError(
+                f"windowProcessor is {processor!r:.80}.",
+                hint="Pass an object of a subclass of statelog.WindowProcessor, not the class.",
+            )
+        rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
+        schema = StructType([StructField("rows", LongType())])
+        contents = Collected(processor, schema, rows, GivenRows(_plain(self.schema), self.zone))
+        return self._plan(contents, parse_output(output_type, self.parse), "process")
+
+    # ---- Parts ----
+
+    @property
+    def _needs_merge(self) -> bool:
+        if isinstance(self.windows, CountWindows):
+            return False
+        return isinstance(self.windows, SessionWindows) or not self.windows.panes().are_windows
+
+    def _settings(self, results: str) -> dict[str, int | str]:
+        """What the state depends on."""
+        settings: dict[str, int | str] = {"results": results}
+        if isinstance(self.windows, CountWindows):
+            return settings | {"windows": "counts", "size": self.windows.size}
+        if isinstance(self.windows, SessionWindows):
+            settings |= {"windows": "sessions", "gap_ms": self.windows.gap_ms}
+        else:
+            panes = self.windows.panes()
+            settings |= {"windows": "of time", "size_ms": panes.size_ms, "slide_ms": panes.slide_ms}
+            settings["offset_ms"] = panes.offset_ms
+        if self.time_mode is TimeMode.EVENT_TIME:
+            settings["allowedLatenessMs"] = self.allowed_lateness_ms
+        return settings
+
+    def _plan(
+        self,
+        contents: Contents,
+        output: StructType,
+        results: str,
+        settings: Settings | None = None,
+        *,
+        keeps_results: bool = False,
+    ) -> WindowPlan:
+        kept = [] if isinstance(contents, Collected) else self._kept(output, keeps_results=keeps_results)
+        if self.late_column is not None:
+            if not isinstance(self.late_column, str) or not self.late_column:
+                raise ConfigurationError(f"lateColumn is {self.late_column!r}, which is no name of a column.")
+            output = StructType([*output.fields, StructField(self.late_column, _plain(self.schema))])
+        doubled = [name for name in output.names if output.names.count(name) > 1]
+        if doubled:
+            raise ConfigurationError(
+                f"Two output columns of the windows are named {doubled[0]!r}: they are {', '.join(output.names)}.",
+                hint="Give the result's field, or lateColumn, another name.",
+            )
+        event_time = None
+        if self.time_mode is TimeMode.EVENT_TIME:
+            assert self.time_column is not None
+            event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
+        form = WindowForm(
+            event_time,
+            self._cut(),
+            kept,
+            returns_late=self.late_column is not None,
+            settings={**self._settings(results), **(settings or {})},
+        )
+        return WindowPlan(self._operator(contents, form), output, self.time_mode)
+
+    def _struct(self, schema: Any, argument: str) -> StructType:
+        """A schema that is given as an argument."""
+        try:
+            parsed: DataType = self.parse(schema) if isinstance(schema, str) else schema
+        except Exception as error:
+            raise ConfigurationError(
+                f"{argument} {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
+                hint="Write it like 'count long, last timestamp'.",
+            ) from error
+        if not isinstance(parsed, StructType) or not len(parsed):
+            raise ConfigurationError(
+                f"{argument} is {schema!r}.", hint="It must be a StructType with at least one field, or a DDL text."
+            )
+        return parsed
+
+    def _with_window(self, result: StructType) -> StructType:
+        """The grouping columns, the window, and the fields of the result."""
+        keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
+        bounds = [] if isinstance(self.windows, CountWindows) else [START_COLUMN, END_COLUMN]
+        return StructType([*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields])
+
+    def _kept(self, output: StructType, *, keeps_results: bool) -> list[int]:
+        """The output columns whose values come as they are kept: the window's, and those of ready-made aggregates."""
+        first = len(self.keys)
+        results = first if isinstance(self.windows, CountWindows) else first + 2
+        return [
+            index
+            for index, field in enumerate(output)
+            if first <= index < results
+            or (keeps_results and index >= results and stored_type(field.dataType) != field.dataType)
+        ]
+
+    def _cut(self) -> Cut | None:
+        if self.time_mode is not TimeMode.EVENT_TIME or isinstance(self.windows, CountWindows):
+            return None
+        if isinstance(self.windows, SessionWindows):
+            return SessionCut(self.windows.gap_ms)
+        return PaneCut(self.windows.panes())
+
+    def _operator(self, contents: Contents, form: WindowForm) -> WindowOperator:
+        clock = Clock(
+            is_event_time=self.time_mode is TimeMode.EVENT_TIME,
+            allowed_lateness_ms=self.allowed_lateness_ms,
+            returns_late=self.late_column is not None,
+        )
+        if isinstance(self.windows, CountWindows):
+            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), form)
+        if isinstance(self.windows, SessionWindows):
+            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, form)
+        return TimeWindowOperator(self.windows.panes(), contents, clock, form)
+
+
+_TIMES: Final = (TimestampType, TimestampNTZType)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Some fields of a row."""
+
+    positions: list[int]
+
+    def __call__(self, row: Any) -> Row:
+        return tuple([row[position] for position in self.positions])
+
+
+def _with_field(name: str, contents: Contents) -> StructType:
+    """The fields of an accumulator, behind one of the windows' own."""
+    schema: StructType = contents.schema
+    if name in schema.names:
+        raise ConfigurationError(
+            f"The field {name!r} of the windows' accumulator is one that the windows have themselves.",
+            hint="Give it another name.",
+        )
+    return StructType([StructField(name, LongType()), *schema.fields])
+
+
+def _plain(schema: StructType) -> StructType:
+    """The columns without their metadata, any of them null."""
+    return StructType([StructField(field.name, field.dataType) for field in schema])

@@ -1,0 +1,61 @@
+"""Windows of a number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from statelog.convert.forms import ProcessorForm
+from statelog.windows.accumulators import Contents
+from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.panes import RowGroup
+
+COUNT_STATE: Final = "window.count"
+COUNT_FIELD: Final = "window_rows"
+"""The field of a window's state that is not its accumulator's."""
+
+Row = tuple[Any, ...]
+
+
+class CountWindowOperator(WindowOperator):
+    """Keeps an accumulator of the key's current window, and the number of its rows.
+
+    Parameters
+    ----------
+    size : int
+        Number of rows that make a window complete.
+    contents : Contents
+        What is kept and returned of rows.
+    schema : StructType
+        The field :data:`COUNT_FIELD`, and those of the accumulator.
+    form : ProcessorForm
+        How the operator is given rows, and returns them.
+    """
+
+    def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorForm) -> None:
+        super().__init__(contents, Clock(is_event_time=False), form)
+        self._size = size
+        self._schema = schema
+
+    def init(self, handle: Any) -> None:
+        self._current = handle.getValueState(COUNT_STATE, self._schema)
+        super().init(handle)
+
+    def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
+        context = self._context(timerValues)
+        for group in rows:
+            stored = self._current.get()
+            count, held = (0, None) if stored is None else (stored[0], tuple(stored[1:]))
+            done = 0
+            while count + len(group) - done >= self._size:
+                # A run with larger windows may have left one with as many rows: the next row completes it.
+                taken = max(self._size - count, 1)
+                held = self._contents.added(group.part(done, done + taken), held)
+                yield from self._contents.results(key, None, [held], context)
+                self._contents.clear()
+                done, count, held = done + taken, 0, None
+            if done < len(group):
+                held = self._contents.added(group.part(done, len(group)), held)
+                self._current.update((count + len(group) - done, *held))
+            elif done:
+                self._current.clear()
