@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from benchmarks import machine
 from benchmarks.counting import CommitRecorder
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
@@ -163,15 +163,15 @@ def _checkpoint(load: _Load, batch: int, call: Call) -> float:
     return elapsed_s
 
 
-def _coordinator(subtasks: int, file_merging: str, location: str, recorder: CommitRecorder) -> OperatorCoordinator:
+def _coordinator(subtasks: int, file_merging: str, location: str, recorder: CommitRecorder) -> Coordinator:
     schema = pa.schema([("n", pa.int64())])
     state = StateDescriptor("n", StateKind.VALUE, schema).to_stored()
     key_schema = encode_schema(pa.schema([("key", pa.int64())]))
     # Nobody does what the coordinator orders here.
     options = Options(file_merging=file_merging, materialization=False, observer=recorder)
     store = open_retrying_store(location, options, SystemClock(), Measurements())
-    return OperatorCoordinator(
-        OperatorRun("query", "run", "main", "bench", subtasks, key_schema, [state]),
+    return Coordinator(
+        OperatorConfig("query", "run", "main", "bench", subtasks, key_schema, [state]),
         store=store,
         location=location,
         root=_ROOT,
@@ -186,7 +186,7 @@ def _coordinator(subtasks: int, file_merging: str, location: str, recorder: Comm
     )
 
 
-def _direct(coordinator: OperatorCoordinator) -> Call:
+def _direct(coordinator: Coordinator) -> Call:
     def call(request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
             return coordinator.begin(request)
@@ -197,7 +197,7 @@ def _direct(coordinator: OperatorCoordinator) -> Call:
     return call
 
 
-def _over_rpc(coordinator: OperatorCoordinator) -> Call:
+def _over_rpc(coordinator: Coordinator) -> Call:
     secret = os.urandom(32)
     server = RpcServer("127.0.0.1", 0, secret, _direct(coordinator))
     return RpcClient("127.0.0.1", server.port, secret).call

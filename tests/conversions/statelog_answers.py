@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
-from statelog.convert.forms import FrameForm, RowForm
+from statelog.convert.codecs import FrameCodecs, RowCodecs
 from statelog.convert.types import state_codecs
 from statelog.errors import ConfigurationError, ProcessorError
 from statelog.runs.keys import KeyCodec
@@ -36,7 +36,7 @@ def answer(kind: str, way: str, text: str) -> str:
         assert isinstance(schema, StructType)
         if way in STATES:
             return _of_state(StructType([schema["f"]]), way, text)
-        form = FrameForm() if way == "output frame" else RowForm()
+        form = FrameCodecs() if way == "output frame" else RowCodecs()
         given = frame_of(text, value(text)) if way == "output frame" else Row(text=text, f=value(text))
         batch = form.output(schema, ZONE, "main").encode([given], lambda row: "the key")
         (result,) = batch.column("f").to_pylist()

@@ -15,19 +15,19 @@ from typing import Any
 import pyarrow as pa
 
 from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
-from statelog.checkpoint.unkeyed_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.clock import ManualClock
 from statelog.local.snapshots import LocalSnapshots
 from statelog.log.entry import Entry
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
-from statelog.operators.unkeyed.subtask import Operator, OperatorInput
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.crashes import CrashPoint
@@ -221,8 +221,10 @@ class OperatorEngine:
         )
         store = self.open_store(self.location)
         states = sorted((binding.descriptor.to_stored() for binding in self.states), key=lambda state: state.name)
-        self.coordinator = OperatorCoordinator(
-            OperatorRun(self.query_id, f"run-{self.runs}", self.uid, "instance", parallelism, self.key_schema, states),
+        self.coordinator = Coordinator(
+            OperatorConfig(
+                self.query_id, f"run-{self.runs}", self.uid, "instance", parallelism, self.key_schema, states
+            ),
             store=store,
             location=self.location,
             root=self.uid,
@@ -271,7 +273,7 @@ class OperatorEngine:
     ) -> list[Any]:
         """Run one attempt of one subtask and return its output."""
         self.attempts += 1
-        operator = Operator(
+        operator = UnkeyedOperator(
             uid=self.uid,
             processor=self.processor(),
             states=self.states,
@@ -279,7 +281,7 @@ class OperatorEngine:
             to_broadcast_rows=_to_rows,
             output=JsonOutput(),
         )
-        task = OperatorTask(
+        task = UnkeyedTask(
             task=TaskId(self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts),
             partition=subtask,
             parallelism=self.parallelism,
@@ -292,5 +294,5 @@ class OperatorEngine:
             token=f"attempt-{self.attempts}",
         )
         rows, copies = _batch(commands), _batch(broadcast)
-        read = OperatorInput([rows], [copies], subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
+        read = UnkeyedInput([rows], [copies], subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
         return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]

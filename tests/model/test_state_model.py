@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
-from statelog.checkpoint import upkeep
+from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import History
 from statelog.local import materializer
 from statelog.options import TABLES
-from statelog.savepoint import save as export
+from statelog.savepoint import save
 from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
@@ -109,8 +109,8 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are a large merge, and are stored as several runs."""
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
     monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
-    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 30)
-    monkeypatch.setattr(export, "_PART_BYTES", 8000)
+    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 30)
+    monkeypatch.setattr(save, "_PART_BYTES", 8000)
 
 
 class StateMachine(RuleBasedStateMachine):

@@ -9,12 +9,17 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.batch import Batch, TakenAck
-from statelog.checkpoint.orders import Orders
+from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
-from statelog.local.materializer import Grant, Materialized, Materializer, Order
+from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 
-_result, _work, _fits, _take = Materializer.result, Materializer.work, Orders._fits, Orders.take
+_result, _work, _fits, _take = (
+    Materializer.result,
+    Materializer.work,
+    MaterializationPolicy._fits,
+    MaterializationPolicy.take,
+)
 
 
 def _own_grant(materializer: Materializer, grant: Grant | None) -> Grant | None:
@@ -29,11 +34,11 @@ def _result_of_any(self: Materializer, grant: Grant | None) -> Materialized | No
     return _result(self, _own_grant(self, grant))
 
 
-def _work_on(self: Materializer, order: Order, *arguments: Any) -> None:
+def _work_on(self: Materializer, order: MaintenanceRequest, *arguments: Any) -> None:
     _work(self, replace(order, grant=_own_grant(self, order.grant)) if order.grant else order, *arguments)
 
 
-def _is_newer(self: Orders, ack: Ack, origin: bytes) -> bool:
+def _is_newer(self: MaterializationPolicy, ack: Ack, origin: bytes) -> bool:
     """Only the last level is compared with what is materialized."""
     if not ack.has_changeset:
         return _fits(self, ack, origin)
@@ -53,13 +58,13 @@ def stale_jobs() -> AbstractContextManager[object]:
     for owner, name, wrapper in (
         (Materializer, "result", _result_of_any),
         (Materializer, "work", _work_on),
-        (Orders, "_fits", _is_newer),
+        (MaterializationPolicy, "_fits", _is_newer),
     ):
         planted.enter_context(patch.object(owner, name, wrapper))
     return planted
 
 
-def _take_first(self: Orders, batch: Batch, taken: TakenAck, origin: bytes) -> JobOutcome:
+def _take_first(self: MaterializationPolicy, batch: Batch, taken: AcceptedAck, origin: bytes) -> JobOutcome:
     held = batch.acks.get(taken.ack.task.subtask)
     if taken.ack.has_changeset and held is not None and held.ack.checksums == taken.ack.checksums:
         taken.levels, taken.levels_payload = [], b""
@@ -68,7 +73,7 @@ def _take_first(self: Orders, batch: Batch, taken: TakenAck, origin: bytes) -> J
 
 def lost_jobs() -> AbstractContextManager[object]:
     """What comes with the ack of a second action is dropped, as its result is that of the first."""
-    return patch.object(Orders, "take", _take_first)
+    return patch.object(MaterializationPolicy, "take", _take_first)
 
 
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
-from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.admission import OperatorConfig, require_admission
 from statelog.checkpoint.history import History
 from statelog.log.entry import Checkpoint
-from statelog.log.references import Base, Level, Piece
+from statelog.log.references import Base, BaseRange, Level
 from statelog.operators.unkeyed.states import OperatorStateDescriptor, OperatorStateMode
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
@@ -22,7 +22,7 @@ def keyed_by(**fields: pa.DataType) -> bytes:
     return bytes(pa.schema(list(fields.items())).serialize())
 
 
-RUN = OperatorRun("query", "run-2", "op", "instance", 1, keyed_by(k=pa.int64()), [])
+RUN = OperatorConfig("query", "run-2", "op", "instance", 1, keyed_by(k=pa.int64()), [])
 
 
 def checkpoint(batch: int, **changes: object) -> Checkpoint:
@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_materialized_state_is_forgotten_cannot_be_gone_on_fr
     """Its entry is there, but those before it, which said what it builds on, are not."""
     own = hash_range(0, 1)
     base = Base(0, 1, [Level(0, 3, b"", b"", own.first, own.last, [])])
-    kept = History([checkpoint(2), checkpoint(3), checkpoint(4, cover=[Piece(own.first, own.last, base)])])
+    kept = History([checkpoint(2), checkpoint(3), checkpoint(4, cover=[BaseRange(own.first, own.last, base)])])
     with pytest.raises(StateMissingError, match="needs checkpoint 2, but the oldest that is retained is checkpoint 4"):
         require_admission(RUN, kept, 3, None, "here")
     require_admission(RUN, kept, 5, None, "here")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
@@ -45,13 +45,13 @@ def test_the_changeset_comes_first_and_the_runs_without_a_name_behind_it(
 ) -> None:
     sent = replace(sent, levels=levels)
     payload = changeset + behind
-    taken = TakenAck.of(sent, payload, "operator 'op'")
+    taken = AcceptedAck.of(sent, payload, "operator 'op'")
     assert (taken.ack, taken.payload, taken.levels, taken.levels_payload) == (sent, changeset, levels, behind)
     assert (taken.kept, taken.moved, taken.stored, taken.is_stored) == (None, b"", [], False)
     flipped = [payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :] for at in range(len(payload))]
     for damaged in (*flipped, payload + b"x", *(payload[:end] for end in range(len(payload)))):
         with pytest.raises(CorruptionError, match="operator 'op': the changeset of subtask 0 was damaged on its way"):
-            TakenAck.of(sent, damaged, "operator 'op'")
+            AcceptedAck.of(sent, damaged, "operator 'op'")
 
 
 # ---- Which attempt counts ----
@@ -62,7 +62,7 @@ def batch() -> Batch:
 
 
 def take(held: Batch, *acks: Ack) -> list[bool]:
-    return [held.take(TakenAck(one, b""), "operator 'op'") for one in acks]
+    return [held.take(AcceptedAck(one, b""), "operator 'op'") for one in acks]
 
 
 def counted(held: Batch) -> dict[int, int]:

@@ -10,7 +10,7 @@ import pytest
 
 from statelog.checkpoint.uploads import Uploads
 from statelog.checkpoint.writer import ChangesetWriter, StoredPart
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.metrics import Measurements
 from statelog.operators.keyed.phases import BatchChanges, Part
 from statelog.runs import digests
@@ -76,7 +76,7 @@ class Attempt:
             self.changes.make(count)
             self.writer.offer()
 
-    def edges(self) -> dict[Edge, bytes]:
+    def edges(self) -> dict[LocalRun, bytes]:
         return {edge: (self.local.directory / edge.file_name).read_bytes() for edge in self.local.edges()}
 
 
@@ -98,7 +98,7 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     assert [part.name for part in changeset.parts if part.name] == list(named)
     assert attempt.objects == named
     after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
-    assert attempt.edges() == {Edge(3, 3, HEAD, after): b"local 25"}
+    assert attempt.edges() == {LocalRun(3, 3, HEAD, after): b"local 25"}
 
 
 def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> None:
@@ -135,6 +135,6 @@ def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: i
     data = b"local %d" % rows
     assert changeset.parts == [StoredPart(digests.checksum(data), 0, rows, "")]
     assert changeset.payload == b""
-    assert edge == Edge(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
+    assert edge == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
     assert attempt.edges() == {edge: data}
     assert attempt.objects == {}

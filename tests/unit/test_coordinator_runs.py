@@ -28,13 +28,13 @@ from statelog import (
     Step,
     StorageError,
 )
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId, Witness
-from statelog.checkpoint.redistribution import Start
+from statelog.checkpoint.redistribution import SnapshotView
 from statelog.clock import ManualClock
-from statelog.log.entry import FOUNDING_BATCH, FRAME_HEADER_BYTES, Checkpoint
+from statelog.log.entry import FRAME_HEADER_BYTES, INITIAL_BATCH, Checkpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.metrics import Measurements, Metric
@@ -46,7 +46,7 @@ from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 
-KEYED = OperatorRun("query", "run", "op", "instance", 1, b"keys", [])
+KEYED = OperatorConfig("query", "run", "op", "instance", 1, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 WHOLE = hash_range(0, 1)
 
@@ -94,11 +94,11 @@ class Runs:
         self.number = 0
         self.attempts = 0
 
-    def made(self, run: OperatorRun, *, deletes_in_background: bool = False) -> OperatorCoordinator:
+    def made(self, run: OperatorConfig, *, deletes_in_background: bool = False) -> Coordinator:
         self.number += 1
         self.run = dataclasses.replace(run, run_id=f"run-{self.number}")
         self.measurements = Measurements()
-        self.coordinator = OperatorCoordinator(
+        self.coordinator = Coordinator(
             self.run,
             store=self.store,
             location="location",
@@ -114,7 +114,7 @@ class Runs:
         )
         return self.coordinator
 
-    def start(self, first_batch: int, run: OperatorRun = KEYED, **more: bool) -> None:
+    def start(self, first_batch: int, run: OperatorConfig = KEYED, **more: bool) -> None:
         self.made(run, **more).open(first_batch)
 
     def task(self, batch: int, subtask: int = 0, attempt: int | None = None) -> TaskId:
@@ -220,12 +220,12 @@ def names_to_read(runs: Runs) -> list[str]:
 
 def test_given_state_is_there_before_the_first_batch_and_once(runs: Runs) -> None:
     runs.made(KEYED).open(0, given())
-    assert [entry.batch for entry in runs.entries] == [FOUNDING_BATCH]
+    assert [entry.batch for entry in runs.entries] == [INITIAL_BATCH]
     assert names_to_read(runs) == ["op/runs/1/0/given.run"]
     runs.ack(0)
     runs.batch(1)
     runs.start(1)
-    assert [entry.batch for entry in runs.entries] == [FOUNDING_BATCH, 0, 1], "it is not given again"
+    assert [entry.batch for entry in runs.entries] == [INITIAL_BATCH, 0, 1], "it is not given again"
     runs.start(0)
     assert names_to_read(runs) == [], "a rerun that is given nothing has nothing"
     runs.start(0)
@@ -680,7 +680,9 @@ def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, c
     for batch in range(3):
         begun = runs.batch(batch, b"%d" % batch)
         assert begun.order is None
-        assert begun.start == (Start() if batch == 0 else Start([runs.entries[batch - 1].segments[0]], None))
+        assert begun.start == (
+            SnapshotView() if batch == 0 else SnapshotView([runs.entries[batch - 1].segments[0]], None)
+        )
     assert [(metrics.log_bytes, metrics.base_bytes) for metrics in runs.told.metrics] == [(0, 0)] * 3
     assert [entry.cover for entry in runs.entries] == [None] * 3
 

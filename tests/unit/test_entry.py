@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.entry import (
-    FOUNDING_BATCH,
     FRAME_HEADER_BYTES,
+    INITIAL_BATCH,
     Checkpoint,
     FrameHeader,
     decode_header,
@@ -80,7 +80,7 @@ def test_only_operator_state_is_all_in_its_entry() -> None:
 
 def test_what_was_there_before_batch_0_has_the_batch_before_it() -> None:
     """Logs that are stored have it."""
-    assert FOUNDING_BATCH == -1
+    assert INITIAL_BATCH == -1
 
 
 def test_an_index_of_another_form_is_damage() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
-from statelog.checkpoint.admission import OperatorRun, require_admission
+from statelog.checkpoint.admission import OperatorConfig, require_admission
 from statelog.checkpoint.history import History
 from statelog.log.entry import Checkpoint
 from statelog.runs.evolution import recorded_schema, require_evolution
@@ -23,7 +23,7 @@ from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
-from statelog.runs.writer import RunWriter, Section, encode_run
+from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
@@ -154,7 +154,7 @@ def checkpoint(batch: int, state: StateDescriptor) -> Checkpoint:
 
 
 def admit(history: Sequence[StateDescriptor], declared: StateDescriptor, first_batch: int) -> None:
-    run = OperatorRun("q", "r2", "op", "i", 1, b"key", [declared.to_stored()])
+    run = OperatorConfig("q", "r2", "op", "i", 1, b"key", [declared.to_stored()])
     entries = [checkpoint(batch, state) for batch, state in enumerate(history)]
     require_admission(run, History(entries), first_batch, None, "here")
 
@@ -196,7 +196,7 @@ def run_of(state: StateDescriptor, rows: dict[int, dict[str, Any] | None], block
         for number, values in sorted(rows.items())
     ]
     batch = pa.RecordBatch.from_pylist(changes, schema=change_schema(state))
-    return Run(pa.py_buffer(encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)), "run")
+    return Run(pa.py_buffer(encode_run([StateChanges(state, [batch])], compression=None, block_rows=block_rows)), "run")
 
 
 def merged(runs: Sequence[Run], *, is_bottom: bool) -> Run:

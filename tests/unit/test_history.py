@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.history import History, Record, overlapping
-from statelog.local.segment import SHARED_BYTES, Extent
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim
-from statelog.log.references import Base, Level, Piece, SegmentRef, StoredRun
+from statelog.local.restore_plan import SHARED_BYTES, Extent
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
+from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS, hash_range
 
@@ -70,8 +70,8 @@ def test_large_changesets_are_read_by_who_needs_them() -> None:
 # ---- What there is ----
 
 
-def pieces(counting: Base) -> list[Piece]:
-    return [Piece(counting.within.first, counting.within.last, counting)]
+def pieces(counting: Base) -> list[BaseRange]:
+    return [BaseRange(counting.within.first, counting.within.last, counting)]
 
 
 def batches(records: Iterable[Record]) -> list[int]:
@@ -145,13 +145,13 @@ def test_batch_0_starts_anew() -> None:
 
 
 def test_batch_0_goes_on_from_what_was_there_before() -> None:
-    founding = replace(checkpoint(FOUNDING_BATCH), cover=pieces(base(FOUNDING_BATCH)))
+    founding = replace(checkpoint(INITIAL_BATCH), cover=pieces(base(INITIAL_BATCH)))
     for batch_0 in (checkpoint(0), replace(checkpoint(0), revision=1)):
         history = History([founding, checkpoint(0), batch_0])
-        assert history.levels(b"origin", 0, 1, 0) == base(FOUNDING_BATCH).levels
-        assert batches(history.records) == [FOUNDING_BATCH, 0]
-    found = History([founding, replace(checkpoint(0), cover=pieces(base(FOUNDING_BATCH)))])
-    assert found.levels(b"origin", 0, 1, 0) == base(FOUNDING_BATCH).levels
+        assert history.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
+        assert batches(history.records) == [INITIAL_BATCH, 0]
+    found = History([founding, replace(checkpoint(0), cover=pieces(base(INITIAL_BATCH)))])
+    assert found.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
 
 
 # ---- What can be restored ----
@@ -184,9 +184,9 @@ def test_what_the_newest_entry_gives_up_cannot_be_restored() -> None:
     assert history.retained_from == 3
     assert history.oldest == history.at(3)
     assert [history.has_batch(batch) for batch in range(6)] == [False] * 3 + [True] * 3
-    assert History().retained_from == FOUNDING_BATCH
+    assert History().retained_from == INITIAL_BATCH
     of_version_1 = History(map(checkpoint, range(3)))
-    assert (of_version_1.retained_from, of_version_1.oldest) == (FOUNDING_BATCH, checkpoint(0))
+    assert (of_version_1.retained_from, of_version_1.oldest) == (INITIAL_BATCH, checkpoint(0))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_log_of_version_1_retains_what_is_there_as_a_whole(gone: set[str], exp
 def test_a_log_of_version_1_retains_nothing_of_which_the_base_is_not_known() -> None:
     entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), cover=pieces(base(3)), bases=[]), checkpoint(5)]
     assert History(entries).whole_from(lambda name: True) == 4
-    assert History().whole_from(lambda name: True) == FOUNDING_BATCH
+    assert History().whole_from(lambda name: True) == INITIAL_BATCH
 
 
 # ---- What goes ----
@@ -295,7 +295,7 @@ def test_a_subtask_reads_the_changes_that_its_materialized_state_lacks() -> None
 def test_of_the_levels_only_those_are_read_that_the_subtask_lacks() -> None:
     own = hash_range(0, 1)
     levels = [Level(batch, batch, b"", b"after %d" % batch, own.first, own.last, []) for batch in range(3)]
-    history = History([replace(checkpoint(5, segment(0)), cover=[Piece(own.first, own.last, Base(0, 1, levels))])])
+    history = History([replace(checkpoint(5, segment(0)), cover=[BaseRange(own.first, own.last, Base(0, 1, levels))])])
     for known, lacking in (("", levels), ("after 0", levels[1:]), ("after 1", levels[2:]), ("after 2", [])):
         found = history.missing_segments(b"origin", 0, 1, 5, {known.encode(), b"another"})
         assert (found.levels, found.since) == (lacking, b"after 2")

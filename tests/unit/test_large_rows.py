@@ -18,20 +18,20 @@ from statelog import OperatorProcessor, Options, ProcessorError
 from statelog.checkpoint.keyed_task import read_initial
 from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
-from statelog.local.runs import Edge, LocalRuns
-from statelog.operators.keyed.grouping import windows_of
+from statelog.local.runs import LocalRun, LocalRuns
+from statelog.operators.keyed.grouping import key_chunks
 from statelog.operators.keyed.operator import OutputCodec
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.snapshot import Elements as SectionElements
-from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget, RowsTooLarge, size_of
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import MergePosition, RunMerge, merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Moment
-from statelog.runs.writer import RunWriter, Section, encode_run
+from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.spark.process_worker import make_operator
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
@@ -54,7 +54,7 @@ def run_of(state: StateDescriptor, changes: Sequence[Change], name: str = "run")
     rows = [dict(zip(columns, change, strict=True)) for change in sorted(changes, key=lambda change: change[:3])]
     batch = pa.RecordBatch.from_pylist(rows, schema=change_schema(state))
     data = encode_run(
-        [Section(state, [batch.slice(0, 7), batch.slice(7)])],
+        [StateChanges(state, [batch.slice(0, 7), batch.slice(7)])],
         compression=None,
         block_rows=1000,
         block_bytes=SLICE_BYTES,
@@ -127,7 +127,7 @@ def test_blocks_and_merges_are_bounded_in_bytes(
     state: StateDescriptor, make: Callable[[], list[Run]], tmp_path: Path
 ) -> None:
     local = LocalRuns(tmp_path, Budget(slice_bytes=SLICE_BYTES))
-    runs, edge = make(), Edge(0, 3, bytes(16), bytes(range(16)))
+    runs, edge = make(), LocalRun(0, 3, bytes(16), bytes(range(16)))
     assert all(size <= SLICE_BYTES + SLACK_BYTES for run in runs for size in sizes_of(run))
 
     local.write_merged(edge, runs, "token", is_bottom=True)
@@ -332,7 +332,7 @@ def test_input_is_grouped_in_parts(rows_at_once: int) -> None:
 
     batches = [rows.slice(start, rows_at_once) for start in range(0, 1000, rows_at_once)]
     found: dict[bytes, list[str]] = {}
-    for window in windows_of(batches, hashes, encode, budget, lambda: 100):
+    for window in key_chunks(batches, hashes, encode, budget, lambda: 100):
         assert len(window.keys) == 1 or window.rows.nbytes <= 3000
         texts_of_window = [text for part in window.chunks(7, 500) for text in part.column(1).to_pylist()]
         ends = [*window.starts[:-1].tolist()[1:], len(texts_of_window)]
@@ -446,17 +446,17 @@ class Elements(OperatorProcessor):
             yield Row(text=text)
 
 
-def elements_operator(budget: Budget) -> Operator:
+def elements_operator(budget: Budget) -> UnkeyedOperator:
     arguments = OperatorArguments("text string", "text string", broadcast="text string")
     return replace(make_operator(OperatorQuery(Elements(), arguments, Options()).operator.spec), budget=budget)
 
 
-def elements_input(rows: Sequence[str], copies: Sequence[str] = (), rows_at_once: int = 40) -> OperatorInput:
+def elements_input(rows: Sequence[str], copies: Sequence[str] = (), rows_at_once: int = 40) -> UnkeyedInput:
     def batches(texts: Sequence[str]) -> list[pa.RecordBatch]:
         whole = pa.RecordBatch.from_pydict({"text": pa.array(texts, pa.string())})
         return [whole.slice(at, rows_at_once) for at in range(0, len(texts), rows_at_once)]
 
-    return OperatorInput(batches(rows), batches(copies), 0, 0)
+    return UnkeyedInput(batches(rows), batches(copies), 0, 0)
 
 
 CONTEXT = OperatorContext(3, 4, batchId=0, batchTimeMs=0)
@@ -477,7 +477,7 @@ def test_an_operator_without_keys_reads_and_writes_in_parts() -> None:
         to_broadcast_rows=noted(operator.to_broadcast_rows),
         output=Cramped(operator.output),
     )
-    subtask = OperatorSubtask(operator, {}, CONTEXT)
+    subtask = UnkeyedSubtask(operator, {}, CONTEXT)
     output = list(subtask.process(elements_input(rows, copies, rows_at_once=300)))
 
     assert [text for batch in output for text in batch.column(0).to_pylist()] == rows + copies
@@ -493,7 +493,7 @@ def test_an_output_row_that_is_too_large_is_refused() -> None:
         def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
             raise RowsTooLarge("more than there is room for")
 
-    subtask = OperatorSubtask(replace(elements_operator(SMALL), output=Full()), {}, CONTEXT)
+    subtask = UnkeyedSubtask(replace(elements_operator(SMALL), output=Full()), {}, CONTEXT)
     with pytest.raises(
         ProcessorError, match=r"process\(\) returned a row or frame that does not fit .*: more"
     ) as failure:
@@ -503,8 +503,8 @@ def test_an_output_row_that_is_too_large_is_refused() -> None:
 
 @pytest.mark.parametrize("state", ["texts", "rules"])
 def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -> None:
-    def written(texts: Sequence[str], stored: Any = None) -> OperatorSubtask:
-        subtask = OperatorSubtask(elements_operator(Budget(elements_bytes=50_000)), stored or {}, CONTEXT)
+    def written(texts: Sequence[str], stored: Any = None) -> UnkeyedSubtask:
+        subtask = UnkeyedSubtask(elements_operator(Budget(elements_bytes=50_000)), stored or {}, CONTEXT)
         given = (texts, ()) if state == "texts" else ((), texts)
         for _ in subtask.process(elements_input(*given)):
             pass

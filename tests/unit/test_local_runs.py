@@ -17,8 +17,8 @@ from statelog import CorruptionError, ErrorKind, Step
 from statelog.local import file_stamp
 from statelog.local import runs as local_runs
 from statelog.local.restore import restore_runs
-from statelog.local.runs import Edge, LocalRuns
-from statelog.local.segment import MissingSegments
+from statelog.local.restore_plan import RestorePlan
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Operation
@@ -27,7 +27,7 @@ from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, TimeDomain
 from statelog.runs.times import Moment
-from statelog.runs.writer import Section, encode_run
+from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.crashes import Crash
 from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_run
@@ -103,8 +103,8 @@ def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: P
     """A restore writes files of batches that are certain, and a merge replaces them."""
     a, b, c, other = (bytes([number]) * 16 for number in range(1, 5))
     genesis, local = bytes(16), LocalRuns(tmp_path)
-    path = [Edge(0, 0, genesis, a), Edge(1, 1, a, b), Edge(2, 2, b, c)]
-    merged, dead = Edge(0, 1, genesis, b), Edge(1, 1, a, other)
+    path = [LocalRun(0, 0, genesis, a), LocalRun(1, 1, a, b), LocalRun(2, 2, b, c)]
+    merged, dead = LocalRun(0, 1, genesis, b), LocalRun(1, 1, a, other)
     for edge in (*path, merged, dead):
         local.write(edge, encode_run([], compression=None, block_rows=1), "3-token")
     writing, left = tmp_path / "3-attempt.tmp", tmp_path / "2-attempt.tmp"
@@ -126,7 +126,7 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, bool]
 ) -> None:
     """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
-    local, edge = LocalRuns(tmp_path), Edge(0, 2, bytes(16), b"1" * 16)
+    local, edge = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
     local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
     for name in ("job", "rocksdb", "2-dead.job", "3-live.job"):
         (tmp_path / name).mkdir()
@@ -134,7 +134,7 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
     (tmp_path / "job.lock").touch()
     for name in ("2-dead.tmp", "unknown.tmp"):
         (tmp_path / name).touch()
-    ahead = Edge(1, 3, b"2" * 16, b"3" * 16)
+    ahead = LocalRun(1, 3, b"2" * 16, b"3" * 16)
     local.write(ahead, encode_run([], compression=None, block_rows=1), "3-token")
     found = os.listdir(tmp_path)
     kept = {edge.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
@@ -160,7 +160,7 @@ def test_a_sweep_before_the_first_batch(tmp_path: Path) -> None:
 def test_a_sweep_releases_what_is_mapped_of_removed_files(tmp_path: Path) -> None:
     """They take space as long as they are mapped."""
     local = LocalRuns(tmp_path)
-    kept, left = Edge(0, 2, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
+    kept, left = LocalRun(0, 2, bytes(16), b"1" * 16), LocalRun(0, 1, bytes(16), b"2" * 16)
     for edge in (kept, left):
         local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
     runs = {edge: weakref.ref(local.open(edge)) for edge in (kept, left)}
@@ -247,7 +247,7 @@ def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Eng
 
 
 def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
-    edge, local = Edge(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    edge, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
     good = encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")])
     local.write(edge, good, "token")
     path = tmp_path / edge.file_name
@@ -314,7 +314,7 @@ def test_several_tasks_may_remove_the_runs_of_another_parallelism(
 
 def test_leftovers_are_swept(engine: Engine) -> None:
     folder = local_folder(engine)
-    failed = Edge(2, 2, b"\1" * 16, b"\2" * 16)
+    failed = LocalRun(2, 2, b"\1" * 16, b"\2" * 16)
     (folder / failed.file_name).write_bytes(b"of an attempt that failed")
     (folder / "2-attempt.tmp").write_bytes(b"of a worker that was killed")
     (folder / "9-attempt.tmp").write_bytes(b"of an attempt that still runs")
@@ -351,10 +351,10 @@ def test_missing_upload_is_named(tmp_path: Path) -> None:
 def test_longest_edges_are_taken(tmp_path: Path) -> None:
     local = LocalRuns(tmp_path)
     a, b, c = b"a" * 16, b"b" * 16, b"c" * 16
-    for edge in (Edge(0, 0, a, b), Edge(1, 1, b, c), Edge(0, 1, a, c), Edge(1, 1, b"x" * 16, c)):
+    for edge in (LocalRun(0, 0, a, b), LocalRun(1, 1, b, c), LocalRun(0, 1, a, c), LocalRun(1, 1, b"x" * 16, c)):
         (tmp_path / edge.file_name).touch()
-    assert local.path(a, c) == [Edge(0, 1, a, c)]
-    assert local.path(b, c) == [Edge(1, 1, b, c)]
+    assert local.path(a, c) == [LocalRun(0, 1, a, c)]
+    assert local.path(b, c) == [LocalRun(1, 1, b, c)]
     assert local.path(a, a) == []
     assert local.path(c, a) is None
     assert sorted(local.digests(a)) == [a, b, c], "each once"
@@ -366,8 +366,8 @@ def test_a_path_that_is_not_there_is_soon_missed(tmp_path: Path) -> None:
     digests = [bytes([number]) * 16 for number in range(62)]
     for number in range(1, 60):
         for edge in (
-            Edge(number, number, digests[number], digests[number + 1]),
-            Edge(number, number + 1, digests[number], digests[number + 2]),
+            LocalRun(number, number, digests[number], digests[number + 1]),
+            LocalRun(number, number + 1, digests[number], digests[number + 2]),
         ):
             (tmp_path / edge.file_name).touch()
     assert local.path(digests[0], digests[60]) is None
@@ -401,7 +401,7 @@ def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
 ) -> None:
     """Below a group there are the groups before it, and below all of them what the merge does not see."""
     monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
-    edge = Edge(0, 5, b"0" * 16, b"1" * 16)
+    edge = LocalRun(0, 5, b"0" * 16, b"1" * 16)
     changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
     LocalRuns(tmp_path / "2" / "0").write_merged(edge, map(run_with, changes), "5-token", is_bottom=is_bottom)
     local = LocalRuns(tmp_path / "2" / "0")
@@ -423,7 +423,7 @@ def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.
         made.append(weakref.ref(run))
         return run
 
-    edge = Edge(0, 9, b"0" * 16, b"1" * 16)
+    edge = LocalRun(0, 9, b"0" * 16, b"1" * 16)
     local = LocalRuns(tmp_path)
     local.write_merged(edge, map(make, range(9)), "9-token", is_bottom=True)
     assert local.open(edge).rows == 9
@@ -435,11 +435,11 @@ def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeyp
     checked = count_checks(monkeypatch)
     digests = [bytes([number]) * 16 for number in range(4)]
     local = LocalRuns(tmp_path / "2" / "0")
-    edges = [Edge(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
+    edges = [LocalRun(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
     for edge in edges:
         local.write(edge, encode_changes(VALUE, [(edge.first, b"k", b"", Operation.PUT, "v")]), "6-token")
     merged = local.merge(edges, digests[0], "6-token")
-    assert merged == Edge(3, 5, digests[0], digests[3])
+    assert merged == LocalRun(3, 5, digests[0], digests[3])
     assert LocalRuns(local.directory).edges() == [merged]
     assert LocalRuns(local.directory).open(merged).rows == 3
     assert checked == []
@@ -453,7 +453,7 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     """What was removed and what has expired; above the bottom both still hide what is older. The inputs go last."""
     state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
     local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
-    edges = [Edge(number, number, digests[number], digests[number + 1]) for number in range(2)]
+    edges = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
     stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
     local.write(edges[0], encode_changes(state, [stays, removed]), "2-token")
     ends = (2, b"k", b"", Operation.PUT, "ends")
@@ -473,7 +473,11 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
 
 def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:
     """A job died after that, and is begun again."""
-    local, before, after = LocalRuns(tmp_path), Edge(0, 0, bytes(16), b"1" * 16), Edge(0, 1, bytes(16), b"2" * 16)
+    local, before, after = (
+        LocalRuns(tmp_path),
+        LocalRun(0, 0, bytes(16), b"1" * 16),
+        LocalRun(0, 1, bytes(16), b"2" * 16),
+    )
     local.write(before, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
     for _ in range(2):
         local.link(before, after)
@@ -481,7 +485,7 @@ def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) ->
 
 
 def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edge, local = Edge(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    edge, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
     local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
     os.utime(tmp_path / edge.file_name)
 
@@ -503,7 +507,7 @@ def two_states(first: int, texts: list[str]) -> Run:
     values = make_run(VALUE, changes, block_rows=2)
     entries = make_run(MAP, [(first, b"key", b"entry", Operation.PUT, texts[0])])
     sections = [
-        Section(state, [block.load() for block in run.sections[state.name].blocks])
+        StateChanges(state, [block.load() for block in run.sections[state.name].blocks])
         for state, run in ((VALUE, values), (MAP, entries))
     ]
     return Run(pa.py_buffer(encode_run(sections, compression="lz4", block_rows=2)), "stored")
@@ -523,7 +527,7 @@ def test_disjoint_runs_are_written_one_by_one(tmp_path: Path) -> None:
         alive.append(weakref.ref(run))
         return run
 
-    edge = Edge(0, 4, b"0" * 16, b"1" * 16)
+    edge = LocalRun(0, 4, b"0" * 16, b"1" * 16)
     within = HashRange(1, 21)
     garbage = Garbage(Moment(0, 0), {})
     LocalRuns(tmp_path).write_disjoint(
@@ -541,7 +545,7 @@ def test_blocks_are_larger_in_larger_runs(tmp_path: Path, rows: int, blocks: int
     """The memory that a restore needs is that of a few blocks, and a search looks into all of them."""
     changes = [(place, b"key", b"", Operation.PUT, "text") for place in range(70_000)]
     part = make_run(VALUE, changes, block_rows=1000)
-    edge = Edge(0, 4, b"0" * 16, b"1" * 16)
+    edge = LocalRun(0, 4, b"0" * 16, b"1" * 16)
     garbage = Garbage(Moment(0, 0), {})
     LocalRuns(tmp_path).write_disjoint(
         edge, [part], rows, "t", is_bottom=True, within=HashRange(0, 70_000), garbage=garbage
@@ -569,7 +573,7 @@ def test_a_restored_level_has_what_expired_after_it(tmp_path: Path) -> None:
             last_batch=last_batch,
             within=EVERYTHING,
             garbage=Garbage(Moment(0, 5000), {}),
-            fetch=lambda known: MissingSegments(after, 4, [], [level]),
+            fetch=lambda known: RestorePlan(after, 4, [], [level]),
             open_store=lambda: store,
             token="t",
         )
@@ -582,7 +586,7 @@ def test_a_restored_level_has_what_expired_after_it(tmp_path: Path) -> None:
 def test_restore_gives_up_with_a_clear_error(tmp_path: Path) -> None:
     local = LocalRuns(tmp_path / "gone")
 
-    def fetch(known: list[bytes]) -> MissingSegments:
+    def fetch(known: list[bytes]) -> RestorePlan:
         raise CorruptionError("some/file: damaged.")
 
     with pytest.raises(CorruptionError, match="some/file"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.runs.digests import checksum
@@ -21,7 +21,7 @@ from statelog.runs.writer import encode_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 
-EDGE = Edge(0, 0, bytes(16), bytes(range(16)))
+EDGE = LocalRun(0, 0, bytes(16), bytes(range(16)))
 
 
 def use(directory: Path, batch: int) -> None:

@@ -13,13 +13,13 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
-from statelog.checkpoint import upkeep
+from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import Record
-from statelog.checkpoint.schedule import Schedule
+from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.clock import ManualClock
 from statelog.local import materializer
-from statelog.local.materializer import Grant, Materializer, Order
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import Checkpoint
 from statelog.runs.byte_slices import Budget
 from statelog.runs.format import Operation
@@ -386,11 +386,11 @@ def test_wrong_options_are_refused(option: str, value: Any) -> None:
 # ---- When ----
 
 
-def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> Schedule:
-    return Schedule(Options(**options), "query/op", parallelism, slots, 0.0)
+def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> MaterializationSchedule:
+    return MaterializationSchedule(Options(**options), "query/op", parallelism, slots, 0.0)
 
 
-def commit(planned: Schedule, size: int, parallelism: int = 4) -> None:
+def commit(planned: MaterializationSchedule, size: int, parallelism: int = 4) -> None:
     planned.committed([size] * parallelism, [False] * parallelism)
 
 
@@ -453,7 +453,7 @@ def test_a_large_log_materializes_earlier(
 def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
     """Its run may have had another location, with the same query and the same epoch."""
     local, store = LocalRuns(tmp_path / "local"), LocalStore(tmp_path / "store")
-    edge = Edge(0, 0, bytes(16), bytes(range(16)))
+    edge = LocalRun(0, 0, bytes(16), bytes(range(16)))
     local.directory.mkdir()
     local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
 
@@ -471,7 +471,7 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
         )
 
     grant = Grant("1-7", edge.before, [], "runs/1/0/1-7")
-    of_run("one").work(Order(1.0, 0, grant, is_due=True), [edge], [])
+    of_run("one").work(MaintenanceRequest(1.0, 0, grant, is_due=True), [edge], [])
     done = of_run("one").result(grant)
     assert done is not None
     assert [run.name for run in done.levels[0].runs] == ["runs/1/0/1-7/0-one-0.run"]
@@ -482,7 +482,7 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
 def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> None:
     """Its result serves a start that goes back to the batch after its last, whichever later batch has ended it."""
     genesis, middle, head = bytes(16), bytes([1]) * 16, bytes([2]) * 16
-    edges = [Edge(0, 0, genesis, middle), Edge(1, 1, middle, head)]
+    edges = [LocalRun(0, 0, genesis, middle), LocalRun(1, 1, middle, head)]
     local = LocalRuns(tmp_path, Budget(slice_bytes=2000))
     state = replace(VALUE, expires_by=TimeDomain.EVENT)
     for edge in edges:
@@ -506,16 +506,16 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
 
     slices = 0
     while len(local.edges()) > 1:
-        at(1000 if slices == 0 else 5000).work(Order(0.5, 0, None, is_due=True), edges, edges)
+        at(1000 if slices == 0 else 5000).work(MaintenanceRequest(0.5, 0, None, is_due=True), edges, edges)
         slices += 1
 
     assert slices > 3
-    assert local.open(Edge(0, 1, genesis, head)).rows == 100, "those that had expired when the merge began are gone"
+    assert local.open(LocalRun(0, 1, genesis, head)).rows == 100, "those that had expired when the merge began are gone"
 
 
 def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whichever process runs the subtask; what is merged is the same, and is not fetched again."""
-    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 30)
 
     class Slow(ManualClock):
@@ -542,7 +542,7 @@ def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_slice_of_a_merge_takes_a_part_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local runs have large blocks; a batch waits for some of their rows only."""
-    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 100)
 
     class Slow(ManualClock):

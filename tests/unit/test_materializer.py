@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 
 from statelog.local import materializer
-from statelog.local.materializer import Grant, Materialized, Materializer, Order
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET, Budget
@@ -42,16 +42,16 @@ class Subtask:
         self.local = LocalRuns(folder / "local", budget)
         self.local.directory.mkdir(parents=True)
         self.store = store or LocalStore(folder / "store")
-        self.path: list[Edge] = []
+        self.path: list[LocalRun] = []
         self.known: list[Level] = []
         self.times: Iterator[float] = itertools.repeat(0.0)
         self.opened = 0
 
-    def batch(self, changes: Changes) -> Edge:
+    def batch(self, changes: Changes) -> LocalRun:
         """A batch that makes changes."""
         number, before = (self.path[-1].last + 1, self.path[-1].after) if self.path else (0, GENESIS)
         data = encode(changes)
-        edge = Edge(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
+        edge = LocalRun(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
         self.local.write(edge, data, f"{number}-token")
         self.path.append(edge)
         return edge
@@ -81,7 +81,7 @@ class Subtask:
         self,
         grant: Grant | None,
         *,
-        merges: Sequence[Edge] = (),
+        merges: Sequence[LocalRun] = (),
         token: str = "one",
         inline: int = 0,
         looks: int | None = None,
@@ -105,7 +105,7 @@ class Subtask:
         self.path = self.here()
         return done
 
-    def here(self) -> list[Edge]:
+    def here(self) -> list[LocalRun]:
         """The local runs that lead to the state."""
         path = self.local.path(GENESIS, self.path[-1].after)
         assert path is not None
@@ -141,8 +141,8 @@ class Subtask:
             yield
 
 
-def order(grant: Grant | None, inline: int = 0) -> Order:
-    return Order(1.0, inline, grant, is_due=True)
+def order(grant: Grant | None, inline: int = 0) -> MaintenanceRequest:
+    return MaintenanceRequest(1.0, inline, grant, is_due=True)
 
 
 def encode(changes: Changes) -> bytes:
@@ -325,7 +325,7 @@ def test_merges_of_local_runs_come_first_and_are_not_stored(subtask: Subtask) ->
     grant = subtask.grant()
     subtask.work(grant, merges=subtask.path[2:], looks=1)
     assert subtask.attempt().is_merging
-    merged = Edge(2, 3, subtask.path[2].before, subtask.path[3].after)
+    merged = LocalRun(2, 3, subtask.path[2].before, subtask.path[3].after)
     assert subtask.attempt().inputs() == {edge.file_name for edge in [*subtask.path[2:], merged]}
     subtask.work(grant)
     assert not subtask.attempt().is_merging
@@ -513,7 +513,7 @@ def test_nothing_is_stored_for_batches_without_changes(subtask: Subtask) -> None
     *older, newest = before.levels
     assert done.levels == [*older, structs.replace(newest, last=3, after=last.after)]
     assert subtask.stored_state(done) == dict.fromkeys(range(100), "a") | {1: "b"} == subtask.local_state()
-    assert Edge(1, 3, newest.before, last.after) in subtask.path
+    assert LocalRun(1, 3, newest.before, last.after) in subtask.path
 
 
 def test_a_state_without_keys_is_materialized_as_well(subtask: Subtask) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from statelog.checkpoint.batch import TakenAck
+from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
 from statelog.log.entry import Checkpoint
@@ -14,10 +14,10 @@ from statelog.metrics import Recorded
 from statelog.observer import CheckpointMetrics
 
 
-def ack(subtask: int, **more: Any) -> TakenAck:
+def ack(subtask: int, **more: Any) -> AcceptedAck:
     task = TaskId("query", "run", "op", "instance", 5, subtask, subtask)
     values: dict[str, Any] = {"length": 0, "rows": 0, "input_rows": 0, "name": "", "subtask_s": 0.0, **more}
-    return TakenAck(Ack(task, b"sum", **values), b"")
+    return AcceptedAck(Ack(task, b"sum", **values), b"")
 
 
 def level(length: int) -> Level:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.tables.memory import MemoryTable
@@ -29,7 +29,7 @@ def local(tmp_path: Path) -> LocalRuns:
         (1, "one", "other", b"c"),
     ):
         changes: list[Any] = [(1, key, b"", Operation.PUT, after)]
-        made.write(Edge(batch, batch, digest(before), digest(after)), encode_changes(VALUE, changes), "token")
+        made.write(LocalRun(batch, batch, digest(before), digest(after)), encode_changes(VALUE, changes), "token")
     return made
 
 
@@ -38,7 +38,7 @@ def held(table: MemoryTable) -> list[str]:
     return [str(text) for text in found]
 
 
-def runs_to(local: LocalRuns, head: str) -> list[tuple[Edge, Run]]:
+def runs_to(local: LocalRuns, head: str) -> list[tuple[LocalRun, Run]]:
     path = local.path(digest("start"), digest(head))
     assert path is not None
     return [(edge, local.open(edge)) for edge in path]

@@ -12,16 +12,15 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
-from statelog.checkpoint import redistribution
-from statelog.checkpoint import unkeyed_task as operator_task
+from statelog.checkpoint import redistribution, unkeyed_task
 from statelog.convert.types import field_codecs
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import (
     Elements,
-    Section,
     Snapshot,
+    StateElements,
     encode_snapshot,
     join_elements,
     section_schema,
@@ -61,9 +60,9 @@ def codec() -> CountingCodec:
     return CountingCodec(field_codecs(StructType().add("name", "string").add("offset", "long"), "field"), "state 's'")
 
 
-def section(pairs: Sequence[Pair], state: StateSchema = LIST) -> Section:
+def section(pairs: Sequence[Pair], state: StateSchema = LIST) -> StateElements:
     names, offsets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Section.of(state, [pa.RecordBatch.from_arrays([names, offsets], schema=section_schema(state))])
+    return StateElements.of(state, [pa.RecordBatch.from_arrays([names, offsets], schema=section_schema(state))])
 
 
 def phase(stage: Stage) -> Phase:
@@ -78,7 +77,7 @@ def list_state(parts: Sequence[Elements] = (), stage: Stage = Stage.PROCESS) -> 
 
 
 def broadcast_state(
-    stored: Section | None = None, stage: Stage = Stage.PROCESS_BROADCAST
+    stored: StateElements | None = None, stage: Stage = Stage.PROCESS_BROADCAST
 ) -> tuple[BroadcastState, CountingCodec]:
     counting = codec()
     parts = [] if stored is None else [Elements.all_of(stored)]
@@ -403,13 +402,13 @@ def test_a_snapshot_is_fetched_once_on_a_new_host(
     add(engine, 0, ["a"])
     engine.start(1, 1, keep_local=False)
     fetched: list[str] = []
-    read_segment = operator_task.read_segment
+    read_segment = unkeyed_task.read_segment
 
     def counted(store: Store, segment: SegmentRef) -> bytes:
         fetched.append(segment.name)
         return read_segment(store, segment)
 
-    monkeypatch.setattr(operator_task, "read_segment", counted)
+    monkeypatch.setattr(unkeyed_task, "read_segment", counted)
     for batch in (1, 2, 3):
         assert lists(engine, batch)[0]["items"] == ["a"]
     assert len(fetched) == 1

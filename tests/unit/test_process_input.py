@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, ErrorKind, Options
-from statelog.spark.process_worker import OperatorSpec, read_input
+from statelog.spark.process_worker import UnkeyedSpec, read_input
 
 OWN = [(f"row {number}", None, 0, 7, False) for number in range(5)]
 # Two of the hashes collide, and one row comes twice.
@@ -28,9 +28,9 @@ SCHEMA = pa.schema(
 )
 
 
-def spec(broadcast_columns: list[str] | None) -> OperatorSpec:
+def spec(broadcast_columns: list[str] | None) -> UnkeyedSpec:
     names, output = ["name"], StructType()
-    return OperatorSpec("op", "0", 2, True, names, broadcast_columns, [], output, b"", Options(), "", 0, b"")
+    return UnkeyedSpec("op", "0", 2, True, names, broadcast_columns, [], output, b"", Options(), "", 0, b"")
 
 
 def batch(rows: list[tuple[object, ...]]) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from statelog.checkpoint.protocol import (
     Fetch,
     Fetched,
     JobOutcome,
-    Progress,
+    ReadProgress,
     Reply,
     Request,
     TaskId,
@@ -22,7 +22,7 @@ from statelog.checkpoint.protocol import (
     Ticked,
     UploadedPart,
 )
-from statelog.local.segment import MissingSegments
+from statelog.local.restore_plan import RestorePlan
 from statelog.metrics import Recorded
 
 TASK = TaskId("query", "run", "op", "instance", 5, 0, 1)
@@ -32,7 +32,7 @@ PARTS = [UploadedPart("op/changes/0", b"one", 100, 5), UploadedPart("op/changes/
 
 @pytest.mark.parametrize(
     "request_",
-    [Begin(TASK, 0, 1, 2), Fetch(TASK, [b"digest"]), Progress(TASK, 1, 2), ACK, Tick("clock", "reader", True)],
+    [Begin(TASK, 0, 1, 2), Fetch(TASK, [b"digest"]), ReadProgress(TASK, 1, 2), ACK, Tick("clock", "reader", True)],
     ids=lambda message: type(message).__name__,
 )
 def test_every_request_arrives_as_what_it_was(request_: Request) -> None:
@@ -43,7 +43,7 @@ def test_every_request_arrives_as_what_it_was(request_: Request) -> None:
     "reply",
     [
         Begun(1, b"", b"", 0, "", "", 5, 0),
-        Fetched(MissingSegments(b"digest", 3, [])),
+        Fetched(RestorePlan(b"digest", 3, [])),
         Acked(JobOutcome.OPEN),
         Ticked(True),
         Failure("StorageError", "no room", "", "free some"),

@@ -15,7 +15,7 @@ from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import _HEADER, FRAME_MAGIC, encode_frame
 from statelog.log.numbered import NumberedLog
-from statelog.operators.unkeyed.snapshot import Section, Snapshot, encode_snapshot
+from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
 from statelog.testing.log_contract import PREFIX, make_checkpoint, make_claim
@@ -81,7 +81,7 @@ def test_an_index_that_is_nearly_right(fields: dict[str, object]) -> None:
 @given(st.binary(max_size=200), st.integers(0, 500))
 def test_a_snapshot_of_any_bytes(noise: bytes, at: int) -> None:
     state = StateSchema("units", "operator-list", b"", b"")
-    data = bytearray(encode_snapshot([Section(state, b"x" * 70, 1, xxhash.xxh3_128_digest(b"x" * 70))]))
+    data = bytearray(encode_snapshot([StateElements(state, b"x" * 70, 1, xxhash.xxh3_128_digest(b"x" * 70))]))
     data[at : at + len(noise)] = noise
     with contextlib.suppress(CorruptionError):
         for section in Snapshot(bytes(data), "x").sections.values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.checkpoint.redistribution import Start, redistribute, restored_starts
+from statelog.checkpoint.redistribution import SnapshotView, redistribute, restored_views
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.states import OperatorStateMode
@@ -156,7 +156,7 @@ def checkpoint(case: Case) -> Checkpoint:
     )
 
 
-def elements_of(start: Start, case: Case) -> list[Element]:
+def elements_of(start: SnapshotView, case: Case) -> list[Element]:
     if start.slices is None:
         [whole] = start.snapshots
         return [
@@ -174,7 +174,7 @@ def elements_of(start: Start, case: Case) -> list[Element]:
 @given(cases())
 def test_starts_name_the_snapshots_that_hold_the_elements(case: Case) -> None:
     declared = {f"s{i}" for i in range(len(case.modes))}
-    starts = restored_starts(checkpoint(case), declared, case.parallelism)
+    starts = restored_views(checkpoint(case), declared, case.parallelism)
     assert [elements_of(start, case) for start in starts] == naive(case)
     for start in starts:
         assert (start.is_restored, start.is_redistributed) == (True, case.is_rescaled)
@@ -186,6 +186,6 @@ def test_starts_name_the_snapshots_that_hold_the_elements(case: Case) -> None:
 
 @given(cases())
 def test_a_union_that_the_processor_has_forgotten_does_not_multiply(case: Case) -> None:
-    starts = restored_starts(checkpoint(case), set(), case.parallelism)
+    starts = restored_views(checkpoint(case), set(), case.parallelism)
     as_lists = Case([LIST if mode is UNION else mode for mode in case.modes], case.counts, case.parallelism)
     assert [elements_of(start, case) for start in starts] == naive(as_lists)

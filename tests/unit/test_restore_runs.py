@@ -13,8 +13,8 @@ import pytest
 from statelog.errors import CorruptionError
 from statelog.local import stored_reader
 from statelog.local.restore import read_level, restore_runs
-from statelog.local.runs import Edge, LocalRuns
-from statelog.local.segment import SHARED_BYTES, ClippedSegment, MissingSegments
+from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, RestorePlan
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Operation
@@ -103,7 +103,7 @@ class Location:
             last_batch=head - 1,
             within=within,
             garbage=Garbage(Moment(time_ms, 0), {}),
-            fetch=lambda known: MissingSegments(DIGESTS[since], since, list(segments), list(levels)),
+            fetch=lambda known: RestorePlan(DIGESTS[since], since, list(segments), list(levels)),
             open_store=lambda: self.store,
             token="token",
             note_read=count,
@@ -162,7 +162,7 @@ def test_a_removal_in_a_level_counts_for_the_levels_below(tmp_path: Path) -> Non
 def test_levels_alone_need_no_further_file(tmp_path: Path) -> None:
     location = Location(tmp_path)
     location.restore(2, [location.level(0, {1: "a"}), location.level(1, {2: "b"})], since=2)
-    edges = [Edge(number, number, DIGESTS[number], DIGESTS[number + 1]).file_name for number in (0, 1)]
+    edges = [LocalRun(number, number, DIGESTS[number], DIGESTS[number + 1]).file_name for number in (0, 1)]
     assert sorted(path.name for path in location.local.directory.iterdir()) == sorted(edges)
 
 

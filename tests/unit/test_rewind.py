@@ -15,7 +15,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.__main__ import main
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
 from statelog.log.entry import Claim, QueryOperators
@@ -80,7 +80,7 @@ class NotedOperator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
 
-    def run_of(self, *arguments: Any) -> OperatorRun:
+    def run_of(self, *arguments: Any) -> OperatorConfig:
         return replace(self.operator.run_of(*arguments), operators=self.note)
 
 

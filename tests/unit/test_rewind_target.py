@@ -13,7 +13,7 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs
 from statelog.checkpoint.rewind_target import RewindTarget, find_target
 from statelog.log.entry import Checkpoint, QueryOperators
-from statelog.log.references import Base, Level, Piece, SegmentRef, StoredRun
+from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore, Store
 
@@ -192,7 +192,7 @@ def test_every_object_must_be_there_in_full_length(tmp_path: Path) -> None:
     base = Base(0, 1, [Level(0, 0, b"", b"", own.first, own.last, [run])])
     entries = [
         checkpoint(0, segments=[segment(0, names["old"])]),
-        checkpoint(1, cover=[Piece(own.first, own.last, base)], segments=[segment(0, names["changes"], 3, 4)]),
+        checkpoint(1, cover=[BaseRange(own.first, own.last, base)], segments=[segment(0, names["changes"], 3, 4)]),
         checkpoint(2, segments=[segment(0, names["empty"], 0, 0)]),
     ]
     held = OperatorLog("a", HOME, "op", History(entries))

@@ -20,10 +20,10 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
-from statelog.checkpoint import upkeep
+from statelog.checkpoint import maintenance
 from statelog.checkpoint.progress import Restoring
 from statelog.clock import ManualClock
-from statelog.local.runs import ROCKSDB_FOLDER, Edge, LocalRuns
+from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
@@ -131,7 +131,7 @@ def test_every_change_is_applied_once(
     options: dict[str, Any], applied: list[int | str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is merged meanwhile, and whichever process has the task."""
-    monkeypatch.setattr(upkeep, "_AT_ONCE_ROWS", 100)
+    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
     expected = Expected()
     with make_harness(**options) as harness:
         for batch in range(12):
@@ -185,7 +185,7 @@ def local_runs(directory: Path, *edges: tuple[int, str, str, list[Any]]) -> Loca
     local = LocalRuns(directory)
     for batch, before, after, changes in edges:
         columns = [(1, key, b"", Operation.DELETE if text is None else Operation.PUT, text) for key, text in changes]
-        edge = Edge(batch, batch, digest(before), digest(after))
+        edge = LocalRun(batch, batch, digest(before), digest(after))
         local.write(edge, encode_changes(VALUE, columns), "token")
     return local
 
@@ -317,7 +317,7 @@ def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_open
         keys = [(1000 * batch + number, b"%d" % (1000 * batch + number)) for number in range(count)]
         changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
         state = brief if name == "brief" else VALUE
-        edge = Edge(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
+        edge = LocalRun(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
         local.write(edge, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token")
 
     def held(head: str, now_ms: int, generations: dict[str, int]) -> int:

@@ -21,7 +21,7 @@ from statelog.runs.merge import Garbage, choose_merge, merge_runs
 from statelog.runs.reader import Run, RunBlock
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, stored_name
 from statelog.runs.times import Moment
-from statelog.runs.writer import RunWriter, Section, encode_run
+from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run
 
@@ -49,7 +49,7 @@ def mixed_batch(count: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("block_rows", [1, 3, 1000])
 def test_round_trip(compression: str | None, block_rows: int) -> None:
     batch = mixed_batch(11)
-    data = encode_run([Section(MIXED, [batch])], compression=compression, block_rows=block_rows)
+    data = encode_run([StateChanges(MIXED, [batch])], compression=compression, block_rows=block_rows)
     run = Run(pa.py_buffer(data), "x")
     assert rows_of(run) == {"mixed": batch.to_pylist()}
     assert run.rows == 11
@@ -63,7 +63,7 @@ def test_one_run_is_copied_block_by_block(
     slice_rows: int, within: HashRange | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = mixed_batch(30)
-    run = Run(pa.py_buffer(encode_run([Section(MIXED, [batch])], compression="lz4", block_rows=4)), "x")
+    run = Run(pa.py_buffer(encode_run([StateChanges(MIXED, [batch])], compression="lz4", block_rows=4)), "x")
     loaded: list[int] = []
     original = RunBlock.load
 
@@ -90,7 +90,7 @@ def test_empty_run() -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
 def test_every_flipped_byte_is_recognised(compression: str | None) -> None:
-    data = encode_run([Section(MIXED, [mixed_batch(4)])], compression=compression, block_rows=2)
+    data = encode_run([StateChanges(MIXED, [mixed_batch(4)])], compression=compression, block_rows=2)
     expected = rows_of(Run(pa.py_buffer(data), "x"))
     for position in range(len(data)):
         damaged = bytearray(data)
@@ -105,7 +105,7 @@ def test_every_flipped_byte_is_recognised(compression: str | None) -> None:
 
 
 def test_every_truncation_is_recognised() -> None:
-    data = encode_run([Section(MIXED, [mixed_batch(4)])], compression="lz4", block_rows=2)
+    data = encode_run([StateChanges(MIXED, [mixed_batch(4)])], compression="lz4", block_rows=2)
     for length in range(len(data)):
         with pytest.raises(CorruptionError, match="some/file"):
             Run(pa.py_buffer(data[:length]), "some/file")
@@ -113,7 +113,7 @@ def test_every_truncation_is_recognised() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 300))
 def test_reader_survives_any_bytes(noise: bytes, at: int) -> None:
-    data = bytearray(encode_run([Section(MIXED, [mixed_batch(3)])], compression=None, block_rows=2))
+    data = bytearray(encode_run([StateChanges(MIXED, [mixed_batch(3)])], compression=None, block_rows=2))
     data[at : at + len(noise)] = noise
     with contextlib.suppress(CorruptionError):
         Run(pa.py_buffer(bytes(data)), "x").verify()

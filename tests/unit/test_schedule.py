@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from statelog import Options
 from statelog.checkpoint.history import History
-from statelog.checkpoint.schedule import Schedule
+from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.log.entry import Checkpoint
 from tests.unit.test_history import base, checkpoint, segment
 
@@ -15,17 +15,17 @@ NEVER_S = 1e9
 LARGE = 5 << 20
 
 
-def schedule(parallelism: int = 1, slots: int = 1, now_s: float = 0.0, **options: object) -> Schedule:
+def schedule(parallelism: int = 1, slots: int = 1, now_s: float = 0.0, **options: object) -> MaterializationSchedule:
     """Of a log that is only due for its size, unless options say otherwise."""
     settings: dict[str, object] = {"materialization_interval_s": NEVER_S, "replay_budget_s": NEVER_S, **options}
-    return Schedule(Options(**settings), "query/op", parallelism, slots, now_s)  # type: ignore[arg-type]  # any option
+    return MaterializationSchedule(Options(**settings), "query/op", parallelism, slots, now_s)  # type: ignore[arg-type]  # any option
 
 
-def commit(planned: Schedule, *sizes: int, backlog: bool = False) -> None:
+def commit(planned: MaterializationSchedule, *sizes: int, backlog: bool = False) -> None:
     planned.committed(sizes, [backlog] * len(sizes))
 
 
-def grants(planned: Schedule, batch: int, parallelism: int, now_s: float = 0.0) -> list[bool | None]:
+def grants(planned: MaterializationSchedule, batch: int, parallelism: int, now_s: float = 0.0) -> list[bool | None]:
     return [planned.grant(subtask, batch, now_s) for subtask in range(parallelism)]
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from statelog import CorruptionError
-from statelog.local.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments
+from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.log.entry import FRAME_HEADER_BYTES
 from statelog.log.references import Level, SegmentRef, StoredRun
@@ -150,7 +150,7 @@ def test_a_directory_is_read_as_it_is(tmp_path: Path) -> None:
     store, extent = LocalStore(tmp_path / "store"), Extent("object", 2, 3)
     store.put("object", b"abcdef")
     segment = SegmentRef(0, 1, bytes(16), 2, 3, 1, 1, "object")
-    missing = MissingSegments(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
+    missing = RestorePlan(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
     readable = SharedReads(tmp_path / "shared", "run", 3, "one").of(store, missing)
     assert readable.read("object", offset=2, length=3) == b"cde"
     assert not (tmp_path / "shared").exists()
@@ -161,7 +161,7 @@ def test_whatever_is_read_is_what_the_object_holds(tmp_path: Path) -> None:
     store, extent = prepared(tmp_path)
     store.put("other", b"ghijkl")
     segment = SegmentRef(0, 1, bytes(16), 2, 3, 1, 1, "object")
-    missing = MissingSegments(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
+    missing = RestorePlan(bytes(16), 0, [ClippedSegment(segment, 0, 9, True, extent)])
     shared = SharedReads(tmp_path / "shared", "run", 3, "one")
     readable = shared.of(store, missing)
     shared.read(store, extent)
@@ -256,7 +256,7 @@ def test_worth_sharing_is_what_is_small_and_holds_keys_of_several_subtasks() -> 
         for offset, first, last in ((0, 10, 12), (0, 14, 19), (5, 10, 19))
     ]
     alone = ClippedSegment(SegmentRef(0, 1, bytes(16), 0, 8, 1, 1, "alone"), 10, 19, False)
-    missing = MissingSegments(bytes(16), 2, [*segments, alone], [level])
+    missing = RestorePlan(bytes(16), 2, [*segments, alone], [level])
     assert missing.extents == {extent, Extent("left", 7, 10), Extent("right", 7, SHARED_BYTES)}
     assert missing.length == 20 + 2 * SHARED_BYTES + 1 + 5 + 5 + 8, "each counts once"
 

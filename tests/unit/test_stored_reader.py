@@ -17,7 +17,7 @@ from statelog.runs.format import MAGIC, Operation, change_schema
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import clip_run
 from statelog.runs.reader import Run
-from statelog.runs.writer import Section, encode_run
+from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.table_contract import MAP, VALUE, encode_changes
@@ -45,7 +45,7 @@ def large_run() -> bytes:
         filled = [
             pa.nulls(ROWS, field.type) if array is None else array for field, array in zip(schema, arrays, strict=True)
         ]
-        sections.append(Section(state, [pa.RecordBatch.from_arrays(filled, schema=schema)]))
+        sections.append(StateChanges(state, [pa.RecordBatch.from_arrays(filled, schema=schema)]))
     return encode_run(sections, compression="lz4", block_rows=1000)
 
 

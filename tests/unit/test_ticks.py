@@ -18,13 +18,13 @@ from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
 from statelog.clock import ManualClock
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.rpc import RpcServer
-from statelog.spark.ticks import IdleTime, Progress, TickRule, needs_batch
+from statelog.spark.ticks import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 
 SECRET = b"s" * 32
-IDLE = Progress(
+IDLE = QueryProgress(
     last=BatchTime(time_ms=10_000, watermark_ms=500),
     spark_watermark_ms=500,
     now_ms=10_900,
@@ -33,44 +33,44 @@ IDLE = Progress(
     ends_when_idle=False,
 )
 AHEAD = replace(IDLE, spark_watermark_ms=501)
-ALL = TickRule(spark_watermark=True, own_watermark=True, heartbeat_ms=1000)
+ALL = NoDataRule(spark_watermark=True, own_watermark=True, heartbeat_ms=1000)
 
 
 @pytest.mark.parametrize(
     ("rule", "progress", "own", "expected"),
     [
         (ALL, IDLE, False, False),
-        (TickRule(), AHEAD, True, False),
-        (TickRule(spark_watermark=True), AHEAD, False, True),
-        (TickRule(spark_watermark=True), IDLE, True, False),
-        (TickRule(own_watermark=True), AHEAD, False, False),
-        (TickRule(own_watermark=True), IDLE, True, True),
-        (TickRule(heartbeat_ms=900), IDLE, False, True),
-        (TickRule(heartbeat_ms=901), IDLE, False, False),
+        (NoDataRule(), AHEAD, True, False),
+        (NoDataRule(spark_watermark=True), AHEAD, False, True),
+        (NoDataRule(spark_watermark=True), IDLE, True, False),
+        (NoDataRule(own_watermark=True), AHEAD, False, False),
+        (NoDataRule(own_watermark=True), IDLE, True, True),
+        (NoDataRule(heartbeat_ms=900), IDLE, False, True),
+        (NoDataRule(heartbeat_ms=901), IDLE, False, False),
         # The setting of Spark is about watermarks, the heartbeat was asked for.
         (ALL, replace(AHEAD, has_no_data_batches=False), True, False),
-        (TickRule(heartbeat_ms=900), replace(IDLE, has_no_data_batches=False), False, True),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, has_no_data_batches=False), False, True),
         # A query that is to end must not be kept running by the time that passes.
-        (TickRule(heartbeat_ms=900), replace(IDLE, ends_when_idle=True), False, False),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, ends_when_idle=True), False, False),
         (ALL, replace(AHEAD, ends_when_idle=True), False, True),
         (ALL, replace(IDLE, ends_when_idle=True), True, True),
         # The clock was put back by an hour.
-        (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=899), False, False),
-        (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=900), False, True),
-        (TickRule(), replace(IDLE, idle_ms=1 << 40), False, False),
-        (TickRule(heartbeat_ms=900), replace(IDLE, idle_ms=900, ends_when_idle=True), False, False),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=899), False, False),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, now_ms=10_900 - 3_600_000, idle_ms=900), False, True),
+        (NoDataRule(), replace(IDLE, idle_ms=1 << 40), False, False),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, idle_ms=900, ends_when_idle=True), False, False),
         # Clocks of machines differ: a last batch in the future is no reason for another one.
-        (TickRule(heartbeat_ms=900), replace(IDLE, now_ms=9_000), False, False),
+        (NoDataRule(heartbeat_ms=900), replace(IDLE, now_ms=9_000), False, False),
     ],
 )
-def test_when_a_batch_is_needed(rule: TickRule, progress: Progress, own: bool, expected: bool) -> None:
+def test_when_a_batch_is_needed(rule: NoDataRule, progress: QueryProgress, own: bool, expected: bool) -> None:
     assert needs_batch(rule, progress, own_watermark_advances=own) == expected
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, -1500, 0, 1500, 3_600_000])
 def test_heartbeats_go_on_when_the_clock_is_set(jump_ms: int) -> None:
     """Seven seconds with a heartbeat of one: the clock is set after 3.5 s, and batches take the time that it shows."""
-    rule, idle = TickRule(heartbeat_ms=1000), IdleTime()
+    rule, idle = NoDataRule(heartbeat_ms=1000), IdleTime()
     beats: list[int] = []
     last_ms = 50_000_000
     for passed_ms in range(0, 7000, 50):
@@ -137,8 +137,8 @@ def test_timers_wait_for_a_clock_that_was_put_back(tmp_path: Path, table: str) -
 
 
 def test_only_operators_that_wait_for_something_need_a_clock() -> None:
-    assert not TickRule().needs_clock
-    for rule in (TickRule(spark_watermark=True), TickRule(own_watermark=True), TickRule(heartbeat_ms=100)):
+    assert not NoDataRule().needs_clock
+    for rule in (NoDataRule(spark_watermark=True), NoDataRule(own_watermark=True), NoDataRule(heartbeat_ms=100)):
         assert rule.needs_clock
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.truncation import Truncation
 from statelog.log.entry import Checkpoint
@@ -22,14 +22,14 @@ def base(subtask: int, parallelism: int, through: int, runs: int = 1) -> Base:
     return Base(subtask, parallelism, [level])
 
 
-def cover_of(*bases: Base) -> Cover:
-    cover = Cover()
+def cover_of(*bases: Base) -> BaseMap:
+    cover = BaseMap()
     for one in bases:
         cover = cover.replace(one).cover
     return cover
 
 
-def record(batch: int, cover: Cover | None, *segments: SegmentRef) -> Record:
+def record(batch: int, cover: BaseMap | None, *segments: SegmentRef) -> Record:
     entry = Checkpoint(1, batch, 0, "query", "run", "op", 1, [], b"keys", [], 0, 0, b"")
     return Record(replace(entry, segments=list(segments)), cover, 0, [], [])
 
@@ -42,7 +42,7 @@ def grown(size_bytes: int = 1 << 20) -> Truncation:
 
 def test_without_materialized_state_there_is_nothing_to_repeat() -> None:
     assert grown().cover_to_repeat(record(1, None)) is None
-    assert grown().cover_to_repeat(record(1, Cover())) is None
+    assert grown().cover_to_repeat(record(1, BaseMap())) is None
 
 
 def test_states_are_repeated_once_all_of_them_are_newer_than_at_the_last_time() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
 from statelog.checkpoint.history import History
-from statelog.checkpoint.keyed_task import BatchInput, BatchTask
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.checkpoint.uploads import Uploads
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
@@ -345,9 +345,9 @@ def test_a_failing_attempt_removes_what_it_has_written() -> None:
 def test_an_attempt_whose_output_is_not_read_to_its_end_removes_what_it_has_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = BatchTask.run
+    process = KeyedTask.run
 
-    def read_a_little(task: BatchTask, read: BatchInput) -> Iterator[pa.RecordBatch]:
+    def read_a_little(task: KeyedTask, read: BatchInput) -> Iterator[pa.RecordBatch]:
         outputs = process(task, read)
         yield next(outputs)
         EVENTS.extend(uploads_of(harness))
@@ -355,7 +355,7 @@ def test_an_attempt_whose_output_is_not_read_to_its_end_removes_what_it_has_writ
 
     EVENTS.clear()
     with make_harness(1, inline_bytes=0, parallelism=1) as harness:
-        monkeypatch.setattr(BatchTask, "run", read_a_little)
+        monkeypatch.setattr(KeyedTask, "run", read_a_little)
         harness.push(ROWS)
         assert [event for event in EVENTS if isinstance(event, str)]
         assert uploads_of(harness) == []

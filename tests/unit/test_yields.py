@@ -21,7 +21,7 @@ from statelog.convert.output import RowOutput
 from statelog.convert.times import TimeMode
 from statelog.operators.keyed.subtask import BatchContext, KeyedSubtask
 from statelog.operators.unkeyed.processor import OperatorContext
-from statelog.operators.unkeyed.subtask import OperatorInput, OperatorSubtask
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget
 from statelog.runs.times import Moment
 from statelog.spark.process_worker import make_operator
@@ -347,17 +347,17 @@ class CountingWithoutKeys(statelog.OperatorProcessor):
                 self.failure = error.kind
 
 
-def subtask_without_keys(processor: CountingWithoutKeys) -> OperatorSubtask:
+def subtask_without_keys(processor: CountingWithoutKeys) -> UnkeyedSubtask:
     arguments = OperatorArguments("k long", "text string")
     operator = make_operator(OperatorQuery(CountingWithoutKeys(0), arguments, Options()).operator.spec)
     operator = replace(operator, processor=processor, budget=Budget(slice_bytes=SLICE_BYTES))
-    return OperatorSubtask(operator, {}, CONTEXT)
+    return UnkeyedSubtask(operator, {}, CONTEXT)
 
 
 def test_output_without_keys_is_given_on_while_the_processor_yields() -> None:
     processor = CountingWithoutKeys(20_000)
     given = 0
-    for batch in subtask_without_keys(processor).process(OperatorInput([], None, 0, 0)):
+    for batch in subtask_without_keys(processor).process(UnkeyedInput([], None, 0, 0)):
         given += batch.num_rows
         assert batch.nbytes <= SLICE_BYTES
         assert 0 <= processor.made - given < 2 * SLICE_BYTES / 100
@@ -366,7 +366,7 @@ def test_output_without_keys_is_given_on_while_the_processor_yields() -> None:
 
 def test_output_without_keys_that_nobody_wants_any_more_ends_the_processor() -> None:
     processor = CountingWithoutKeys(20_000)
-    output = subtask_without_keys(processor).process(OperatorInput([], None, 0, 0))
+    output = subtask_without_keys(processor).process(UnkeyedInput([], None, 0, 0))
     next(output)
     output.close()
     assert processor.made < 20_000

@@ -16,7 +16,7 @@ from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
 
 @dataclass(frozen=True)
-class OperatorRun:
+class OperatorConfig:
     """One run of one operator.
 
     Parameters
@@ -58,13 +58,13 @@ class OperatorRun:
 
 
 def require_admission(
-    run: OperatorRun, history: History, first_batch: int, time_before_ms: int | None, name: str
+    run: OperatorConfig, history: History, first_batch: int, time_before_ms: int | None, name: str
 ) -> None:
     """Check that a location's state is the run's own and reaches up to its first batch.
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     history : History
         The location's checkpoints.
@@ -165,7 +165,7 @@ def _missing(history: History, batch: int, name: str) -> StateMissingError:
     )
 
 
-def _require_same_schemas(run: OperatorRun, before: Checkpoint, name: str) -> None:
+def _require_same_schemas(run: OperatorConfig, before: Checkpoint, name: str) -> None:
     if bool(before.key_schema) != run.has_keys:
         raise ConfigurationError(
             f"{name}: the location holds {'keyed' if before.key_schema else 'operator'} state, and the operator is one"
@@ -189,7 +189,7 @@ def _require_same_schemas(run: OperatorRun, before: Checkpoint, name: str) -> No
             require_evolution(stored, own[stored.name], name)
 
 
-def _require_same_operator_states(run: OperatorRun, before: Checkpoint, name: str) -> None:
+def _require_same_operator_states(run: OperatorConfig, before: Checkpoint, name: str) -> None:
     own = {state.name: OperatorStateDescriptor.from_stored(state) for state in run.states}
     for stored in map(OperatorStateDescriptor.from_stored, before.states):
         if own.get(stored.name, stored) != stored:

@@ -35,7 +35,7 @@ class BatchTime:
 
 
 @dataclass
-class TakenAck:
+class AcceptedAck:
     """An ack that counts, and the changeset's bytes until they are stored.
 
     Parameters
@@ -124,7 +124,7 @@ class Batch:
     number: int
     time: BatchTime
     begun: dict[int, int] = field(default_factory=dict)
-    acks: dict[int, TakenAck] = field(default_factory=dict)
+    acks: dict[int, AcceptedAck] = field(default_factory=dict)
     durable: Checkpoint | None = None
     is_written: bool = False
 
@@ -138,12 +138,12 @@ class Batch:
         counted = {one.ack.task.attempt for one in self.acks.values()}
         return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
 
-    def take(self, new: TakenAck, name: str) -> bool:
+    def take(self, new: AcceptedAck, name: str) -> bool:
         """Let an ack count unless one of a later attempt does, or one with the same result.
 
         Parameters
         ----------
-        new : TakenAck
+        new : AcceptedAck
             The ack.
         name : str
             The operator, for messages.

@@ -11,20 +11,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from statelog.checkpoint.admission import OperatorRun, require_admission
-from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
-from statelog.checkpoint.calls import incomplete_batch, require_own_names, require_own_partition, stale_task
-from statelog.checkpoint.composition import compose, generations_of
-from statelog.checkpoint.founding import founding_checkpoint, founding_entry
+from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.commit import compose, generations_of
 from statelog.checkpoint.history import History
+from statelog.checkpoint.initial import initial_checkpoint, initial_entry
 from statelog.checkpoint.inventory import Inventory
+from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.measuring import checkpoint_metrics
-from statelog.checkpoint.orders import Orders
 from statelog.checkpoint.progress import RestoringSubtasks
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Fetched, JobOutcome, Progress, TaskId, Witness
-from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, Start, require_equal_copies
+from statelog.checkpoint.protocol import (
+    Ack,
+    Acked,
+    Begin,
+    Begun,
+    Fetch,
+    Fetched,
+    JobOutcome,
+    ReadProgress,
+    TaskId,
+    Witness,
+)
+from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
+from statelog.checkpoint.refusals import incomplete_batch, require_own_names, require_own_partition, stale_task
 from statelog.checkpoint.settings import TakenOver, take_over
-from statelog.checkpoint.starts import StartingPoints
+from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import (
     ErrorKind,
@@ -34,7 +45,7 @@ from statelog.errors import (
     StorageError,
 )
 from statelog.local.restore import read_segment
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.log import Log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import Measurements
@@ -46,7 +57,7 @@ from statelog.storage import Store
 _log = logging.getLogger(__name__)
 
 
-class OperatorCoordinator:
+class Coordinator:
     """Decides what each subtask starts from, and what each checkpoint consists of.
 
     The order of calls is :meth:`open`, then :meth:`begin`, :meth:`fetch` and :meth:`ack` from any thread, then
@@ -54,7 +65,7 @@ class OperatorCoordinator:
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     store : Store
         Where the operator's files are.
@@ -82,7 +93,7 @@ class OperatorCoordinator:
 
     def __init__(
         self,
-        run: OperatorRun,
+        run: OperatorConfig,
         *,
         store: Store,
         location: str,
@@ -108,14 +119,14 @@ class OperatorCoordinator:
         self._lock = threading.Lock()
         self._measurements = measurements
         self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
-        self._orders = Orders(run, self._inventory, options, clock, slots, self._name)
-        self._retained_from = FOUNDING_BATCH
+        self._orders = MaterializationPolicy(run, self._inventory, options, clock, slots, self._name)
+        self._retained_from = INITIAL_BATCH
         self._generations: dict[str, int] = {}
         self._taken_over = TakenOver()
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
-        self._starts = StartingPoints([], [], [], [])
+        self._starts = Views([], [], [], [])
         self._stopped: StatelogError | None = None
         self._is_closed = False
         self._held: list[int] = []
@@ -155,10 +166,10 @@ class OperatorCoordinator:
         require_admission(self._run, History(self._log.read()), first_batch, time_before_ms, self._name)
         entries = self._log.claim(self._make_claim)
         require_admission(self._run, History(entries), first_batch, time_before_ms, self._name)
-        if first_batch == 0 and (given or History(entries).at(FOUNDING_BATCH)):
+        if first_batch == 0 and (given or History(entries).at(INITIAL_BATCH)):
             entries = [*entries, self._found(given or {})]
         self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
-        self._retained_from = FOUNDING_BATCH if first_batch == 0 else self._inventory.retained_from()
+        self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._orders.restore(first_batch - 1)
         before = self._history.at(first_batch - 1)
         self._generations = generations_of(self._run, before)
@@ -178,8 +189,8 @@ class OperatorCoordinator:
 
     def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
         """Make durable what is there before the first batch."""
-        entry = founding_entry(self._run, self._epoch, self._new_token(), self._log.number)
-        return self._log.append(founding_checkpoint(entry, given), [])
+        entry = initial_entry(self._run, self._epoch, self._new_token(), self._log.number)
+        return self._log.append(initial_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
@@ -252,7 +263,7 @@ class OperatorCoordinator:
             self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
         if current is None:
-            self._starts = StartingPoints.of_first_batch(self._run, self._history, task.batch)
+            self._starts = Views.of_first_batch(self._run, self._history, task.batch)
         else:
             self._starts = self._starts.after(current)
             self._remove_initial_state()
@@ -303,7 +314,7 @@ class OperatorCoordinator:
             )
             return Fetched(missing)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: ReadProgress) -> None:
         """A subtask has read some of what it lacked."""
         self._restoring.note(progress)
 
@@ -334,7 +345,7 @@ class OperatorCoordinator:
             If the entry could not be written; the task may call again.
         """
         received_s = self._clock.monotonic_s()
-        taken = TakenAck.of(ack, payload, self._name)
+        taken = AcceptedAck.of(ack, payload, self._name)
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
@@ -361,7 +372,7 @@ class OperatorCoordinator:
             if current is None or batch > current.number or (batch == current.number and current.durable is None):
                 raise incomplete_batch(batch, current, self._run, self._name)
 
-    def _take(self, batch: Batch, taken: TakenAck) -> JobOutcome:
+    def _take(self, batch: Batch, taken: AcceptedAck) -> JobOutcome:
         try:
             return self._orders.take(batch, taken, self._starts.origins[taken.ack.task.subtask])
         except StorageError as error:
@@ -372,7 +383,7 @@ class OperatorCoordinator:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
         if not ack.is_unchanged:
             return None
-        start = Start() if self._run.has_keys else self._starts.snapshots[ack.task.subtask]
+        start = SnapshotView() if self._run.has_keys else self._starts.snapshots[ack.task.subtask]
         if start.slices is not None or start.snapshots[0].checksum != ack.checksum:
             raise ProtocolError(
                 f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
@@ -458,7 +469,7 @@ class OperatorCoordinator:
                 if is_there:
                     self._held.remove(batch)
 
-    def _move_from_wasteful_files(self, taken: list[TakenAck]) -> None:
+    def _move_from_wasteful_files(self, taken: list[AcceptedAck]) -> None:
         for one in taken:
             if one.kept is not None and self._inventory.is_wasteful(one.kept.name):
                 try:

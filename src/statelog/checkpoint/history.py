@@ -10,10 +10,10 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
-from statelog.checkpoint.cover import Cover, StartingState
-from statelog.local.segment import SHARED_BYTES, ClippedSegment, Extent, MissingSegments
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Entry
-from statelog.log.references import Level, Piece, SegmentRef, StoredRun
+from statelog.checkpoint.bases import BaseMap, BaseView
+from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Entry
+from statelog.log.references import BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS
 
@@ -26,19 +26,19 @@ class Record:
     ----------
     checkpoint : Checkpoint
         Its entry.
-    cover : Cover or None
+    cover : BaseMap or None
         The bases; None if the entries that say so are gone, so that the checkpoint cannot be restored.
     cover_since : int
         The batch from whose entry on the log tells the bases.
-    added, removed : list of Piece
+    added, removed : list of BaseRange
         What the entry changed of the bases.
     """
 
     checkpoint: Checkpoint
-    cover: Cover | None
+    cover: BaseMap | None
     cover_since: int
-    added: list[Piece]
-    removed: list[Piece]
+    added: list[BaseRange]
+    removed: list[BaseRange]
 
     @property
     def batch(self) -> int:
@@ -94,7 +94,7 @@ class History:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._records: list[Record] = []
-        self._cover_before: Cover | None = None
+        self._cover_before: BaseMap | None = None
         self._settled = -1
         for entry in entries:
             if isinstance(entry, Checkpoint):
@@ -120,15 +120,15 @@ class History:
         before = self._records[-1] if self._records else None
         cover = before.cover if before else self._cover_before
         since = before.cover_since if before else 0
-        added: list[Piece] = []
-        removed: list[Piece] = []
+        added: list[BaseRange] = []
+        removed: list[BaseRange] = []
         if checkpoint.cover is not None:
             if cover is None:
                 added += checkpoint.cover
-            cover, since = Cover(tuple(checkpoint.cover)), checkpoint.batch
+            cover, since = BaseMap(tuple(checkpoint.cover)), checkpoint.batch
         elif checkpoint.batch == 0 and before is None:
             removed += cover.pieces if cover else ()
-            cover, since = Cover(), 0
+            cover, since = BaseMap(), 0
         if cover is not None:
             for base in checkpoint.bases:
                 replacement = cover.replace(base)
@@ -151,12 +151,12 @@ class History:
     def retained_from(self) -> int:
         """The oldest batch that can be restored, as the newest entry says: what only older ones need may be gone."""
         latest = self.latest
-        return FOUNDING_BATCH if latest is None or latest.retained_from is None else latest.retained_from
+        return INITIAL_BATCH if latest is None or latest.retained_from is None else latest.retained_from
 
     def whole_from(self, exists: Callable[[str], bool]) -> int:
         """The oldest batch that can be restored from the objects that exist, as the newest and all between can."""
         if self.latest is None:
-            return FOUNDING_BATCH
+            return INITIAL_BATCH
         found = unseen = self.latest.batch
         for record in reversed(self._records):
             names = {run.name for piece in (record.cover.pieces if record.cover else ()) for run in piece.runs}
@@ -292,10 +292,10 @@ class History:
             digest = _extended(digest, checkpoint, overlapping(checkpoint, subtask, parallelism))
         return digest
 
-    def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> StartingState:
+    def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> BaseView:
         record = self.record(batch)
         cover = record.cover if record else None
-        return (cover or Cover()).start_of(origin, subtask, parallelism)
+        return (cover or BaseMap()).start_of(origin, subtask, parallelism)
 
     def levels(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
         """The materialized state that a subtask has after a batch; the parameters are those of :meth:`digest`."""
@@ -303,7 +303,7 @@ class History:
 
     def missing_segments(
         self, origin: bytes, subtask: int, parallelism: int, batch: int, known: set[bytes]
-    ) -> MissingSegments:
+    ) -> RestorePlan:
         """What a subtask lacks of the state after a batch.
 
         Parameters
@@ -334,7 +334,7 @@ class History:
             digest = _extended(digest, checkpoint, found)
             if digest in known:
                 levels, since, first_batch, segments = [], digest, checkpoint.batch + 1, []
-        return MissingSegments(since, first_batch, segments, levels)
+        return RestorePlan(since, first_batch, segments, levels)
 
 
 def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[SegmentRef]:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import Batch
-from statelog.checkpoint.cover import Cover
 from statelog.checkpoint.deletion import Deleter
 from statelog.checkpoint.deletion_gate import DeletionGate
 from statelog.checkpoint.grants import Grants
@@ -16,7 +16,7 @@ from statelog.checkpoint.orphans import CHANGES_FOLDER, RUNS_FOLDER, find_orphan
 from statelog.checkpoint.retention import Retention
 from statelog.checkpoint.truncation import Truncation
 from statelog.clock import Clock
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint, Claim, Entry
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
 from statelog.log.log import Log
 from statelog.log.open import LOG_FOLDER
 from statelog.log.references import Level
@@ -78,7 +78,7 @@ class Inventory:
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over what the log names for a run, and remove what earlier runs have left."""
         self.epoch = epoch
-        self.gate.begin(epoch, FOUNDING_BATCH)
+        self.gate.begin(epoch, INITIAL_BATCH)
         entries = list(entries)
         self.history = History(entries)
         for record in self.history.records:
@@ -100,14 +100,14 @@ class Inventory:
             self.deleter.delete(orphans)
         self._store.remove_unfinished(f"{self._root}/", clock.now_s() - min_age_s)
 
-    def add(self, checkpoint: Checkpoint, cover: Cover | None, payload_bytes: int) -> None:
+    def add(self, checkpoint: Checkpoint, cover: BaseMap | None, payload_bytes: int) -> None:
         """Count what a durable checkpoint names, and no more what it replaces.
 
         Parameters
         ----------
         checkpoint : Checkpoint
             The checkpoint.
-        cover : Cover or None
+        cover : BaseMap or None
             What its entry repeats.
         payload_bytes : int
             Size of its entry without the index.
@@ -122,7 +122,7 @@ class Inventory:
             self._retention.remove_runs(other.added_runs)
         self._truncation.committed(record, cover, payload_bytes)
 
-    def cover_to_repeat(self, batch: int) -> Cover | None:
+    def cover_to_repeat(self, batch: int) -> BaseMap | None:
         """What the entry of a batch repeats of the materialized states; None for nothing."""
         before = self.history.record(batch - 1)
         return None if before is None else self._truncation.cover_to_repeat(before)

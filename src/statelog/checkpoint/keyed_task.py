@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from statelog.checkpoint.maintenance import Maintenance
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import (
     Ack,
@@ -20,13 +21,12 @@ from statelog.checkpoint.protocol import (
     Fetch,
     Fetched,
     JobOutcome,
-    Progress,
+    ReadProgress,
     Reply,
     Request,
     TaskId,
     UploadedPart,
 )
-from statelog.checkpoint.upkeep import Upkeep
 from statelog.checkpoint.uploads import Uploads
 from statelog.checkpoint.writer import Changeset, ChangesetWriter
 from statelog.clock import Clock
@@ -34,8 +34,8 @@ from statelog.errors import ProtocolError
 from statelog.local.directory import remove_other_parallelisms
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
-from statelog.local.runs import Edge, LocalRuns
-from statelog.local.segment import MissingSegments
+from statelog.local.restore_plan import RestorePlan
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Metric
@@ -77,7 +77,7 @@ class BatchInput:
 
 
 @dataclass(frozen=True)
-class BatchTask:
+class KeyedTask:
     """One attempt of one subtask in one batch.
 
     Parameters
@@ -145,7 +145,7 @@ class BatchTask:
         restoring = Restoring(
             self.clock,
             self.options.restore_deadline_s,
-            lambda done, known: self.call(Progress(task, done, known), b""),
+            lambda done, known: self.call(ReadProgress(task, done, known), b""),
             f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}",
         )
         runs = self._restore(begun, restoring)
@@ -249,7 +249,7 @@ class BatchTask:
             raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__}.")
         return reply
 
-    def _restore(self, begun: Begun, restoring: Restoring) -> list[tuple[Edge, Run]]:
+    def _restore(self, begun: Begun, restoring: Restoring) -> list[tuple[LocalRun, Run]]:
         return restore_runs(
             self.local,
             genesis=begun.genesis,
@@ -273,7 +273,7 @@ class BatchTask:
     def _shared_folder(self) -> Path:
         return self.local.directory.parent / SHARED_FOLDER
 
-    def _fetch(self, restoring: Restoring, known: list[bytes]) -> MissingSegments:
+    def _fetch(self, restoring: Restoring, known: list[bytes]) -> RestorePlan:
         remove_other_parallelisms(self.local.directory)
         self.measurements.count(Metric.STATE_FETCHES)
         reply = self.call(Fetch(self.task, known), b"")
@@ -282,7 +282,7 @@ class BatchTask:
         restoring.begin(reply.missing)
         return reply.missing
 
-    def _table(self, begun: Begun, runs: list[tuple[Edge, Run]], restoring: Restoring) -> StateTable | None:
+    def _table(self, begun: Begun, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it, and the runs are to be read."""
         if self.options.table == "memory":
             return self.tables.at(self.local, runs, begun.head)
@@ -329,7 +329,7 @@ class BatchTask:
         self._step(Step.ACKED)
         return reply.job
 
-    def _upkeep(self, begun: Begun, path: list[Edge]) -> Upkeep:
+    def _upkeep(self, begun: Begun, path: list[LocalRun]) -> Maintenance:
         garbage = self._garbage(begun)
         materializer = Materializer(
             self.local,
@@ -343,7 +343,7 @@ class BatchTask:
             token=self.token,
         )
         # Everything up to the batch before is certain now, so it may be merged.
-        return Upkeep(
+        return Maintenance(
             local=self.local,
             path=path,
             materializer=materializer,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from statelog.checkpoint.batch import TakenAck
+from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.inventory import Inventory
-from statelog.checkpoint.orders import Orders
+from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.log.entry import Checkpoint
 from statelog.metrics import Recorded
 from statelog.observer import CheckpointMetrics
@@ -12,8 +12,8 @@ from statelog.observer import CheckpointMetrics
 
 def checkpoint_metrics(
     entry: Checkpoint,
-    taken: list[TakenAck],
-    orders: Orders,
+    taken: list[AcceptedAck],
+    orders: MaterializationPolicy,
     inventory: Inventory,
     commit_s: float,
     log_files: int,
@@ -25,7 +25,7 @@ def checkpoint_metrics(
     ----------
     entry : Checkpoint
         The checkpoint.
-    taken : list of TakenAck
+    taken : list of AcceptedAck
         The acks that it consists of.
     orders, inventory
         Know the size of the state and of the files.

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.protocol import Progress
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.protocol import ReadProgress
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
-from statelog.local.segment import MissingSegments
+from statelog.local.restore_plan import RestorePlan
 from statelog.observer import Observer, RestoreProgress
 
 _log: Final = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Restoring:
         self.took_s = 0.0
         self.known_bytes = 0
 
-    def begin(self, missing: MissingSegments) -> None:
+    def begin(self, missing: RestorePlan) -> None:
         """It is known what is not here."""
         stored = [(run.name, run.length) for level in missing.levels for run in level.runs]
         segments = {(one.segment.name, one.segment.offset): one.segment.length for one in missing.segments}
@@ -144,7 +144,7 @@ class RestoringSubtasks:
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     observer : Observer
         Told what the subtasks have told.
@@ -152,15 +152,15 @@ class RestoringSubtasks:
         The operator, for messages.
     """
 
-    def __init__(self, run: OperatorRun, observer: Observer, name: str) -> None:
+    def __init__(self, run: OperatorConfig, observer: Observer, name: str) -> None:
         self._run = run
         self._observer = observer
         self._name = name
         self._lock = threading.Lock()
         self._batch = -1
-        self._told: dict[int, Progress] = {}
+        self._told: dict[int, ReadProgress] = {}
 
-    def note(self, progress: Progress) -> None:
+    def note(self, progress: ReadProgress) -> None:
         """A subtask has come so far."""
         with self._lock:
             if progress.task.batch != self._batch:

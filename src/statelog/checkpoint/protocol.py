@@ -6,9 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from statelog.checkpoint.redistribution import Start
-from statelog.local.materializer import Order
-from statelog.local.segment import MissingSegments
+from statelog.checkpoint.redistribution import SnapshotView
+from statelog.local.materializer import MaintenanceRequest
+from statelog.local.restore_plan import RestorePlan
 from statelog.log.references import Level
 from statelog.metrics import Recorded
 from statelog.runs.times import NO_TIME_MS
@@ -102,13 +102,13 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         that says is gone for good.
     initial : str
         The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
-    start : Start or None
+    start : SnapshotView or None
         The state before the batch of an operator without keys; its chain digests are empty.
     closed_ms : int
         Windows that end up to then were closed by runs with other settings.
     expires_by : dict of str to str
         For each state that has no TTL any more the time that what is there expires by.
-    order : Order or None
+    order : MaintenanceRequest or None
         What to do after the batch for the upkeep of keyed state, or before its end if the changelog is off.
     witness : Witness or None
         What a process of another host looks for, once in a run, before it works on the location.
@@ -129,8 +129,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     initial: str = ""
     closed_ms: int = NO_TIME_MS
     expires_by: dict[str, str] = {}
-    start: Start | None = None
-    order: Order | None = None
+    start: SnapshotView | None = None
+    order: MaintenanceRequest | None = None
     witness: Witness | None = None
 
 
@@ -144,10 +144,10 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     """What leads from a state that the subtask has to the state before the batch."""
 
-    missing: MissingSegments
+    missing: RestorePlan
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class ReadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """A subtask has read some of what it lacks.
 
     Parameters
@@ -336,5 +336,5 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-Request = Begin | Fetch | Progress | Ack | Tick
+Request = Begin | Fetch | ReadProgress | Ack | Tick
 Reply = Begun | Fetched | Acked | Ticked | Failure

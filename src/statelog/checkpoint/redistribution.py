@@ -47,7 +47,7 @@ class SnapshotSlice(msgspec.Struct, frozen=True, array_like=True):
     Parameters
     ----------
     snapshot : int
-        Index of the snapshot in its :class:`Start`.
+        Index of the snapshot in its :class:`SnapshotView`.
     state : str
         The state's name.
     first, count : int
@@ -60,7 +60,7 @@ class SnapshotSlice(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Start(msgspec.Struct, frozen=True):
+class SnapshotView(msgspec.Struct, frozen=True):
     """The operator state that a subtask starts a batch from.
 
     Parameters
@@ -141,7 +141,7 @@ def _cut(held: Sequence[int], sizes: Sequence[int]) -> list[list[tuple[int, int,
     return pieces
 
 
-def restored_starts(before: Checkpoint, declared: set[str], parallelism: int) -> list[Start]:
+def restored_views(before: Checkpoint, declared: set[str], parallelism: int) -> list[SnapshotView]:
     """What the subtasks of a new run start from.
 
     Parameters
@@ -155,7 +155,7 @@ def restored_starts(before: Checkpoint, declared: set[str], parallelism: int) ->
 
     Returns
     -------
-    list of Start
+    list of SnapshotView
         One per subtask.
     """
     modes = [
@@ -170,18 +170,18 @@ def restored_starts(before: Checkpoint, declared: set[str], parallelism: int) ->
     return [_start(before, shares, is_redistributed) for shares in dealt]
 
 
-def _start(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Start:
+def _start(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> SnapshotView:
     held = [sum(of_subtask) for of_subtask in before.element_counts]
     # An empty snapshot is as good as none, and need not be written again.
     subtasks = sorted({share.subtask for share in shares}) or [i for i, count in enumerate(held) if count == 0][:1]
     snapshots = [before.segments[subtask] for subtask in subtasks]
     if len(subtasks) == 1 and sum(share.count for share in shares) == held[subtasks[0]]:
-        return Start(snapshots, None, True, is_redistributed)
+        return SnapshotView(snapshots, None, True, is_redistributed)
     slices = [
         SnapshotSlice(subtasks.index(share.subtask), before.states[share.state].name, share.first, share.count)
         for share in shares
     ]
-    return Start(snapshots, slices, True, is_redistributed)
+    return SnapshotView(snapshots, slices, True, is_redistributed)
 
 
 def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> None:

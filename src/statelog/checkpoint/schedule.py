@@ -51,7 +51,7 @@ class _Subtask:
     failures: int = 0
 
 
-class Schedule:
+class MaterializationSchedule:
     """Decides after which batches a subtask does a slice of upkeep.
 
     As many subtasks as run at a time do one after a batch, so the batch becomes longer by one slice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.history import Record
 
 _PIECE_BYTES: Final = 100
@@ -22,11 +22,11 @@ class Truncation:
     def __init__(self) -> None:
         self._repeated_through = -1
         self._grown_bytes = 0
-        self._seen: Cover | None = None
+        self._seen: BaseMap | None = None
         self._seen_through = -1
         self._seen_bytes = 0
 
-    def cover_to_repeat(self, before: Record) -> Cover | None:
+    def cover_to_repeat(self, before: Record) -> BaseMap | None:
         """What the entry after a checkpoint repeats; None for nothing."""
         cover = before.cover
         if cover is None:
@@ -38,7 +38,7 @@ class Truncation:
         is_useful = self._seen_through > self._repeated_through
         return cover if is_useful and self._seen_bytes <= self._grown_bytes else None
 
-    def committed(self, record: Record, repeated: Cover | None, payload_bytes: int) -> None:
+    def committed(self, record: Record, repeated: BaseMap | None, payload_bytes: int) -> None:
         """An entry is durable."""
         if repeated is not None:
             self._repeated_through, self._grown_bytes = self._seen_through, 0

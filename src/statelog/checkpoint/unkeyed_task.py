@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, TaskId
-from statelog.checkpoint.redistribution import Start
+from statelog.checkpoint.redistribution import SnapshotView
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
 from statelog.local.directory import remove_other_parallelisms
@@ -19,16 +19,16 @@ from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements, Metric
 from statelog.observer import Step
 from statelog.operators.unkeyed.processor import OperatorContext
-from statelog.operators.unkeyed.snapshot import Elements, Section, Snapshot, encode_snapshot
+from statelog.operators.unkeyed.snapshot import Elements, Snapshot, StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
-from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.options import Options
 from statelog.runs import digests
 from statelog.storage import Store
 
 
 @dataclass(frozen=True)
-class OperatorTask:
+class UnkeyedTask:
     """One attempt of one subtask in one batch.
 
     Parameters
@@ -39,7 +39,7 @@ class OperatorTask:
         Spark's partition id.
     parallelism : int
         Number of subtasks.
-    operator : Operator
+    operator : UnkeyedOperator
         The operator.
     options : Options
         Options.
@@ -60,7 +60,7 @@ class OperatorTask:
     task: TaskId
     partition: int
     parallelism: int
-    operator: Operator
+    operator: UnkeyedOperator
     options: Options
     call: Callable[[Request, bytes], Reply]
     local: LocalSnapshots
@@ -69,7 +69,7 @@ class OperatorTask:
     token: str
     measurements: Measurements = field(default_factory=Measurements)
 
-    def run(self, read: OperatorInput) -> Iterator[pa.RecordBatch]:
+    def run(self, read: UnkeyedInput) -> Iterator[pa.RecordBatch]:
         """Process the batch.
 
         Yields
@@ -88,7 +88,7 @@ class OperatorTask:
         if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
             remove_unused(self.local.directory, self.task.batch)
 
-    def _run(self, read: OperatorInput, begun: Begun, start: Start) -> Iterator[pa.RecordBatch]:
+    def _run(self, read: UnkeyedInput, begun: Begun, start: SnapshotView) -> Iterator[pa.RecordBatch]:
         stored = self._stored(begun, start)
         self._step(Step.RESTORED)
         context = OperatorContext(
@@ -99,7 +99,7 @@ class OperatorTask:
             isRestored=start.is_restored,
             isRedistributed=start.is_redistributed,
         )
-        subtask = OperatorSubtask(self.operator, stored, context)
+        subtask = UnkeyedSubtask(self.operator, stored, context)
         held: pa.RecordBatch | None = None
         for output in subtask.process(read):
             if held is not None:
@@ -109,13 +109,13 @@ class OperatorTask:
         if held is not None:
             yield held
 
-    def _begin(self, read: OperatorInput) -> tuple[Begun, Start]:
+    def _begin(self, read: UnkeyedInput) -> tuple[Begun, SnapshotView]:
         reply = self.call(Begin(self.task, self.partition, read.count, read.time_ms), b"")
         if not isinstance(reply, Begun) or reply.start is None:
             raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__} of another kind of state.")
         return reply, reply.start
 
-    def _stored(self, begun: Begun, start: Start) -> dict[str, list[Elements]]:
+    def _stored(self, begun: Begun, start: SnapshotView) -> dict[str, list[Elements]]:
         """The state before the batch, by name."""
         if start.is_redistributed:
             remove_other_parallelisms(self.local.directory)
@@ -141,7 +141,7 @@ class OperatorTask:
             stored.setdefault(piece.state, []).append(Elements(section, piece.first, piece.count))
         return stored
 
-    def _fetch(self, begun: Begun, start: Start, segment: SegmentRef) -> bytes:
+    def _fetch(self, begun: Begun, start: SnapshotView, segment: SegmentRef) -> bytes:
         data = read_segment(self.open_store(begun.store), segment)
         if start.slices is None:
             # If the batch does not change it, the next one starts from it again.
@@ -151,9 +151,9 @@ class OperatorTask:
     def _ack(
         self,
         begun: Begun,
-        start: Start,
+        start: SnapshotView,
         stored: dict[str, list[Elements]],
-        subtask: OperatorSubtask,
+        subtask: UnkeyedSubtask,
         input_rows: int,
     ) -> None:
         started_s = self.clock.monotonic_s()
@@ -197,5 +197,5 @@ class OperatorTask:
         self.options.observer.step(step, self.task.batch, self.task.subtask)
 
 
-def _is_copy(section: Section) -> bool:
+def _is_copy(section: StateElements) -> bool:
     return section.state.kind == OperatorStateMode.BROADCAST and section.count > 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from statelog.checkpoint.uploads import Uploads
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.operators.keyed.phases import BatchChanges, Part
 from statelog.runs import digests
 
@@ -125,17 +125,17 @@ class ChangesetWriter:
         else:
             self._upload(last)
         checksums = [part.checksum for part in self._parts]
-        edge = Edge(batch, batch, head, digests.extend(head, batch, checksums))
+        edge = LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
         local.keep(local.write_new(self._changes.write_local, token), edge)
         self._uploads.finish()
         return Changeset(self._parts, payload)
 
-    def finish_local(self, local: LocalRuns, head: bytes, batch: int, token: str) -> tuple[Edge, Changeset]:
+    def finish_local(self, local: LocalRuns, head: bytes, batch: int, token: str) -> tuple[LocalRun, Changeset]:
         """Write the local run only; the parameters are those of :meth:`finish`.
 
         Returns
         -------
-        edge : Edge
+        edge : LocalRun
             The local run.
         changeset : Changeset
             A part with its checksum and its rows, and no bytes.
@@ -143,7 +143,7 @@ class ChangesetWriter:
         written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
         with pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
-        edge = Edge(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
+        edge = LocalRun(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
         local.keep(written, edge)
         return edge, Changeset([StoredPart(checksum, 0, rows, "")], b"")
 

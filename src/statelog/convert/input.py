@@ -13,7 +13,7 @@ from pyspark.sql.types import VariantVal
 
 from statelog.convert.python_values import row_maker
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.grouping import KeyChunk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ class RowInput:
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
+    def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         if len(window.keys) == 1:
             return [(row for chunk in window.chunks(_CHUNK_ROWS, _CHUNK_BYTES) for row in self.rows(chunk))]
         rows = self.rows(window.rows)
@@ -74,7 +74,7 @@ class FrameInput:
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         return list(zip(*(_key_values(column, "a grouping column") for column in columns), strict=True))
 
-    def by_key(self, window: Window) -> Iterator[Iterator[pd.DataFrame]]:
+    def by_key(self, window: KeyChunk) -> Iterator[Iterator[pd.DataFrame]]:
         rows = window.rows
         limit = self._max_rows
         if rows.nbytes > self._max_bytes:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.errors import StatelogError
 from statelog.files import write_file
-from statelog.local.runs import JOB_FOLDER, Edge, LocalRuns, local_edge
+from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns, local_run
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Footer
@@ -63,7 +63,7 @@ class Grant(msgspec.Struct, frozen=True):
     folder: str
 
 
-class Order(msgspec.Struct, frozen=True):
+class MaintenanceRequest(msgspec.Struct, frozen=True):
     """What a subtask is to do for the upkeep of its state after a batch.
 
     Parameters
@@ -235,16 +235,16 @@ class Materializer:
 
     # ---- Slices ----
 
-    def work(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> None:
+    def work(self, order: MaintenanceRequest, path: Sequence[LocalRun], merges: Sequence[LocalRun]) -> None:
         """Do one slice.
 
         Parameters
         ----------
-        order : Order
+        order : MaintenanceRequest
             What to do.
-        path : sequence of Edge
+        path : sequence of LocalRun
             The local runs of a state that is certain, oldest first.
-        merges : sequence of Edge
+        merges : sequence of LocalRun
             Those of them that are to be merged anyway, adjacent; may be empty.
         """
         end_s = self._monotonic_s() + order.slice_s
@@ -264,7 +264,7 @@ class Materializer:
             except (StatelogError, OSError, pa.ArrowInvalid) as error:
                 self._fail(order, f"{type(error).__name__}: {error}")
 
-    def store_now(self, order: Order, path: Sequence[Edge]) -> Materialized:
+    def store_now(self, order: MaintenanceRequest, path: Sequence[LocalRun]) -> Materialized:
         """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
 
         Raises
@@ -283,7 +283,7 @@ class Materializer:
         finally:
             self.discard()
 
-    def _begin(self, order: Order, path: Sequence[Edge], merges: Sequence[Edge]) -> _Job | None:
+    def _begin(self, order: MaintenanceRequest, path: Sequence[LocalRun], merges: Sequence[LocalRun]) -> _Job | None:
         """Decide what to merge, and what to store."""
         self.discard()
         inputs = list(merges)
@@ -301,7 +301,7 @@ class Materializer:
                 return self._extend(order.grant, path, levels)
         if not inputs:
             return None
-        target = Edge(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
+        target = LocalRun(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
         grant = None if merges else order.grant
         self._make_folder()
         return _Job(
@@ -314,10 +314,10 @@ class Materializer:
             prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
         )
 
-    def _extend(self, grant: Grant, path: Sequence[Edge], levels: list[Level]) -> _Job:
+    def _extend(self, grant: Grant, path: Sequence[LocalRun], levels: list[Level]) -> _Job:
         """Nothing has changed since the last level: it stands for the batches since as well."""
         newest, last = path[len(levels) - 1], path[-1]
-        target = Edge(newest.first, last.last, newest.before, last.after)
+        target = LocalRun(newest.first, last.last, newest.before, last.after)
         self._local.link(newest, target)
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
         self._make_folder()
@@ -333,12 +333,12 @@ class Materializer:
             )
         )
 
-    def _fits(self, job: _Job, path: Sequence[Edge]) -> bool:
+    def _fits(self, job: _Job, path: Sequence[LocalRun]) -> bool:
         """Whether a job is about the state that is here."""
         names = {edge.file_name for edge in path}
         return (set(job.merging.inputs) or {job.target}) <= names
 
-    def _step(self, job: _Job, order: Order, end_s: float, *, keeps_inputs: bool = False) -> _Job:
+    def _step(self, job: _Job, order: MaintenanceRequest, end_s: float, *, keeps_inputs: bool = False) -> _Job:
         if job.merging.inputs:
             return self._merge(job, end_s, keeps_inputs)
         if job.grant:
@@ -348,8 +348,8 @@ class Materializer:
 
     def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
         """Merge slices until the time is over, or the result is there and replaces the inputs."""
-        merging, target = job.merging, local_edge(job.target)
-        runs = [self._local.open(local_edge(name)) for name in merging.inputs]
+        merging, target = job.merging, local_run(job.target)
+        runs = [self._local.open(local_run(name)) for name in merging.inputs]
         part = self._folder / "merge.part"
         part.open("ab").close()
         os.truncate(part, merging.size_bytes)
@@ -376,9 +376,9 @@ class Materializer:
             self._local.remove(merging.inputs)
         return self._save(msgspec.structs.replace(job, merging=_Merging([])))
 
-    def _store_next(self, job: _Job, order: Order) -> _Job:
+    def _store_next(self, job: _Job, order: MaintenanceRequest) -> _Job:
         """Store the run of the next range of hashes."""
-        target = local_edge(job.target)
+        target = local_run(job.target)
         run = self._local.open(target)
         first = self._within.first if job.next_hash is None else job.next_hash
         last = _end_of_run(self._within, first, run.size_bytes)
@@ -400,7 +400,7 @@ class Materializer:
         )
         return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
 
-    def _fail(self, order: Order, reason: str) -> None:
+    def _fail(self, order: MaintenanceRequest, reason: str) -> None:
         """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
         self.discard()
         if order.grant is not None:
@@ -449,7 +449,7 @@ class Materializer:
             yield True
 
 
-def _stored_part(path: Sequence[Edge], known: Sequence[Level]) -> list[Level]:
+def _stored_part(path: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
     """The levels that are the beginning of a path, one for each of its runs."""
     levels: list[Level] = []
     for edge, level in zip(path, known, strict=False):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from statelog.errors import CorruptionError, StorageError
-from statelog.local.runs import Edge, LocalRuns
-from statelog.local.segment import ClippedSegment, MissingSegments
+from statelog.local.restore_plan import ClippedSegment, RestorePlan
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
 from statelog.local.stored_reader import Readable, RunMemory, read_ahead, read_run, read_stored
 from statelog.log.references import Level, SegmentRef, StoredRun
@@ -30,12 +30,12 @@ def restore_runs(
     last_batch: int,
     within: HashRange,
     garbage: Garbage,
-    fetch: Callable[[list[bytes]], MissingSegments],
+    fetch: Callable[[list[bytes]], RestorePlan],
     open_store: Callable[[], Store],
     token: str,
     note_read: Callable[[], None] = lambda: None,
     shared: SharedReads | None = None,
-) -> list[tuple[Edge, Run]]:
+) -> list[tuple[LocalRun, Run]]:
     """Find or fetch the runs that make up a state.
 
     Parameters
@@ -63,7 +63,7 @@ def restore_runs(
 
     Returns
     -------
-    list of (Edge, Run)
+    list of (LocalRun, Run)
         The state, oldest first; what was missing is local now.
 
     Raises
@@ -80,7 +80,7 @@ def restore_runs(
             store = open_store() if shared is None else shared.of(open_store(), missing)
             try:
                 for level in missing.levels:
-                    edge = Edge(level.first, level.last, level.before, level.after)
+                    edge = LocalRun(level.first, level.last, level.before, level.after)
                     runs = _noted(read_level(store, level), note_read)
                     # A start may go back to a batch between, which still needs what has become garbage since.
                     own = garbage if level.last == last_batch else None
@@ -89,7 +89,7 @@ def restore_runs(
                         edge, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=own
                     )
                 if missing.since != head:
-                    edge = Edge(missing.first_batch, last_batch, missing.since, head)
+                    edge = LocalRun(missing.first_batch, last_batch, missing.since, head)
                     runs = read_segments(store, missing.segments, within, note_read)
                     is_bottom = missing.since == genesis
                     local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)

@@ -44,7 +44,7 @@ _SLICES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class LocalRun:
     """A local file: the changes that lead from one digest to another.
 
     Parameters
@@ -66,7 +66,7 @@ class Edge:
         return f"{self.first}-{self.last}-{self.before.hex()}-{self.after.hex()}.run"
 
     @classmethod
-    def parse(cls, file_name: str) -> Edge | None:
+    def parse(cls, file_name: str) -> LocalRun | None:
         """The edge of a file; None for other files."""
         found = _EDGE.fullmatch(file_name)
         if found is None:
@@ -74,9 +74,9 @@ class Edge:
         return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
 
 
-def local_edge(file_name: str) -> Edge:
+def local_run(file_name: str) -> LocalRun:
     """The edge of a local run's file."""
-    edge = Edge.parse(file_name)
+    edge = LocalRun.parse(file_name)
     assert edge is not None, file_name
     return edge
 
@@ -100,22 +100,22 @@ class LocalRuns:
         self.budget = budget
         self._opened: dict[str, Run] = {}
 
-    def edges(self) -> list[Edge]:
+    def edges(self) -> list[LocalRun]:
         """All edges in the directory, without opening them."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
             return []
-        return [edge for name in names if (edge := Edge.parse(name)) is not None]
+        return [edge for name in names if (edge := LocalRun.parse(name)) is not None]
 
-    def path(self, start: bytes, head: bytes) -> list[Edge] | None:
+    def path(self, start: bytes, head: bytes) -> list[LocalRun] | None:
         """Edges that lead from one digest to another, oldest first, as few as there are; or None."""
-        by_after: dict[bytes, list[Edge]] = {}
+        by_after: dict[bytes, list[LocalRun]] = {}
         for edge in self.edges():
             by_after.setdefault(edge.after, []).append(edge)
         return _walk_back(by_after, start, head)
 
-    def open(self, edge: Edge) -> Run:
+    def open(self, edge: LocalRun) -> Run:
         """Open an edge's run, mapped into memory; opened runs are kept.
 
         A file that is not known to be as it was written is read and checked.
@@ -141,12 +141,12 @@ class LocalRuns:
             self._opened[edge.file_name] = run
         return run
 
-    def write(self, edge: Edge, data: bytes, token: str) -> None:
+    def write(self, edge: LocalRun, data: bytes, token: str) -> None:
         """Write the run of an edge.
 
         Parameters
         ----------
-        edge : Edge
+        edge : LocalRun
             What the run holds.
         data : bytes
             The run.
@@ -164,14 +164,14 @@ class LocalRuns:
             write(sink)
         return temporary
 
-    def keep(self, written: Path, edge: Edge) -> None:
+    def keep(self, written: Path, edge: LocalRun) -> None:
         """Give a file that was written just now the name of its edge."""
         stamp(written)
         written.rename(self.directory / edge.file_name)
 
     def write_merged(
         self,
-        edge: Edge,
+        edge: LocalRun,
         runs: Iterable[Run],
         token: str,
         *,
@@ -186,7 +186,7 @@ class LocalRuns:
 
         Parameters
         ----------
-        edge : Edge
+        edge : LocalRun
             What the result holds.
         runs : iterable of Run
             The inputs, oldest first.
@@ -215,7 +215,7 @@ class LocalRuns:
 
     def write_disjoint(
         self,
-        edge: Edge,
+        edge: LocalRun,
         runs: Iterable[Run],
         rows: int,
         token: str,
@@ -273,7 +273,7 @@ class LocalRuns:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.directory / f"{token}.tmp"
 
-    def _keep_open(self, written: Path, edge: Edge) -> None:
+    def _keep_open(self, written: Path, edge: LocalRun) -> None:
         """Give a file its name, and open it; it was written just now and need not be checked."""
         self.keep(written, edge)
         self._opened[edge.file_name] = self._map(self.directory / edge.file_name)
@@ -286,12 +286,14 @@ class LocalRuns:
         self._opened.pop(path.name, None)
         path.unlink(missing_ok=True)
 
-    def merge(self, edges: Sequence[Edge], genesis: bytes, token: str, *, garbage: Garbage | None = None) -> Edge:
+    def merge(
+        self, edges: Sequence[LocalRun], genesis: bytes, token: str, *, garbage: Garbage | None = None
+    ) -> LocalRun:
         """Merge adjacent runs of a path into one, which replaces them; all must be certain.
 
         Parameters
         ----------
-        edges : sequence of Edge
+        edges : sequence of LocalRun
             The runs, oldest first.
         genesis : bytes
             Chain digest of the empty state.
@@ -300,13 +302,13 @@ class LocalRuns:
         garbage : Garbage, optional
             As in :meth:`write_merged`.
         """
-        edge = Edge(edges[0].first, edges[-1].last, edges[0].before, edges[-1].after)
+        edge = LocalRun(edges[0].first, edges[-1].last, edges[0].before, edges[-1].after)
         runs = [self.open(part) for part in edges]
         self.write_merged(edge, runs, token, is_bottom=edge.before == genesis, garbage=garbage)
         self.remove([part.file_name for part in edges])
         return edge
 
-    def link(self, edge: Edge, longer: Edge) -> None:
+    def link(self, edge: LocalRun, longer: LocalRun) -> None:
         """Let a run stand for more batches, which have changed nothing."""
         (self.directory / longer.file_name).unlink(missing_ok=True)
         os.link(self.directory / edge.file_name, self.directory / longer.file_name)
@@ -316,7 +318,7 @@ class LocalRuns:
         for name in file_names:
             (self.directory / name).unlink(missing_ok=True)
 
-    def sweep(self, path: Sequence[Edge], certain: int, *, keeps_rocksdb: bool = False) -> None:
+    def sweep(self, path: Sequence[LocalRun], certain: int, *, keeps_rocksdb: bool = False) -> None:
         """Remove files of batches up to `certain` that are not on the path, and forget their maps.
 
         Such files come from attempts that failed and from other histories. None is still being written: a
@@ -325,7 +327,7 @@ class LocalRuns:
 
         Parameters
         ----------
-        path : sequence of Edge
+        path : sequence of LocalRun
             The state.
         certain : int
             The batch that it comes after.
@@ -346,7 +348,7 @@ class LocalRuns:
 
     def digests(self, start: bytes) -> list[bytes]:
         """All digests that edges lead to from `start`, itself included."""
-        by_before: dict[bytes, list[Edge]] = {}
+        by_before: dict[bytes, list[LocalRun]] = {}
         for edge in self.edges():
             by_before.setdefault(edge.before, []).append(edge)
         reached = [start]
@@ -379,21 +381,21 @@ def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
 
 def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
     """Whether a file is an edge between some digests."""
-    edge = Edge.parse(file_name)
+    edge = LocalRun.parse(file_name)
     return edge is not None and edge.before in digests and edge.after in digests
 
 
 def _last_batch(file_name: str) -> int:
-    edge = Edge.parse(file_name)
+    edge = LocalRun.parse(file_name)
     if edge is not None:
         return edge.last
     prefix = file_name.partition("-")[0]
     return int(prefix) if prefix.isdecimal() else -1
 
 
-def _walk_back(by_after: dict[bytes, list[Edge]], start: bytes, head: bytes) -> list[Edge] | None:
+def _walk_back(by_after: dict[bytes, list[LocalRun]], start: bytes, head: bytes) -> list[LocalRun] | None:
     """Depth-first from the head to the start, taking the longest edges first."""
-    pending: list[tuple[bytes, list[Edge]]] = [(head, [])]
+    pending: list[tuple[bytes, list[LocalRun]]] = [(head, [])]
     seen: set[bytes] = set()
     while pending:
         digest, path = pending.pop()

@@ -11,7 +11,7 @@ from typing import Final
 import xxhash
 
 from statelog.files import write_file
-from statelog.local.segment import Extent, MissingSegments
+from statelog.local.restore_plan import Extent, RestorePlan
 from statelog.local.stored_reader import Readable
 from statelog.storage import Store
 
@@ -45,7 +45,7 @@ class SharedReads:
         self._batch = batch
         self._token = token
 
-    def of(self, store: Store, missing: MissingSegments) -> Readable:
+    def of(self, store: Store, missing: RestorePlan) -> Readable:
         """A store's objects, of which the extents that several subtasks need are read once for this host.
 
         A directory is read as it is: the operating system keeps what was read of it.

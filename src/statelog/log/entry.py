@@ -16,7 +16,7 @@ import xxhash
 from msgspec.structs import replace
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
-from statelog.log.references import Base, Piece, SegmentRef
+from statelog.log.references import Base, BaseRange, SegmentRef
 from statelog.runs.schema import StateSchema
 
 _MAGIC: Final = b"SLE"
@@ -28,7 +28,7 @@ _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 
-FOUNDING_BATCH: Final = -1
+INITIAL_BATCH: Final = -1
 """The batch of a checkpoint that holds what an operator was given before its first batch."""
 Settings = Mapping[str, int | str]
 """Settings by the names that users know."""
@@ -75,7 +75,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     epoch : int
         The epoch that wrote the entry.
     batch : int
-        Spark's batch id, which is the checkpoint's id; or :data:`FOUNDING_BATCH`.
+        Spark's batch id, which is the checkpoint's id; or :data:`INITIAL_BATCH`.
     revision : int
         0, or the number of times that an attempt with another result replaced one.
     parallelism : int
@@ -106,7 +106,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         All operators of the query in the run that wrote the entry. None in entries of version 1.
     bases : list of Base
         Materialized states that count from this checkpoint on.
-    cover : list of Piece or None
+    cover : list of BaseRange or None
         All materialized states that count before `bases` do, so that no earlier entry is needed for them; None if the
         entries before say so.
     number : int
@@ -134,7 +134,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     generations: dict[str, int] = {}
     log_start: int = 0
     bases: list[Base] = []
-    cover: list[Piece] | None = None
+    cover: list[BaseRange] | None = None
     number: int = 0
     retained_from: int | None = None
     operators: QueryOperators | None = None

@@ -45,7 +45,7 @@ _READ_ATTEMPTS: Final = 5
 
 
 @dataclass
-class _Contents:
+class _LogFiles:
     """What was read of a log, newest file first.
 
     Parameters
@@ -288,7 +288,7 @@ class NumberedLog(Log):
 
     # ---- Reading ----
 
-    def _read(self, claimed: int | None = None) -> _Contents:
+    def _read(self, claimed: int | None = None) -> _LogFiles:
         """Read the log, or what stands before a claim that was made just now."""
         for _ in range(_READ_ATTEMPTS):
             files = self._files()
@@ -304,13 +304,13 @@ class NumberedLog(Log):
                 missing = error
         raise missing
 
-    def _read_files(self, files: dict[int, ObjectInfo]) -> _Contents:
+    def _read_files(self, files: dict[int, ObjectInfo]) -> _LogFiles:
         """Read the files that are needed, newest first.
 
         A fence counts if the newer fences do not cut it off. Of several that count for a file the oldest does, because
         its writer may have acted on it.
         """
-        contents = _Contents()
+        contents = _LogFiles()
         fenced_ends: dict[str, int] = {}
         epoch, start = 0, 0
         newest = max(files, default=0)
@@ -401,7 +401,7 @@ class NumberedLog(Log):
     def _epoch(self) -> int:
         return self._claim.epoch if self._claim else 0
 
-    def _note_claims(self, contents: _Contents) -> None:
+    def _note_claims(self, contents: _LogFiles) -> None:
         """Remember since when this run has known the files that older writers may look for.
 
         A file that the claim did not need to read may hold a claim.

@@ -112,7 +112,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         return hash_range(self.subtask, self.parallelism)
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class BaseRange(msgspec.Struct, frozen=True, array_like=True):
     """A range of key hashes, and the base that counts for it.
 
     Parameters

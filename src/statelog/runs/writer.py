@@ -28,7 +28,7 @@ _footer_encoder: Final = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True)
-class Section:
+class StateChanges:
     """Changes of one state, to be written.
 
     Parameters
@@ -150,7 +150,7 @@ class RunWriter:
 
 
 def write_run(
-    sections: Iterable[Section],
+    sections: Iterable[StateChanges],
     sink: pa.NativeFile,
     *,
     compression: str | None,
@@ -166,7 +166,7 @@ def write_run(
 
 
 def encode_run(
-    sections: Iterable[Section], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
+    sections: Iterable[StateChanges], *, compression: str | None, block_rows: int, block_bytes: int = BUDGET.slice_bytes
 ) -> bytes:
     """Encode a run of sections in memory; the parameters are those of :class:`RunWriter`."""
     sink = pa.BufferOutputStream()

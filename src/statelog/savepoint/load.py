@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from statelog.errors import CorruptionError, ErrorKind
 from statelog.log.references import StoredRun
-from statelog.operators.unkeyed.snapshot import Section, encode_snapshot
+from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
@@ -170,11 +170,11 @@ def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[l
     snapshots: list[bytes] = []
     counts: list[list[int]] = []
     for subtask in range(saved.parts):
-        sections: list[Section] = []
+        sections: list[StateElements] = []
         for schema, rows in tables:
             # All subtasks have the same of a broadcast state, so it is saved once.
             whose = 0 if schema.kind == OperatorStateMode.BROADCAST else subtask
-            sections.append(Section.of(schema, [ElementColumns(schema).to_elements(rows, whose)]))
+            sections.append(StateElements.of(schema, [ElementColumns(schema).to_elements(rows, whose)]))
         snapshots.append(encode_snapshot(sections))
         counts.append([section.count for section in sections])
     return snapshots, counts

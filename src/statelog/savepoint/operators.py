@@ -10,8 +10,8 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.founding import founding_checkpoint
 from statelog.checkpoint.history import History
+from statelog.checkpoint.initial import initial_checkpoint
 from statelog.checkpoint.orphans import RUNS_FOLDER
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
@@ -168,7 +168,7 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
             loads = keyed_loads(saved, source, f"{root}/{RUNS_FOLDER}/{entry.epoch}", target.options.codec)
             runs = run_all(partial(_load, source, target.location), loads)
             held = {load.part: [run] for load, run in zip(loads, runs, strict=True)}
-            log.append(founding_checkpoint(entry, held), [])
+            log.append(initial_checkpoint(entry, held), [])
         else:
             snapshots, counts = load_elements(saved, open_location(source), source)
             log.append(replace(entry, segments=_segments(snapshots, counts), element_counts=counts), snapshots)

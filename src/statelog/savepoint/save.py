@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from statelog.checkpoint.history import History
 from statelog.local.restore import read_segment, restore_runs
+from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRuns
-from statelog.local.segment import MissingSegments
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import Snapshot
@@ -58,7 +58,7 @@ class KeyedExport:
         The states.
     garbage : Garbage
         What does not count any more.
-    missing : MissingSegments
+    missing : RestorePlan
         Where the state is.
     """
 
@@ -71,7 +71,7 @@ class KeyedExport:
     key_schema: bytes
     states: list[StateSchema]
     garbage: Garbage
-    missing: MissingSegments
+    missing: RestorePlan
 
     @property
     def within(self) -> HashRange:
@@ -92,7 +92,7 @@ def export_plan(history: History, checkpoint: Checkpoint, folder: str) -> list[K
         The operator's folder in the savepoint.
     """
 
-    def plan(part: int, parts: int) -> tuple[bytes, MissingSegments]:
+    def plan(part: int, parts: int) -> tuple[bytes, RestorePlan]:
         genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part, parts)
         return genesis, history.missing_segments(genesis, part, parts, checkpoint.batch, set())
 

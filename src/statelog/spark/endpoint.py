@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorRun, require_admission
-from statelog.checkpoint.calls import incomplete_batch
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
+from statelog.checkpoint.refusals import incomplete_batch
 from statelog.clock import Clock, SystemClock
 from statelog.errors import (
     ConfigurationError,
@@ -70,7 +70,7 @@ class RunningOperator:
         Its name.
     location, root : str
         Where its state is, and its folder there.
-    coordinator : OperatorCoordinator
+    coordinator : Coordinator
         Its coordinator.
     """
 
@@ -78,7 +78,7 @@ class RunningOperator:
     uid: str
     location: str
     root: str
-    coordinator: OperatorCoordinator
+    coordinator: Coordinator
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     run_id: str = ""
     instance: str = ""
-    coordinator: OperatorCoordinator | None = None
+    coordinator: Coordinator | None = None
     root: str = ""
 
 
@@ -214,12 +214,12 @@ class Endpoint:
             return coordinator.begin(request)
         if isinstance(request, Fetch):
             return coordinator.fetch(request)
-        if isinstance(request, Progress):
+        if isinstance(request, ReadProgress):
             coordinator.progress(request)
             return Acked()
         return coordinator.ack(request, payload)
 
-    def _coordinator(self, task: TaskId) -> OperatorCoordinator:
+    def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:
             plan = self._plans.get(task.instance)
             slot = self._slots.setdefault((task.query_id, task.uid), _Slot())
@@ -267,7 +267,7 @@ class Endpoint:
         self._check_once(location, store)
         root = operator_folder(store, plan.uid)
         run = replace(_run_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
-        coordinator = OperatorCoordinator(
+        coordinator = Coordinator(
             run,
             store=store,
             location=location,
@@ -292,7 +292,7 @@ class Endpoint:
             self._initial.pop((task.run_id, plan.instance), None)
         self._close_at_end(plan, query, coordinator)
 
-    def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: OperatorCoordinator) -> None:
+    def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator) -> None:
         def wait() -> None:
             end = None
             try:
@@ -319,8 +319,8 @@ def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
     return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
-def _run_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorRun:
-    return OperatorRun(
+def _run_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig:
+    return OperatorConfig(
         query_id,
         run_id,
         plan.uid,
@@ -359,7 +359,7 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
 
 
 def _incomplete_end(
-    plan: OperatorPlan, query: StreamingQuery, coordinator: OperatorCoordinator | None
+    plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator | None
 ) -> StateMissingError | None:
     """What the operator lacks at the end of a run; without a coordinator no subtask has run in it."""
     batch = internals.last_committed(query)

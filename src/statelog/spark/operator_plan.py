@@ -12,7 +12,7 @@ from statelog.options import Options
 from statelog.runs.schema import StateSchema
 from statelog.spark.initial_tables import InitialTable
 from statelog.spark.placement import Placement
-from statelog.spark.ticks import TickRule
+from statelog.spark.ticks import NoDataRule
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OperatorPlan:
         The rows of the initial state, each in the partition of its subtask.
     tables : list of InitialTable
         States that are loaded before the first batch.
-    ticks : TickRule
+    ticks : NoDataRule
         What the operator needs batches without data for.
     placement : Placement or None
         Where the subtasks run.
@@ -65,7 +65,7 @@ class OperatorPlan:
     deleted: tuple[str, ...] = ()
     initial: DataFrame | None = None
     tables: list[InitialTable] = field(default_factory=list)
-    ticks: TickRule = field(default_factory=TickRule)
+    ticks: NoDataRule = field(default_factory=NoDataRule)
     placement: Placement | None = None
     settings: Settings = field(default_factory=dict)
 

@@ -133,7 +133,7 @@ class Placement:
         self._name = name
         self._parallelism = parallelism
         self._table = _placement_table(session, name, parallelism)
-        self._leveller = _Leveller(self._table, parallelism)
+        self._leveller = _Balancer(self._table, parallelism)
         self._runs: set[str] = set()
         self._lock = threading.Lock()
 
@@ -180,7 +180,7 @@ class Placement:
             self._runs.add(run_id)
             if is_first:
                 self._table.cache()
-                self._leveller = _Leveller(self._table, self._parallelism)
+                self._leveller = _Balancer(self._table, self._parallelism)
                 if self._leveller.targets():
                     self._leveller.level()
 
@@ -234,7 +234,7 @@ def _placement_table(session: SparkSession, name: str, parallelism: int) -> Data
     return rows.repartitionById(parallelism, F.col(_PLACE_COLUMN))
 
 
-class _Leveller:
+class _Balancer:
     """Gives every subtask a place, and new ones when executors have come or gone and some have too many."""
 
     def __init__(self, table: DataFrame, parallelism: int) -> None:

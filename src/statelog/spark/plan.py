@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
-from statelog.convert.forms import ProcessorForm, recorded_settings
+from statelog.convert.codecs import ProcessorCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
@@ -46,13 +46,13 @@ from statelog.spark.key_hash import key_hash
 from statelog.spark.lossless_casts import converted_columns, require_convertible
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import Placement, make_placement
-from statelog.spark.ticks import TickRule
+from statelog.spark.ticks import NoDataRule
 from statelog.spark.worker import (
     HASH_COLUMN,
     INITIAL_COLUMN,
     SUBTASK_COLUMN,
     TIME_COLUMN,
-    SubtaskSpec,
+    KeyedSpec,
     bind_state,
 )
 from statelog.tables.rocksdb import rocksdict_library
@@ -128,7 +128,7 @@ class OperatorSetting:
 
 
 def build_operator(
-    stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, form: ProcessorForm
+    stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, form: ProcessorCodecs
 ) -> DataFrame:
     """Plan a keyed operator."""
     df = stream.df
@@ -184,7 +184,7 @@ def build_operator(
         endpoint.register(plan)
         port, secret = endpoint.port, endpoint.secret
         stream = replace(stream, df=with_clock(df, plan, endpoint))
-    spec = SubtaskSpec(
+    spec = KeyedSpec(
         uid=uid,
         instance=plan.instance,
         parallelism=parallelism,
@@ -222,7 +222,7 @@ def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     return result.select(*columns)
 
 
-def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: SubtaskSpec, plan: OperatorPlan) -> DataFrame:
+def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan) -> DataFrame:
     rows = stream.rows("c")
     if initial is not None and not spec.is_streaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
@@ -279,7 +279,7 @@ def _tables(
 # ---- Times ----
 
 
-def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None, form: ProcessorForm) -> EventTime | None:
+def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None, form: ProcessorCodecs) -> EventTime | None:
     """Where the rows have the event time that the operator goes by."""
     is_event_time = mode is TimeMode.EVENT_TIME
     if watermark is not None:
@@ -295,9 +295,9 @@ def _watermark_column(df: DataFrame) -> int | None:
     return next(marked, None)
 
 
-def _ticks(event_time: EventTime | None, setting: OperatorSetting) -> TickRule:
+def _ticks(event_time: EventTime | None, setting: OperatorSetting) -> NoDataRule:
     """What the operator needs batches without data for."""
-    return TickRule(
+    return NoDataRule(
         spark_watermark=event_time is not None and setting.watermark is None,
         own_watermark=setting.watermark is not None,
         heartbeat_ms=setting.options.heartbeat_ms,

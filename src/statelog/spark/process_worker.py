@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.unkeyed_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.clock import SystemClock
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
@@ -22,7 +22,7 @@ from statelog.convert.types import state_codecs
 from statelog.local.snapshots import LocalSnapshots
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
-from statelog.operators.unkeyed.subtask import Operator, OperatorInput, OperatorSubtask
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.options import Options
 from statelog.runs.byte_slices import BUDGET, gather_rows
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
@@ -42,7 +42,7 @@ class OperatorStateDeclaration:
 
 
 @dataclass(frozen=True)
-class OperatorSpec:
+class UnkeyedSpec:
     """What every task of an operator without keys is told.
 
     Parameters
@@ -99,13 +99,13 @@ class OperatorSpec:
             return _streaming_task(self, operator, read.subtask, context).run(read)
         time_ms = int(SystemClock().now_s() * 1000) if read.time_ms is None else read.time_ms
         where = OperatorContext(read.subtask, self.parallelism, batchId=0, batchTimeMs=time_ms)
-        return OperatorSubtask(operator, {}, where).process(read)
+        return UnkeyedSubtask(operator, {}, where).process(read)
 
 
-def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, context: TaskContext) -> OperatorTask:
+def _streaming_task(spec: UnkeyedSpec, operator: UnkeyedOperator, subtask: int, context: TaskContext) -> UnkeyedTask:
     task = task_id(spec, subtask, context)
     process = worker_process()
-    return OperatorTask(
+    return UnkeyedTask(
         task=task,
         partition=context.partitionId(),
         parallelism=spec.parallelism,
@@ -120,9 +120,9 @@ def _streaming_task(spec: OperatorSpec, operator: Operator, subtask: int, contex
     )
 
 
-def make_operator(spec: OperatorSpec) -> Operator:
+def make_operator(spec: UnkeyedSpec) -> UnkeyedOperator:
     """Make the operator of a task."""
-    return Operator(
+    return UnkeyedOperator(
         uid=spec.uid,
         processor=pickle.loads(spec.processor),
         states=[bind_operator_state(declaration) for declaration in spec.states],
@@ -151,7 +151,7 @@ def bind_operator_state(declaration: OperatorStateDeclaration) -> OperatorStateB
     return OperatorStateBinding(descriptor, codec, entry_codec)
 
 
-def read_input(spec: OperatorSpec, batches: Iterable[pa.RecordBatch], partition: int) -> OperatorInput:
+def read_input(spec: UnkeyedSpec, batches: Iterable[pa.RecordBatch], partition: int) -> UnkeyedInput:
     """Read all rows; the subtask's number comes from them, or from the partition if there are none.
 
     Raises
@@ -162,16 +162,16 @@ def read_input(spec: OperatorSpec, batches: Iterable[pa.RecordBatch], partition:
     held = [batch for batch in batches if batch.num_rows]
     names = [f"c{index}" for index in range(len(spec.columns))]
     if not held:
-        return OperatorInput([], None if spec.broadcast_columns is None else [], partition, None)
+        return UnkeyedInput([], None if spec.broadcast_columns is None else [], partition, None)
     subtasks = np.concatenate([batch.column(SUBTASK_COLUMN).to_numpy() for batch in held])
     subtask = require_one_subtask(spec, subtasks, partition)
     time_ms = int(held[0].column(TIME_COLUMN)[0].as_py())
     if spec.broadcast_columns is None:
-        return OperatorInput([batch.select(names) for batch in held], None, subtask, time_ms)
+        return UnkeyedInput([batch.select(names) for batch in held], None, subtask, time_ms)
     is_copy = [batch.column(BROADCAST_COLUMN) for batch in held]
     own = [batch.filter(pc.invert(mask)).select(names) for batch, mask in zip(held, is_copy, strict=True)]
     copies = [batch.filter(mask) for batch, mask in zip(held, is_copy, strict=True)]
-    return OperatorInput(own, _ordered_copies(copies, len(spec.broadcast_columns)), subtask, time_ms)
+    return UnkeyedInput(own, _ordered_copies(copies, len(spec.broadcast_columns)), subtask, time_ms)
 
 
 def _ordered_copies(batches: Sequence[pa.RecordBatch], columns: int) -> list[pa.RecordBatch]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import TaskId, Tick
 from statelog.clock import Clock
 from statelog.spark import internals
 from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.ticks import IdleTime, Progress, needs_batch
+from statelog.spark.ticks import IdleTime, QueryProgress, needs_batch
 
 
 @dataclass
@@ -64,7 +64,7 @@ class QueryClocks:
     def __init__(
         self,
         plans: Callable[[], list[OperatorPlan]],
-        coordinator: Callable[[TaskId], OperatorCoordinator],
+        coordinator: Callable[[TaskId], Coordinator],
         clock: Clock,
     ) -> None:
         self._plans = plans
@@ -85,7 +85,7 @@ class QueryClocks:
         batch = internals.next_batch(clock.query) - 1
         if clock.last is None or batch != clock.last_batch:
             clock.last_batch, clock.last = batch, internals.batch_time(clock.query, batch)
-        progress = Progress(
+        progress = QueryProgress(
             last=clock.last,
             spark_watermark_ms=internals.current_watermark_ms(clock.query),
             now_ms=int(self._clock.now_s() * 1000),

@@ -8,7 +8,7 @@ from statelog.checkpoint.batch import BatchTime
 
 
 @dataclass(frozen=True)
-class TickRule:
+class NoDataRule:
     """What an operator needs batches without data for.
 
     Parameters
@@ -33,7 +33,7 @@ class TickRule:
 
 
 @dataclass(frozen=True)
-class Progress:
+class QueryProgress:
     """How far a query has come between two batches.
 
     Parameters
@@ -74,7 +74,7 @@ class IdleTime:
         return int((monotonic_s - self._since_s) * 1000)
 
 
-def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: bool) -> bool:
+def needs_batch(rule: NoDataRule, progress: QueryProgress, *, own_watermark_advances: bool) -> bool:
     """Whether an operator needs a batch now, with or without data.
 
     A watermark that has advanced needs one batch and no more: the next one has it. So a query that ends when it is idle
@@ -82,9 +82,9 @@ def needs_batch(rule: TickRule, progress: Progress, *, own_watermark_advances: b
 
     Parameters
     ----------
-    rule : TickRule
+    rule : NoDataRule
         What the operator needs batches for.
-    progress : Progress
+    progress : QueryProgress
         How far the query has come.
     own_watermark_advances : bool
         Whether the next batch's watermark of the operator's own is larger than the last one's.

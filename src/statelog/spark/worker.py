@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.keyed_task import BatchInput, BatchTask
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.clock import SystemClock
-from statelog.convert.forms import ProcessorForm
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.python_values import row_maker
 from statelog.convert.times import SparkTimes, TimeMode
 from statelog.convert.types import key_decoder, state_codecs
@@ -54,7 +54,7 @@ class StateDeclaration:
 
 
 @dataclass(frozen=True)
-class SubtaskSpec:
+class KeyedSpec:
     """What every task of an operator is told.
 
     Parameters
@@ -77,7 +77,7 @@ class SubtaskSpec:
         Names of the columns of the initial state; empty if there is none.
     initial_key_columns : list of int
         Which of those are the grouping columns.
-    form : ProcessorForm
+    form : ProcessorCodecs
         What the processor is given rows as, and returns.
     time_mode : TimeMode
         What the processor's times and timers are.
@@ -107,7 +107,7 @@ class SubtaskSpec:
     key_columns: list[int]
     initial_columns: list[str]
     initial_key_columns: list[int]
-    form: ProcessorForm
+    form: ProcessorCodecs
     time_mode: TimeMode
     event_time: EventTime | None
     output_event_time: EventTime | None
@@ -135,9 +135,7 @@ class SubtaskSpec:
         return _run_batch(self, operator, batches)
 
 
-def _run_batch(
-    spec: SubtaskSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def _run_batch(spec: KeyedSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Process a partition of a batch query: the state is empty at first and not kept."""
     held = [batch for batch in batches if batch.num_rows]
     clock = SystemClock()
@@ -162,11 +160,11 @@ def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:
 
 
 def _run_streaming(
-    spec: SubtaskSpec, operator: KeyedOperator, read: BatchInput, context: TaskContext
+    spec: KeyedSpec, operator: KeyedOperator, read: BatchInput, context: TaskContext
 ) -> Iterator[pa.RecordBatch]:
     task = task_id(spec, read.subtask, context)
     process = worker_process()
-    batch_task = BatchTask(
+    batch_task = KeyedTask(
         task=task,
         partition=context.partitionId(),
         parallelism=spec.parallelism,
@@ -183,7 +181,7 @@ def _run_streaming(
     return batch_task.run(read)
 
 
-def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition: int) -> BatchInput:
+def _read_input(spec: KeyedSpec, batches: Iterable[pa.RecordBatch], partition: int) -> BatchInput:
     """Read all rows; the subtask's number comes from them, or from the partition if there are none."""
     held = [batch for batch in batches if batch.num_rows]
     if not held:
@@ -195,7 +193,7 @@ def _read_input(spec: SubtaskSpec, batches: Iterable[pa.RecordBatch], partition:
     return BatchInput(read.rows, read.hashes, subtask, int(time_ms))
 
 
-def keyed_operator(spec: SubtaskSpec) -> KeyedOperator:
+def keyed_operator(spec: KeyedSpec) -> KeyedOperator:
     """Make the operator of a task."""
     form = spec.form
     key_codec = KeyCodec(spec.key_schema)

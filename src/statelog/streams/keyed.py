@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.convert.forms import FrameForm, RowForm
+from statelog.convert.codecs import FrameCodecs, RowCodecs
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.keys import KeyCodec
@@ -178,7 +178,7 @@ class KeyedStream:
             eventTimeColumnName,
         )
         setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return build_operator(self._frame, arguments, setting, RowForm())
+        return build_operator(self._frame, arguments, setting, RowCodecs())
 
     def transformWithStateInPandas(
         self,
@@ -210,7 +210,7 @@ class KeyedStream:
             eventTimeColumnName,
         )
         setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return build_operator(self._frame, arguments, setting, FrameForm.of(self._frame.df.sparkSession.conf.get))
+        return build_operator(self._frame, arguments, setting, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
 
     def window(
         self,

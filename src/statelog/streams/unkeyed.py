@@ -34,11 +34,11 @@ from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import make_placement
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
-    OperatorSpec,
     OperatorStateDeclaration,
+    UnkeyedSpec,
     bind_operator_state,
 )
-from statelog.spark.ticks import TickRule
+from statelog.spark.ticks import NoDataRule
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
 
 
@@ -119,7 +119,7 @@ def process(
         key_schema=b"",
         states=[bind_operator_state(state).descriptor.to_stored() for state in states],
         options=settings,
-        ticks=TickRule(heartbeat_ms=settings.heartbeat_ms),
+        ticks=NoDataRule(heartbeat_ms=settings.heartbeat_ms),
         placement=placement,
     )
     host, port, secret = "", 0, b""
@@ -128,7 +128,7 @@ def process(
         endpoint.register(plan)
         port, secret = endpoint.port, endpoint.secret
         df = with_clock(df, plan, endpoint)
-    spec = OperatorSpec(
+    spec = UnkeyedSpec(
         uid=uid,
         instance=plan.instance,
         parallelism=subtasks,
@@ -146,7 +146,7 @@ def process(
     return _operator_frame(df, broadcast, spec, plan)
 
 
-def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: OperatorSpec, plan: OperatorPlan) -> DataFrame:
+def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpec, plan: OperatorPlan) -> DataFrame:
     # mapInArrow cannot take columns whose names need quoting, so names of our own stand in for them.
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
     group = F.shiftrightunsigned(_row_hash(rows), GROUP_SHIFT)

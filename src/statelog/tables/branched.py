@@ -12,7 +12,7 @@ import pyarrow as pa
 from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
-from statelog.runs.writer import LOCAL_BLOCK_ROWS, Section, encode_run
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
@@ -92,5 +92,5 @@ class BranchedTable(StateTable):
             assert len(columns) >= VALUE_COLUMN
             batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
             start += rows
-        data = encode_run([Section(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
         return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])

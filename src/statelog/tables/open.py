@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from statelog.errors import CorruptionError, ErrorKind, StorageError
-from statelog.local.runs import ROCKSDB_FOLDER, Edge, LocalRuns
+from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.tables.memory import MemoryTable
@@ -27,7 +27,7 @@ class MemoryTables:
     def __init__(self) -> None:
         self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
 
-    def at(self, local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes) -> MemoryTable:
+    def at(self, local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes) -> MemoryTable:
         """A table brought to a digest, from where it was left if that is on the way, or else of the state's runs.
 
         Parameters are those of :func:`open_rocksdb`.
@@ -58,7 +58,7 @@ class Filling(Protocol):
 
 
 def open_rocksdb(
-    local: LocalRuns, runs: Sequence[tuple[Edge, Run]], head: bytes, garbage: Garbage, filling: Filling
+    local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes, garbage: Garbage, filling: Filling
 ) -> RocksTable | None:
     """Open a subtask's RocksDB table and bring it to a state.
 
@@ -69,7 +69,7 @@ def open_rocksdb(
     ----------
     local : LocalRuns
         The subtask's local runs, before those that are not of the state are removed.
-    runs : sequence of (Edge, Run)
+    runs : sequence of (LocalRun, Run)
         The state, oldest first.
     head : bytes
         Its chain digest.
@@ -114,7 +114,7 @@ def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling)
     return _apply(table, [(edge, local.open(edge)) for edge in path], filling)
 
 
-def _apply(table: RocksTable, runs: Sequence[tuple[Edge, Run]], filling: Filling) -> int:
+def _apply(table: RocksTable, runs: Sequence[tuple[LocalRun, Run]], filling: Filling) -> int:
     filling.begin_table(sum(run.size_bytes for _, run in runs))
     before_bytes = 0
     for edge, run in runs:

@@ -26,8 +26,8 @@ from statelog.tables.rocksdb_files import SortedFiles
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
     VERSION,
-    Contents,
     HeldState,
+    TableHeader,
     after,
     decode_expiry,
     decode_values,
@@ -53,7 +53,7 @@ _DELETED_ONE_BY_ONE: Final = 1000
 _Row = tuple[bytes, bytes]
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Contents)
+_decoder: Final = msgspec.msgpack.Decoder(TableHeader)
 
 
 class RocksTable(StateTable):
@@ -104,11 +104,11 @@ class RocksTable(StateTable):
             self._database = self._rocksdict.Rdict(str(self._folder), self._options())
             held = self._database.get(CONTENTS_KEY)
         try:
-            self._contents = Contents() if held is None else _decoder.decode(held)
+            self._contents = TableHeader() if held is None else _decoder.decode(held)
         except msgspec.MsgspecError:
-            self._contents = Contents(version=0)
+            self._contents = TableHeader(version=0)
         if self._contents.version != VERSION:
-            self._contents = Contents(version=self._contents.version)
+            self._contents = TableHeader(version=self._contents.version)
         self._forms = [StateDescriptor.from_stored(form) for form in self._contents.forms]
 
     def _options(self) -> Any:

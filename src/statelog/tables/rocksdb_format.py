@@ -3,7 +3,7 @@
 A row's key is ``01``, the state's number (2 bytes), the key hash (8), the length of the key (4), the key, and the
 entry; integers are big-endian, so the entries of a key lie side by side and in order. A timer has a second row, ``02``,
 the state's number, the timer's entry (8 bytes, its time), hash, length and key: all timers of a state by time. ``00``
-holds :class:`Contents`. It is a format of this version only: another one makes its table again from the local runs.
+holds :class:`TableHeader`. It is a format of this version only: another one makes its table again from the local runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HeldState(msgspec.Struct, array_like=True):
     newest: int
 
 
-class Contents(msgspec.Struct):
+class TableHeader(msgspec.Struct):
     """What the table holds; written together with every change.
 
     Parameters

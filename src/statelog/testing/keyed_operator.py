@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.keyed_task import BatchInput, BatchTask
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.log.entry import QueryOperators, Settings
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.subtask import KeyedRows
@@ -58,9 +58,9 @@ class LocalKeyedOperator:
         """The operator with another bound of what a subtask works on at once."""
         return replace(self, make=lambda: replace(self.make(), budget=budget))
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
+    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         operator = self.make()
-        return OperatorRun(
+        return OperatorConfig(
             query_id,
             run_id,
             self.uid,
@@ -82,8 +82,8 @@ class LocalKeyedOperator:
             for subtask, rows in enumerate(_parts(data, parallelism))
         ]
 
-    def task(self, attempt: Attempt) -> BatchTask:
-        return BatchTask(
+    def task(self, attempt: Attempt) -> KeyedTask:
+        return KeyedTask(
             task=attempt.task,
             partition=attempt.task.subtask,
             parallelism=attempt.parallelism,

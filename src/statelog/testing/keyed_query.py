@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.convert.forms import FrameForm, ProcessorForm, RowForm, recorded_settings
+from statelog.convert.codecs import FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
@@ -24,7 +24,7 @@ from statelog.runs.times import Watermark
 from statelog.spark.checks import checked_uid, parse_output, pickled_processor, warn_of_deleted
 from statelog.spark.declare import declare_states
 from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.worker import StateDeclaration, SubtaskSpec, keyed_operator
+from statelog.spark.worker import KeyedSpec, StateDeclaration, keyed_operator
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
@@ -83,7 +83,7 @@ class KeyedQuery:
         self.states: dict[str, StateDeclaration] = declared.states
         warn_of_deleted(uid, declared.states.values())
         initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
-        spec = SubtaskSpec(
+        spec = KeyedSpec(
             uid=uid,
             instance="",
             parallelism=0,
@@ -124,7 +124,7 @@ class KeyedQuery:
             domains.add(self.time_mode.domain)
         return frozenset(domains)
 
-    def _event_time(self, columns: StructType, form: ProcessorForm) -> EventTime | None:
+    def _event_time(self, columns: StructType, form: ProcessorCodecs) -> EventTime | None:
         watermark, column = self._arguments.watermark, self._arguments.eventTime
         if watermark is not None and column is not None:
             raise ConfigurationError(
@@ -188,10 +188,10 @@ class KeyedQuery:
         return np.array([key_hash(key) for key in keys], np.uint64)
 
 
-def _form(processor: object, *, uses_frames: bool) -> ProcessorForm:
+def _form(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
     if isinstance(processor, WindowOperator):
         return processor.form
-    return FrameForm() if uses_frames else RowForm()
+    return FrameCodecs() if uses_frames else RowCodecs()
 
 
 def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[int]:

@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Progress, Reply, Request, TaskId, Tick
+from statelog.checkpoint.coordinator import Coordinator
+from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick
 from statelog.clock import Clock, ManualClock
 from statelog.local.runs import LocalRuns
 from statelog.local.use import LocalCache
@@ -43,7 +43,7 @@ _CLOCK_START_S: Final = 1e10
 
 
 class Task(Protocol):
-    """One attempt of one subtask: a BatchTask, or an OperatorTask."""
+    """One attempt of one subtask: a KeyedTask, or an UnkeyedTask."""
 
     def run(self, read: Any) -> Iterator[pa.RecordBatch]:
         """Process the batch."""
@@ -109,7 +109,7 @@ class LocalOperator(Protocol):
         """Its name."""
         ...
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
+    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         """A run of it."""
         ...
 
@@ -151,7 +151,7 @@ class LocalQuery:
         The time of each batch, as Spark's offset log has it.
     crash_point : CrashPoint
         Crashes on demand.
-    coordinator : OperatorCoordinator
+    coordinator : Coordinator
         That of the current run.
     directory : Path
         As given.
@@ -186,7 +186,7 @@ class LocalQuery:
         self.attempts = 0
         self.parallelism = 0
         self.first_batch = -1
-        self.coordinator: OperatorCoordinator
+        self.coordinator: Coordinator
         self.directory = directory
         self.place: Callable[[int], int] = lambda subtask: 0
         self._first_host = 0
@@ -231,7 +231,7 @@ class LocalQuery:
         self.first_batch = first_batch
         store = self.open_store(self.location)
         self.stores.append(store)
-        coordinator = OperatorCoordinator(
+        coordinator = Coordinator(
             self.operator.run_of(self.query_id, self.run_id, self.instance, parallelism),
             store=store,
             location=self.location,
@@ -296,7 +296,7 @@ class LocalQuery:
             return self.coordinator.begin(request)
         if isinstance(request, Fetch):
             return self.coordinator.fetch(request)
-        if isinstance(request, Progress):
+        if isinstance(request, ReadProgress):
             self.coordinator.progress(request)
             return Acked()
         return self.coordinator.ack(request, payload)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.subtask import KeyedRows
 from statelog.runs.keys import KeyCodec
 from statelog.testing.key_hashes import row_hashes
@@ -66,7 +66,7 @@ class ObjectInput:
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         return [(self._keys[number],) for number in columns[0].to_pylist()]
 
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
+    def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         window = window.joined()
         numbers = window.rows.column(1).to_pylist()
         return [self._objects(numbers[start:end]) for start, end in pairwise(window.starts.tolist())]

@@ -9,22 +9,22 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.history import History
-from statelog.checkpoint.unkeyed_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import read_segment
 from statelog.local.snapshots import LocalSnapshots
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.operators.unkeyed.snapshot import Elements, Snapshot
 from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make_state
-from statelog.operators.unkeyed.subtask import OperatorInput
+from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
 from statelog.runs.key_groups import Hashes, subtasks_of
 from statelog.spark.checks import checked_uid, parse_output, pickled_processor
 from statelog.spark.process_worker import (
     BROADCAST_COLUMN,
-    OperatorSpec,
+    UnkeyedSpec,
     bind_operator_state,
     make_operator,
     read_input,
@@ -53,21 +53,21 @@ class OperatorData:
 class _LocalOperator:
     """An operator without keys, as :class:`statelog.testing.local_query.LocalOperator` wants it."""
 
-    spec: OperatorSpec
+    spec: UnkeyedSpec
 
     @property
     def uid(self) -> str:
         return self.spec.uid
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorRun:
+    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         states = [bind_operator_state(state).descriptor.to_stored() for state in self.spec.states]
-        return OperatorRun(query_id, run_id, self.uid, instance, parallelism, b"", states)
+        return OperatorConfig(query_id, run_id, self.uid, instance, parallelism, b"", states)
 
-    def split(self, data: OperatorData, parallelism: int, time_ms: int) -> list[OperatorInput]:
+    def split(self, data: OperatorData, parallelism: int, time_ms: int) -> list[UnkeyedInput]:
         hashes = _hashes(data.rows)
         subtasks = subtasks_of(hashes, parallelism)
         spec = replace(self.spec, parallelism=parallelism)
-        parts: list[OperatorInput] = []
+        parts: list[UnkeyedInput] = []
         for subtask in range(parallelism):
             own = data.rows.take(pa.array(np.flatnonzero(subtasks == subtask)))
             pieces = [_marked(own, "c", subtask, time_ms, is_copy=False)]
@@ -77,8 +77,8 @@ class _LocalOperator:
             parts.append(read_input(spec, rows.combine_chunks().to_batches(), subtask))
         return parts
 
-    def task(self, attempt: Attempt) -> OperatorTask:
-        return OperatorTask(
+    def task(self, attempt: Attempt) -> UnkeyedTask:
+        return UnkeyedTask(
             task=attempt.task,
             partition=attempt.task.subtask,
             parallelism=attempt.parallelism,
@@ -132,7 +132,7 @@ class OperatorQuery:
         self._writer = ColumnWriter(columns, "push()", zone)
         self._copies = None if copies is None else ColumnWriter(copies, "push(broadcast=)", zone)
         self._reader = ColumnReader(output_type)
-        spec = OperatorSpec(
+        spec = UnkeyedSpec(
             uid=name,
             instance="",
             parallelism=_ANY_PARALLELISM,

@@ -12,7 +12,7 @@ from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import restore_runs
 from statelog.local.runs import LocalRuns
-from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import InputCodec, KeyedInput
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
@@ -127,7 +127,7 @@ class _KeysOnly:
     def __init__(self, codec: InputCodec) -> None:
         self.keys = codec.keys
 
-    def by_key(self, window: Window) -> list[Iterator[Any]]:
+    def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         return [iter(()) for _ in range(len(window.keys))]
 
 

@@ -14,7 +14,7 @@ from statelog.operators.keyed.timers import timer_descriptor
 from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
-from statelog.runs.writer import LOCAL_BLOCK_ROWS, Section, encode_run
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.table import KeyBatch, StateTable
 
 Change = tuple[int, bytes, bytes, Operation, Any]
@@ -51,7 +51,7 @@ def encode_changes(
     schema = change_schema(state)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return encode_run([Section(state, [batch])], compression=None, block_rows=block_rows)
+    return encode_run([StateChanges(state, [batch])], compression=None, block_rows=block_rows)
 
 
 def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
@@ -68,7 +68,7 @@ def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK
         pa.nulls(len(ordered), pa.uint32()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(TIMERS))
-    data = encode_run([Section(TIMERS, [batch])], compression=None, block_rows=block_rows)
+    data = encode_run([StateChanges(TIMERS, [batch])], compression=None, block_rows=block_rows)
     return Run(pa.py_buffer(data), "test")
 
 

@@ -18,7 +18,7 @@ from statelog.spark.checks import parse_output
 from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
 from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
 from statelog.windows.assigners import CountWindows, SessionWindows, WindowAssigner
-from statelog.windows.codec import GivenRows, WindowForm
+from statelog.windows.codec import GivenRows, WindowCodecs
 from statelog.windows.count import COUNT_FIELD, CountWindowOperator
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import Cut, PaneCut, SessionCut
@@ -226,7 +226,7 @@ class WindowDefinition:
         if self.time_mode is TimeMode.EVENT_TIME:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
-        form = WindowForm(
+        form = WindowCodecs(
             event_time,
             self._cut(),
             kept,
@@ -274,7 +274,7 @@ class WindowDefinition:
             return SessionCut(self.windows.gap_ms)
         return PaneCut(self.windows.panes())
 
-    def _operator(self, contents: Contents, form: WindowForm) -> WindowOperator:
+    def _operator(self, contents: Contents, form: WindowCodecs) -> WindowOperator:
         clock = Clock(
             is_event_time=self.time_mode is TimeMode.EVENT_TIME,
             allowed_lateness_ms=self.allowed_lateness_ms,

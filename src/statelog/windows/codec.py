@@ -23,7 +23,7 @@ _NAIVE_EPOCH: Final = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)
-class WindowForm:
+class WindowCodecs:
     """How a window operator is given rows, and returns them.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from statelog.convert.forms import ProcessorForm
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import RowGroup
@@ -28,11 +28,11 @@ class CountWindowOperator(WindowOperator):
         What is kept and returned of rows.
     schema : StructType
         The field :data:`COUNT_FIELD`, and those of the accumulator.
-    form : ProcessorForm
+    form : ProcessorCodecs
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorForm) -> None:
+    def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorCodecs) -> None:
         super().__init__(contents, Clock(is_event_time=False), form)
         self._size = size
         self._schema = schema

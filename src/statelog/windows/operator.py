@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from statelog.convert.forms import ProcessorForm
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.runs.times import NO_TIME_MS
 from statelog.windows.accumulators import Contents
 from statelog.windows.panes import RowGroup
@@ -54,11 +54,11 @@ class WindowOperator(ABC):
         What is kept of the rows of a window, and returned.
     clock : Clock
         What makes windows complete.
-    form : ProcessorForm
+    form : ProcessorCodecs
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, contents: Contents, clock: Clock, form: ProcessorForm) -> None:
+    def __init__(self, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
         self.form = form
         self._contents = contents
         self._clock = clock

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.grouping import KeyChunk
 from statelog.windows.assigners import Panes
 from statelog.windows.stored import stored_values
 
@@ -226,7 +226,7 @@ class WindowInput:
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         return self._rows.keys(columns)
 
-    def by_key(self, window: Window) -> list[Iterator[RowGroup]]:
+    def by_key(self, window: KeyChunk) -> list[Iterator[RowGroup]]:
         window = window.joined()
         if self._event_time is None or self._cut is None:
             batch = BatchRows(window.rows, None, window.starts, self._rows.rows)
@@ -236,7 +236,7 @@ class WindowInput:
             ]
         return self._by_time(window, self._event_time, self._cut)
 
-    def _by_time(self, window: Window, event_time: EventTime, cut: Cut) -> list[Iterator[RowGroup]]:
+    def _by_time(self, window: KeyChunk, event_time: EventTime, cut: Cut) -> list[Iterator[RowGroup]]:
         rows = window.rows
         times_us = event_time.times_us(rows)
         times_ms: Int64s = times_us.fill_null(_WITHOUT_TIME_MS).to_numpy()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final
 
-from statelog.convert.forms import ProcessorForm
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import RowGroup
@@ -43,11 +43,11 @@ class SessionWindowOperator(WindowOperator):
         The field :data:`END_FIELD`, and those of the accumulator.
     clock : Clock
         What makes windows complete.
-    form : ProcessorForm
+    form : ProcessorCodecs
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: ProcessorForm) -> None:
+    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: ProcessorCodecs) -> None:
         super().__init__(contents, clock, form)
         self._gap_ms = gap_ms
         self._schema = schema

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Final
 
-from statelog.convert.forms import ProcessorForm
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.assigners import Panes
 from statelog.windows.operator import Clock, WindowOperator
@@ -32,11 +32,11 @@ class TimeWindowOperator(WindowOperator):
         What is kept and returned of rows.
     clock : Clock
         What makes windows complete.
-    form : ProcessorForm
+    form : ProcessorCodecs
         How the operator is given rows, and returns them.
     """
 
-    def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: ProcessorForm) -> None:
+    def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
         super().__init__(contents, clock, form)
         self._grid = panes
         self._lateness_ms = clock.allowed_lateness_ms

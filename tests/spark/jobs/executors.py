@@ -29,7 +29,7 @@ from statelog import (
     Options,
     Step,
 )
-from statelog.checkpoint.coordinator import OperatorCoordinator
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Acked
 from statelog.errors import StatelogError
 from statelog.spark import internals
@@ -287,9 +287,9 @@ def _cached_tables(session: SparkSession) -> int:
 
 
 def _record_acks(story: Story) -> None:
-    take = OperatorCoordinator.ack
+    take = Coordinator.ack
 
-    def ack(self: OperatorCoordinator, ack: Ack, payload: bytes) -> Acked:
+    def ack(self: Coordinator, ack: Ack, payload: bytes) -> Acked:
         task = ack.task
         refused = ""
         try:
@@ -300,7 +300,7 @@ def _record_acks(story: Story) -> None:
         finally:
             story.acks.append((task.batch, task.subtask, task.attempt, refused))
 
-    OperatorCoordinator.ack = ack  # type: ignore[method-assign]  # only for the test
+    Coordinator.ack = ack  # type: ignore[method-assign]  # only for the test
 
 
 def _executor_pid() -> int:

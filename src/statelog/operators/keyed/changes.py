@@ -26,7 +26,7 @@ from statelog.runs.byte_slices import (
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.values import RowCodec
-from statelog.runs.writer import Section, write_run
+from statelog.runs.writer import StateChanges, write_run
 from statelog.tables.table import KeyBatch
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
@@ -193,12 +193,12 @@ class ChangeBuffer:
 
     def write(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
         """Write the changes as a run; only some of them are encoded at once."""
-        sections = [Section(self._states[name], batches) for name, batches in sorted(self._batches.items())]
+        sections = [StateChanges(self._states[name], batches) for name, batches in sorted(self._batches.items())]
         self._write(sections, sink, compression, block_rows)
 
     def take_part(self, *, compression: str | None, block_rows: int, max_bytes: int | None = None) -> pa.Buffer:
         """Encode changes that no call before has taken as a run: all, or the oldest of each state up to a size."""
-        sections: list[Section] = []
+        sections: list[StateChanges] = []
         for name, batches in sorted(self._batches.items()):
             first = end = self._stored.get(name, 0)
             taken_bytes = 0
@@ -208,12 +208,14 @@ class ChangeBuffer:
             self._stored[name] = end
             self.unstored_bytes -= taken_bytes
             self.unstored_rows -= sum([batch.num_rows for batch in batches[first:end]])
-            sections.append(Section(self._states[name], batches[first:end]))
+            sections.append(StateChanges(self._states[name], batches[first:end]))
         sink = pa.BufferOutputStream()
         self._write(sections, sink, compression, block_rows)
         return sink.getvalue()
 
-    def _write(self, sections: list[Section], sink: pa.NativeFile, compression: str | None, block_rows: int) -> None:
+    def _write(
+        self, sections: list[StateChanges], sink: pa.NativeFile, compression: str | None, block_rows: int
+    ) -> None:
         size_bytes = self._budget.slice_bytes
         write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
 

@@ -27,7 +27,7 @@ from statelog.tables.table import KeyBatch
 
 
 @dataclass(frozen=True)
-class Window:
+class KeyChunk:
     """Some successive keys of a batch, with their rows.
 
     Parameters
@@ -52,7 +52,7 @@ class Window:
         for rows in (self.rows, *self.more):
             yield from cut_rows(rows, max_bytes, max_rows)
 
-    def joined(self) -> Window:
+    def joined(self) -> KeyChunk:
         """The window with all rows in one batch.
 
         Raises
@@ -73,18 +73,18 @@ class Window:
                 hint="Spread the rows over several keys, or use transformWithState, which reads any number of rows.",
             )
         rows = pa.concat_batches(parts)
-        return Window(self.keys, rows, np.array([0, rows.num_rows]))
+        return KeyChunk(self.keys, rows, np.array([0, rows.num_rows]))
 
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """All rows of a batch by key; the fields are those of :class:`Window`."""
+    """All rows of a batch by key; the fields are those of :class:`KeyChunk`."""
 
     keys: KeyBatch
     rows: pa.RecordBatch
     starts: npt.NDArray[np.int64]
 
-    def windows(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[Window]:
+    def windows(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[KeyChunk]:
         """Cut the keys into windows of bounded size; a key with more rows is a window of its own.
 
         Parameters
@@ -104,17 +104,17 @@ class GroupedRows:
                 end = min(end, int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1)
             end = min(max(end, start + 1), start + max_keys(), len(self.keys))
             rows = self.rows.slice(first_row, int(self.starts[end]) - first_row)
-            yield Window(self.keys.slice(start, end), rows, self.starts[start : end + 1] - first_row)
+            yield KeyChunk(self.keys.slice(start, end), rows, self.starts[start : end + 1] - first_row)
             start = end
 
 
-def windows_of(
+def key_chunks(
     batches: Sequence[pa.RecordBatch],
     hashes: Hashes,
     encode_keys: Callable[[pa.RecordBatch], pa.Array],
     budget: Budget,
     max_keys: Callable[[], int],
-) -> Iterator[Window]:
+) -> Iterator[KeyChunk]:
     """Bring the rows of each key together, and cut the keys into windows of bounded size.
 
     Parameters
@@ -160,7 +160,7 @@ def _windows_of_one_hash(
     hashes: Hashes,
     encode_keys: Callable[[pa.RecordBatch], pa.Array],
     max_bytes: int,
-) -> Iterator[Window]:
+) -> Iterator[KeyChunk]:
     """A window for each key of a hash, usually one, whose rows are too much for a batch."""
     encoded = [encode_keys(part) for part in parts]
     distinct = sorted({key for keys in encoded for key in pc.unique(keys).to_pylist()})
@@ -169,7 +169,7 @@ def _windows_of_one_hash(
             part.filter(pc.equal(keys, pa.scalar(key, pa.binary()))) for part, keys in zip(parts, encoded, strict=True)
         ]
         rows, *more = join_rows([part for part in own if part.num_rows], max_bytes)
-        yield Window(KeyBatch(hashes, pa.array([key], pa.binary())), rows, np.array([0, rows.num_rows]), more)
+        yield KeyChunk(KeyBatch(hashes, pa.array([key], pa.binary())), rows, np.array([0, rows.num_rows]), more)
 
 
 def group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> GroupedRows:

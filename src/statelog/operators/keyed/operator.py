@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.grouping import Window
+from statelog.operators.keyed.grouping import KeyChunk
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, TimeDomain
@@ -38,7 +38,7 @@ class InputCodec(Protocol):
         """Keys from their columns."""
         ...
 
-    def by_key(self, window: Window) -> Iterable[Iterator[Any]]:
+    def by_key(self, window: KeyChunk) -> Iterable[Iterator[Any]]:
         """The rows of each key of a window."""
         ...
 

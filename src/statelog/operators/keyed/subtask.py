@@ -16,7 +16,7 @@ from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.changes import ListPosition
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.cursor import KeyCursor
-from statelog.operators.keyed.grouping import Window, windows_of
+from statelog.operators.keyed.grouping import KeyChunk, key_chunks
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.keyed_state import KeyedState
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
@@ -200,12 +200,12 @@ class KeyedSubtask:
         rows = [rows.filter(pa.array(mask)) for rows, mask in zip(batches, kept, strict=True)]
         return KeyedRows(pa.Table.from_batches(rows), read.hashes[on_time])
 
-    def _windows(self, read: KeyedRows, source: KeyedInput) -> Iterator[Window]:
+    def _windows(self, read: KeyedRows, source: KeyedInput) -> Iterator[KeyChunk]:
         def encode_keys(rows: pa.RecordBatch) -> pa.Array:
             return self._operator.key_codec.encode_columns([rows.column(index) for index in source.key_columns])
 
         batches = to_batches(read.rows)
-        return windows_of(batches, read.hashes, encode_keys, self._budget, lambda: self._window_keys)
+        return key_chunks(batches, read.hashes, encode_keys, self._budget, lambda: self._window_keys)
 
     def _begin_phase(self) -> None:
         self.changes.begin_phase()
@@ -218,7 +218,7 @@ class KeyedSubtask:
 
     # ---- Initial state ----
 
-    def _load_initial_state(self, window: Window, source: KeyedInput) -> pa.RecordBatch:
+    def _load_initial_state(self, window: KeyChunk, source: KeyedInput) -> pa.RecordBatch:
         """Call the processor with the rows of some keys; a batch without rows, so that changes can be taken."""
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
@@ -235,7 +235,7 @@ class KeyedSubtask:
 
     # ---- Rows ----
 
-    def _process_rows(self, window: Window) -> Iterator[pa.RecordBatch]:
+    def _process_rows(self, window: KeyChunk) -> Iterator[pa.RecordBatch]:
         operator, cursor, outputs = self._operator, self._cursor, self._outputs
         keys = self._keys_of(window, operator.input)
         self._open(window.keys, keys)
@@ -255,7 +255,7 @@ class KeyedSubtask:
         outputs.begin(calls(), lambda call: f"key {keys[call]!r}", handle_rows)
         yield from self._run_calls("handleInputRows", keys)
 
-    def _keys_of(self, window: Window, source: KeyedInput) -> list[Key]:
+    def _keys_of(self, window: KeyChunk, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
         with _operator_named(self._operator.uid):
             return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
@@ -422,7 +422,7 @@ def _operator_named(uid: str) -> Iterator[None]:
         raise ProcessorError(f"operator '{uid}': {error.message}", kind=error.kind, hint=error.hint) from error
 
 
-def _newest_ms(event_time: EventTime, window: Window) -> list[int | None]:
+def _newest_ms(event_time: EventTime, window: KeyChunk) -> list[int | None]:
     """The newest event time of each key's rows."""
     newest = event_time.newest_ms(window.rows, window.starts)
     for rows in window.more:

@@ -46,7 +46,7 @@ def section_schema(state: StateSchema) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class Section:
+class StateElements:
     """The elements of one state, encoded.
 
     Parameters
@@ -70,7 +70,9 @@ class Section:
     where: str = "memory"
 
     @classmethod
-    def of(cls, state: StateSchema, batches: Sequence[pa.RecordBatch], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+    def of(
+        cls, state: StateSchema, batches: Sequence[pa.RecordBatch], most_bytes: int = MAX_COLUMN_BYTES
+    ) -> StateElements:
         """Encode rows of `section_schema(state)`; raises `RowsTooLarge` if they take more than `most_bytes`."""
         if (size_bytes := size_of(batches)) > most_bytes:
             raise RowsTooLarge(f"{size_bytes:,} bytes")
@@ -96,12 +98,12 @@ class Section:
 class Elements:
     """Consecutive elements of a section."""
 
-    section: Section
+    section: StateElements
     first: int
     count: int
 
     @classmethod
-    def all_of(cls, section: Section) -> Elements:
+    def all_of(cls, section: StateElements) -> Elements:
         """Every element of a section."""
         return cls(section, 0, section.count)
 
@@ -111,14 +113,14 @@ class Elements:
         return self.section.rows.slice(self.first, self.count)
 
 
-def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int = MAX_COLUMN_BYTES) -> StateElements:
     """Put elements one after the other; a whole section stays as it is, byte for byte.
 
     Raises `RowsTooLarge` if they take more than `most_bytes`.
     """
     if len(parts) == 1 and parts[0].count == parts[0].section.count:
         return parts[0].section
-    return Section.of(state, [part.rows for part in parts] or [empty_rows(state)], most_bytes)
+    return StateElements.of(state, [part.rows for part in parts] or [empty_rows(state)], most_bytes)
 
 
 def empty_rows(state: StateSchema) -> pa.RecordBatch:
@@ -126,7 +128,7 @@ def empty_rows(state: StateSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=section_schema(state))
 
 
-def encode_snapshot(sections: Sequence[Section]) -> bytes:
+def encode_snapshot(sections: Sequence[StateElements]) -> bytes:
     """Encode a snapshot of sections whose states are in order of their names."""
     index: list[_StoredSection] = []
     body: list[bytes | memoryview] = []
@@ -153,7 +155,7 @@ class Snapshot:
 
     Attributes
     ----------
-    sections : dict of Section
+    sections : dict of StateElements
         The states' elements, by name.
 
     Raises
@@ -166,13 +168,13 @@ class Snapshot:
         self._where = f"{name}, snapshot of {len(data)} bytes"
         view = memoryview(data)
         base, index = self._read_index(view)
-        self.sections: dict[str, Section] = {}
+        self.sections: dict[str, StateElements] = {}
         for stored in index:
             start = base + stored.offset
             section = view[start : start + stored.length]
             if len(section) != stored.length:
                 raise self._unknown(f"state '{stored.state.name}' reaches beyond the end")
-            self.sections[stored.state.name] = Section(
+            self.sections[stored.state.name] = StateElements(
                 stored.state, section, stored.count, stored.checksum, f"{self._where}, offset {start}"
             )
 

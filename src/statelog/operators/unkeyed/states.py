@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
-from statelog.operators.unkeyed.snapshot import Elements, Section, join_elements, section_schema
+from statelog.operators.unkeyed.snapshot import Elements, StateElements, join_elements, section_schema
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, decode_schema, encode_schema
@@ -177,13 +177,13 @@ class OperatorListState:
         self.is_changed = True
         return normalized
 
-    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> StateElements:
         """The elements, encoded; raises `RowsTooLarge` if they take more than `most_bytes`."""
         if not self._written:
             return join_elements(self._state, self._stored, most_bytes)
         columns = self._codec.encode(self._written, lambda index: f"element {index}")
         rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
-        added = Section.of(self._state, [rows], most_bytes)
+        added = StateElements.of(self._state, [rows], most_bytes)
         return join_elements(self._state, [*self._stored, Elements.all_of(added)], most_bytes)
 
 
@@ -256,7 +256,7 @@ class BroadcastState:
         self._entries().pop(self._encoded(key), None)
         self.is_changed = True
 
-    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> Section:
+    def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> StateElements:
         """The entries in order of their keys, encoded; equal maps have equal bytes.
 
         Raises `RowsTooLarge` if they take more than `most_bytes`.
@@ -270,7 +270,7 @@ class BroadcastState:
             *self._codec.encode(values, lambda index: repr(self._key(entries[index]))),
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
-        return Section.of(self._state, [rows], most_bytes)
+        return StateElements.of(self._state, [rows], most_bytes)
 
     def _entries(self) -> dict[bytes, Row | _StoredValue]:
         self._phase.require_use(self._codec.subject)

@@ -13,7 +13,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.operator import OutputCodec
 from statelog.operators.keyed.outputs import Outputs
 from statelog.operators.unkeyed.processor import OperatorContext, OperatorProcessor
-from statelog.operators.unkeyed.snapshot import Elements, Section, join_elements
+from statelog.operators.unkeyed.snapshot import Elements, StateElements, join_elements
 from statelog.operators.unkeyed.states import (
     BroadcastState,
     OperatorListState,
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class OperatorInput:
+class UnkeyedInput:
     """All input rows of a subtask in one batch.
 
     Parameters
@@ -58,7 +58,7 @@ class OperatorInput:
 
 
 @dataclass(frozen=True)
-class Operator:
+class UnkeyedOperator:
     """What an operator without keys is made of, on the side of the tasks.
 
     Parameters
@@ -90,7 +90,7 @@ class _Handle:
     """What a processor's ``init`` gets on a task: the states that were declared on the driver."""
 
     def __init__(
-        self, operator: Operator, states: dict[str, OperatorListState | BroadcastState], context: OperatorContext
+        self, operator: UnkeyedOperator, states: dict[str, OperatorListState | BroadcastState], context: OperatorContext
     ) -> None:
         self.context = context
         self._uid = operator.uid
@@ -118,7 +118,7 @@ class _Handle:
         return state
 
 
-class OperatorSubtask:
+class UnkeyedSubtask:
     """Runs a processor over one batch of one subtask.
 
     The order of calls is :meth:`process` once, consumed to its end; then :meth:`sections` gives the state after the
@@ -126,7 +126,7 @@ class OperatorSubtask:
 
     Parameters
     ----------
-    operator : Operator
+    operator : UnkeyedOperator
         The operator.
     stored : mapping of str to sequence of Elements
         The state before the batch, by name; also states that the processor does not declare any more.
@@ -134,7 +134,9 @@ class OperatorSubtask:
         Where and when.
     """
 
-    def __init__(self, operator: Operator, stored: Mapping[str, Sequence[Elements]], context: OperatorContext) -> None:
+    def __init__(
+        self, operator: UnkeyedOperator, stored: Mapping[str, Sequence[Elements]], context: OperatorContext
+    ) -> None:
         self._operator = operator
         self._stored = stored
         self._context = context
@@ -144,7 +146,7 @@ class OperatorSubtask:
             for binding in operator.states
         }
 
-    def process(self, read: OperatorInput) -> Iterator[pa.RecordBatch]:
+    def process(self, read: UnkeyedInput) -> Iterator[pa.RecordBatch]:
         """Call the processor with the batch's rows.
 
         Yields
@@ -189,7 +191,7 @@ class OperatorSubtask:
         """Whether a state was written."""
         return any(state.is_changed for state in self._states.values())
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[StateElements]:
         """The state after the batch, in order of the states' names.
 
         Raises
@@ -206,7 +208,7 @@ class OperatorSubtask:
         ]
         return sorted(sections, key=lambda section: section.state.name)
 
-    def _section(self, name: str, make: Callable[[], Section]) -> Section:
+    def _section(self, name: str, make: Callable[[], StateElements]) -> StateElements:
         try:
             return self._call(Stage.PROCESS, make)
         except RowsTooLarge as error:

@@ -8,15 +8,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.batch import Batch, TakenAck
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.grants import names_only
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.protocol import Ack, JobOutcome, TaskId
-from statelog.checkpoint.schedule import SLICE_S, Schedule
+from statelog.checkpoint.schedule import SLICE_S, MaterializationSchedule
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProtocolError, StorageError
-from statelog.local.materializer import Order
+from statelog.local.materializer import MaintenanceRequest
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level
 from statelog.options import Options
@@ -24,12 +24,12 @@ from statelog.options import Options
 _log: Final = logging.getLogger(__name__)
 
 
-class Orders:
+class MaterializationPolicy:
     """Gives orders, and takes note of what comes of them.
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     inventory : Inventory
         What is materialized.
@@ -44,7 +44,7 @@ class Orders:
     """
 
     def __init__(
-        self, run: OperatorRun, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
+        self, run: OperatorConfig, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
     ) -> None:
         self._run = run
         self._grants = inventory.grants
@@ -52,7 +52,9 @@ class Orders:
         self._options = options
         self._clock = clock
         self._name = name
-        self._schedule = Schedule(options, f"{run.query_id}/{run.uid}", run.parallelism, slots, clock.monotonic_s())
+        self._schedule = MaterializationSchedule(
+            options, f"{run.query_id}/{run.uid}", run.parallelism, slots, clock.monotonic_s()
+        )
 
     def restore(self, batch: int) -> None:
         """Take over what a new run finds; `batch` is the one before its first."""
@@ -68,7 +70,7 @@ class Orders:
         """Size of the changesets since."""
         return self._schedule.log_bytes
 
-    def order(self, task: TaskId, origin: bytes) -> Order | None:
+    def order(self, task: TaskId, origin: bytes) -> MaintenanceRequest | None:
         """What a subtask is to do; None for nothing.
 
         Parameters
@@ -94,7 +96,7 @@ class Orders:
         grant = self._grants.of(subtask)
         if grant is not None:
             grant = replace(grant, known=self._inventory.lasting(grant.known))
-        return Order(SLICE_S, self._options.inline_bytes(self._run.parallelism), grant, bool(is_due))
+        return MaintenanceRequest(SLICE_S, self._options.inline_bytes(self._run.parallelism), grant, bool(is_due))
 
     def _base(self, origin: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
@@ -104,14 +106,14 @@ class Orders:
         """
         return self._inventory.history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
 
-    def take(self, batch: Batch, taken: TakenAck, origin: bytes) -> JobOutcome:
+    def take(self, batch: Batch, taken: AcceptedAck, origin: bytes) -> JobOutcome:
         """Let an ack count, and decide what becomes of the materialization that came with it.
 
         Parameters
         ----------
         batch : Batch
             The batch.
-        taken : TakenAck
+        taken : AcceptedAck
             The ack; loses its levels if they do not count.
         origin : bytes
             Chain digest of the subtask's empty state.
@@ -200,7 +202,7 @@ class Orders:
                 "materialization=False) runs it without, and the log grows.",
             )
 
-    def committed(self, checkpoint: Checkpoint, taken: list[TakenAck]) -> None:
+    def committed(self, checkpoint: Checkpoint, taken: list[AcceptedAck]) -> None:
         """A checkpoint of these acks is durable."""
         if not checkpoint.revision:
             self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.batch import Batch, TakenAck
-from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.bases import BaseMap
+from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.log.entry import Checkpoint, Settings
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.evolution import recorded_schema
@@ -16,7 +16,7 @@ from statelog.runs.schema import StateSchema
 
 
 def compose(
-    run: OperatorRun,
+    run: OperatorConfig,
     batch: Batch,
     before: Checkpoint | None,
     *,
@@ -25,14 +25,14 @@ def compose(
     generations: Mapping[str, int],
     log_start: int,
     retained_from: int,
-    cover: Cover | None,
+    cover: BaseMap | None,
     settings: Settings,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     batch : Batch
         The batch; if it is durable already, the entry is its next revision.
@@ -48,7 +48,7 @@ def compose(
         The first file of the log with an entry that is needed.
     retained_from : int
         The oldest batch whose checkpoint can be restored.
-    cover : Cover or None
+    cover : BaseMap or None
         The materialized states so far, if the entry is to repeat them.
     settings : dict
         What is recorded of the run's settings.
@@ -91,12 +91,12 @@ def compose(
     return entry, payload
 
 
-def generations_of(run: OperatorRun, before: Checkpoint | None) -> dict[str, int]:
+def generations_of(run: OperatorConfig, before: Checkpoint | None) -> dict[str, int]:
     """Generations of the states once those are gone that the run deletes.
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     before : Checkpoint or None
         The checkpoint before its first batch.
@@ -108,7 +108,7 @@ def generations_of(run: OperatorRun, before: Checkpoint | None) -> dict[str, int
     return before.generations | {name: before.generations.get(name, 0) + 1 for name in gone}
 
 
-def _known_states(run: OperatorRun, before: Checkpoint | None) -> list[StateSchema]:
+def _known_states(run: OperatorConfig, before: Checkpoint | None) -> list[StateSchema]:
     """The declared states, and those that an earlier version of the processor left in the location."""
     states = {state.name: state for state in before.states} if before else {}
     for name in run.deleted:
@@ -118,18 +118,18 @@ def _known_states(run: OperatorRun, before: Checkpoint | None) -> list[StateSche
     return [states[name] for name in sorted(states)]
 
 
-def _max_event_ms(run: OperatorRun, before: Checkpoint | None, taken: list[TakenAck]) -> list[int | None]:
+def _max_event_ms(run: OperatorConfig, before: Checkpoint | None, taken: list[AcceptedAck]) -> list[int | None]:
     if run.watermark is None:
         return []
     seen = [] if before is None else [before.max_event_ms]
     return run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
 
 
-def _element_counts(states: list[StateSchema], taken: list[TakenAck]) -> list[list[int]]:
+def _element_counts(states: list[StateSchema], taken: list[AcceptedAck]) -> list[list[int]]:
     return [[one.ack.element_counts.get(state.name, 0) for state in states] for one in taken]
 
 
-def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes]]:
+def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
     """Place the changesets that are not stored yet one after the other in an entry's payload.
 
     Returns
@@ -177,7 +177,7 @@ def _place_segments(taken: list[TakenAck]) -> tuple[list[SegmentRef], list[bytes
     return segments, payload
 
 
-def _place_bases(run: OperatorRun, taken: list[TakenAck], payload: list[bytes]) -> list[Base]:
+def _place_bases(run: OperatorConfig, taken: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
     """Place the materialized runs that travelled with the acks behind the changesets in an entry's payload."""
     offset = sum(map(len, payload))
     bases: list[Base] = []

@@ -20,7 +20,7 @@ _BATCH_WATERMARK_MS: Final = -1
 _NO_LIMIT_BYTES: Final = (1 << 31) - 1
 
 
-class ProcessorForm(Protocol):
+class ProcessorCodecs(Protocol):
     """How a kind of processors is given rows, and returns them; picklable."""
 
     @property
@@ -48,7 +48,7 @@ class ProcessorForm(Protocol):
 
 
 @dataclass(frozen=True)
-class RowForm:
+class RowCodecs:
     """Spark's ``Row`` objects, as ``transformWithState`` gives and takes them."""
 
     drops_late: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class RowForm:
 
 
 @dataclass(frozen=True)
-class FrameForm:
+class FrameCodecs:
     """Pandas frames, as ``transformWithStateInPandas`` gives and takes them.
 
     Parameters
@@ -103,7 +103,7 @@ class FrameForm:
         return FrameOutput(schema, zone, uid)
 
 
-def recorded_settings(mode: TimeMode, form: ProcessorForm) -> Settings:
+def recorded_settings(mode: TimeMode, form: ProcessorCodecs) -> Settings:
     """What the state of a keyed operator depends on beside its schemas."""
     return {"timeMode": str(mode), "windows": "none", **form.settings}
 

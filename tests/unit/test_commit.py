@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
-from statelog.checkpoint.composition import compose, generations_of
-from statelog.checkpoint.cover import Cover
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.bases import BaseMap
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.commit import compose, generations_of
 from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
 from statelog.log.entry import Checkpoint, QueryOperators
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -28,22 +28,25 @@ def state(name: str, value_schema: bytes = NUMBER) -> StateSchema:
     return StateSchema(name, "value", b"", value_schema)
 
 
-KEYED = OperatorRun("query", "run", "op", "instance", 2, b"keys", [state("count")])
+KEYED = OperatorConfig("query", "run", "op", "instance", 2, b"keys", [state("count")])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 
 
-def taken(subtask: int, payload: bytes = b"", *, name: str = "", **more: Any) -> TakenAck:
+def taken(subtask: int, payload: bytes = b"", *, name: str = "", **more: Any) -> AcceptedAck:
     """The ack of attempt 100 of subtask 0, 101 of 1, whose changeset has ten changes for each byte."""
     length = more.pop("length", len(payload))
     task = TaskId("query", "run", "op", "instance", 5, subtask, 100 + subtask)
     ack = Ack(task, b"sum of %d" % subtask, length, 10 * length, 7 + subtask, name, 0.0, **more)
-    return TakenAck(ack, payload)
+    return AcceptedAck(ack, payload)
 
 
 def composed(
-    *acks: TakenAck, run: OperatorRun = KEYED, before: Checkpoint | None = None, durable: Checkpoint | None = None,
+    *acks: AcceptedAck,
+    run: OperatorConfig = KEYED,
+    before: Checkpoint | None = None,
+    durable: Checkpoint | None = None,
     **more: Any,
-) -> tuple[Checkpoint, bytes]:  # fmt: skip
+) -> tuple[Checkpoint, bytes]:
     batch = Batch(5, BatchTime(5000, 4000, 3000), acks=dict(enumerate(acks)), durable=durable)
     run = dataclasses.replace(run, parallelism=len(acks))
     given: dict[str, Any] = {
@@ -155,7 +158,7 @@ def test_materialized_runs_stand_behind_the_changesets() -> None:
 def test_an_entry_says_whose_it_is_and_what_it_builds_on() -> None:
     operators = QueryOperators(7, {"op": ""})
     run = dataclasses.replace(KEYED, operators=operators, watermark=None)
-    cover = Cover()
+    cover = BaseMap()
     entry, _ = composed(
         taken(0), taken(1), run=run, generations={"gone": 2}, cover=cover, settings={"size": 10, "kind": "tumbling"}
     )

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.checkpoint.cover import Cover
-from statelog.log.references import Base, Level, Piece, StoredRun
+from statelog.checkpoint.bases import BaseMap
+from statelog.log.references import Base, BaseRange, Level, StoredRun
 from statelog.runs.key_groups import KEY_GROUPS, HashRange, hash_range
 
 ORIGIN = b"origin"
@@ -29,7 +29,7 @@ def base(subtask: int, parallelism: int, through: int, number: int = 0) -> Base:
 
 @given(st.lists(_subtasks, max_size=12), _subtasks)
 def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked: tuple[int, int]) -> None:
-    cover = Cover()
+    cover = BaseMap()
     counts: dict[int, Base] = {}
     pieces: list[object] = []
     for number, (subtask, parallelism) in enumerate(made):
@@ -79,7 +79,7 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
 
 
 def test_a_subtask_that_made_its_base_goes_on_from_its_digest() -> None:
-    cover = Cover().replace(base(1, 3, 7, 5)).cover
+    cover = BaseMap().replace(base(1, 3, 7, 5)).cover
     assert cover.start_of(ORIGIN, 1, 3).digest == b"5"
     assert cover.base_of(1, 3) is not None
     other = cover.replace(base(0, 2, 9, 6)).cover
@@ -90,7 +90,7 @@ def test_a_subtask_that_made_its_base_goes_on_from_its_digest() -> None:
 
 def test_ranges_that_touch_are_read_as_one() -> None:
     quarters = [hash_range(subtask, 4) for subtask in range(4)]
-    cover = Cover()
+    cover = BaseMap()
     for subtask, through in ((0, 5), (1, 9), (2, 5)):
         cover = cover.replace(base(subtask, 4, through)).cover
     start = cover.start_of(ORIGIN, 0, 1)
@@ -104,7 +104,7 @@ def test_a_base_that_counts_for_a_part_of_its_subtask_is_not_the_subtasks_state(
     made = base(1, 3, 7, 5)
     own, middle = made.within, made.levels[0].runs[0].last_hash
     for bounds in ((own.first, middle), (middle + 1, own.last)):
-        cover = Cover((Piece(*bounds, made),))
+        cover = BaseMap((BaseRange(*bounds, made),))
         assert cover.base_of(1, 3) is None
         assert cover.start_of(ORIGIN, 1, 3).digest != made.digest
 
@@ -113,7 +113,7 @@ def test_a_digest_says_for_which_keys_each_level_counts() -> None:
     made = base(0, 2, 7, 5)
     first, second = (hash_range(subtask, 4) for subtask in (0, 1))
     bounds = [(first.first, first.last), (second.first, second.last), (first.first, second.last)]
-    covers = [Cover((Piece(*one, made),)) for one in bounds]
+    covers = [BaseMap((BaseRange(*one, made),)) for one in bounds]
     assert len({cover.start_of(ORIGIN, 0, 1).digest for cover in covers}) == 3
 
 
@@ -128,7 +128,7 @@ def test_a_subtask_gets_the_levels_and_runs_that_may_hold_its_keys_and_no_others
         Level(0, 3, b"1", b"2", high.first, high.last, runs[2:]),
         Level(4, 7, b"2", b"3", whole.first, whole.last, runs),
     ]
-    cover = Cover((Piece(whole.first, whole.last, Base(0, 1, levels)),))
+    cover = BaseMap((BaseRange(whole.first, whole.last, Base(0, 1, levels)),))
     for subtask, own in ((0, runs[:2]), (1, runs[2:])):
         found = cover.start_of(ORIGIN, subtask, 2).levels
         assert [(level.first, level.within, level.runs) for level in found] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProtocolError, StateMissingError
@@ -17,7 +17,7 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
-def incomplete_batch(batch: int, current: Batch | None, run: OperatorRun, name: str) -> StateMissingError:
+def incomplete_batch(batch: int, current: Batch | None, run: OperatorConfig, name: str) -> StateMissingError:
     """A batch is over for Spark and has no checkpoint; `current` is the newest batch that subtasks have begun."""
     if current is None or batch > current.number:
         what = f"no subtask ran in batch {batch}"
@@ -35,7 +35,7 @@ def incomplete_batch(batch: int, current: Batch | None, run: OperatorRun, name: 
     )
 
 
-def require_own_partition(request: Begin, batch: Batch, run: OperatorRun, name: str) -> None:
+def require_own_partition(request: Begin, batch: Batch, run: OperatorConfig, name: str) -> None:
     """Refuse partitions that are not as the operator has made them, and rows of another batch.
 
     Raises

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from statelog.log.references import Base, Level, Piece
+from statelog.log.references import Base, BaseRange, Level
 from statelog.runs import digests
 from statelog.runs.key_groups import HashRange, hash_range
 
 _LAST_HASH = (1 << 64) - 1
 
 
-class Window(NamedTuple):
+class Gap(NamedTuple):
     """For a range of key hashes the first batch whose changes its materialized state lacks."""
 
     first_hash: int
@@ -24,7 +24,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StartingState:
+class BaseView:
     """The materialized state that a subtask starts from.
 
     Parameters
@@ -33,13 +33,13 @@ class StartingState:
         The levels, oldest first; none is the empty state.
     digest : bytes
         Chain digest of the state.
-    windows : list of Window
+    windows : list of Gap
         What is to be added, for all of its key hashes, in order.
     """
 
     levels: list[Level]
     digest: bytes
-    windows: list[Window]
+    windows: list[Gap]
 
     @property
     def first_batch(self) -> int:
@@ -62,51 +62,51 @@ class StartingState:
 class Replacement(NamedTuple):
     """A cover with a new base, and which pieces that adds and removes."""
 
-    cover: Cover
-    added: list[Piece]
-    removed: list[Piece]
+    cover: BaseMap
+    added: list[BaseRange]
+    removed: list[BaseRange]
 
 
 @dataclass(frozen=True)
-class Cover:
+class BaseMap:
     """The bases of all keys.
 
     Parameters
     ----------
-    pieces : tuple of Piece
+    pieces : tuple of BaseRange
         Disjoint, by hash. A range without a piece has no base.
     """
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BaseRange, ...] = ()
 
     def replace(self, base: Base) -> Replacement:
         """Let a base count for all keys of its subtask."""
         own = base.within
-        kept: list[Piece] = []
-        removed: list[Piece] = []
-        added = [Piece(own.first, own.last, base)]
+        kept: list[BaseRange] = []
+        removed: list[BaseRange] = []
+        added = [BaseRange(own.first, own.last, base)]
         for piece in self.pieces:
             if piece.last_hash < own.first or own.last < piece.first_hash:
                 kept.append(piece)
                 continue
             removed.append(piece)
             if piece.first_hash < own.first:
-                added.append(Piece(piece.first_hash, own.first - 1, piece.base))
+                added.append(BaseRange(piece.first_hash, own.first - 1, piece.base))
             if own.last < piece.last_hash:
-                added.append(Piece(own.last + 1, piece.last_hash, piece.base))
-        return Replacement(Cover(tuple(sorted([*kept, *added], key=lambda piece: piece.first_hash))), added, removed)
+                added.append(BaseRange(own.last + 1, piece.last_hash, piece.base))
+        return Replacement(BaseMap(tuple(sorted([*kept, *added], key=lambda piece: piece.first_hash))), added, removed)
 
-    def within(self, hashes: HashRange) -> list[Piece]:
+    def within(self, hashes: HashRange) -> list[BaseRange]:
         """The parts of the pieces that lie in a range, by hash."""
         first = bisect.bisect_left(self._last_hashes, hashes.first)
-        found: list[Piece] = []
+        found: list[BaseRange] = []
         for place in range(first, len(self.pieces)):
             piece = self.pieces[place]
             if piece.first_hash > hashes.last:
                 break
             bounds = max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last)
             is_whole = bounds == (piece.first_hash, piece.last_hash)
-            found.append(piece if is_whole else Piece(*bounds, piece.base))
+            found.append(piece if is_whole else BaseRange(*bounds, piece.base))
         return found
 
     @cached_property
@@ -128,7 +128,7 @@ class Cover:
         is_whole = (pieces[0].first_hash, pieces[0].last_hash) == (own.first, own.last)
         return base if is_whole and (base.subtask, base.parallelism) == (subtask, parallelism) else None
 
-    def start_of(self, origin: bytes, subtask: int, parallelism: int) -> StartingState:
+    def start_of(self, origin: bytes, subtask: int, parallelism: int) -> BaseView:
         """The materialized state of a subtask, of any parallelism.
 
         Parameters
@@ -142,7 +142,7 @@ class Cover:
         base = self.base_of(subtask, parallelism)
         hashes = hash_range(subtask, parallelism)
         if base is not None:
-            return StartingState(base.levels, base.digest, [Window(hashes.first, hashes.last, base.through + 1)])
+            return BaseView(base.levels, base.digest, [Gap(hashes.first, hashes.last, base.through + 1)])
         pieces = self.within(hashes)
         levels: list[Level] = []
         digest = origin
@@ -156,18 +156,18 @@ class Cover:
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after
-        return StartingState(levels, digest, _windows(pieces, hashes))
+        return BaseView(levels, digest, _windows(pieces, hashes))
 
 
-def _windows(pieces: Sequence[Piece], hashes: HashRange) -> list[Window]:
+def _windows(pieces: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
     """What pieces lack, for all of a range of hashes."""
-    windows: list[Window] = []
+    windows: list[Gap] = []
     next_hash = hashes.first
     for piece in pieces:
         if next_hash < piece.first_hash:
-            windows.append(Window(next_hash, piece.first_hash - 1, 0))
-        windows.append(Window(piece.first_hash, piece.last_hash, piece.base.through + 1))
+            windows.append(Gap(next_hash, piece.first_hash - 1, 0))
+        windows.append(Gap(piece.first_hash, piece.last_hash, piece.base.through + 1))
         next_hash = piece.last_hash + 1
     if next_hash <= hashes.last:
-        windows.append(Window(next_hash, hashes.last, 0))
+        windows.append(Gap(next_hash, hashes.last, 0))
     return windows

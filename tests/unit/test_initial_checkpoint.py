@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.coordinator import OperatorCoordinator
-from statelog.checkpoint.founding import founding_checkpoint
+from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint
+from statelog.checkpoint.initial import initial_checkpoint
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import StoredRun
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore
@@ -45,19 +45,17 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     LocalStore(made.location).put("op/runs/1/0/given.run", stored.read(changes.name))
     run = StoredRun("op/runs/1/0/given.run", 0, changes.length, changes.checksum, changes.rows, 5, 5)
     given = {0: [run]}
-    open_empty = OperatorCoordinator.open
+    open_empty = Coordinator.open
 
-    def open_given(
-        self: OperatorCoordinator, first_batch: int, _: Mapping[int, Sequence[StoredRun]] | None = None
-    ) -> None:
+    def open_given(self: Coordinator, first_batch: int, _: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
         open_empty(self, first_batch, given if first_batch == 0 else None)
 
-    monkeypatch.setattr(OperatorCoordinator, "open", open_given)
+    monkeypatch.setattr(Coordinator, "open", open_given)
     return made
 
 
 def founding(engine: Engine) -> Checkpoint:
-    found = History(engine.open_log(LocalStore(engine.location)).read()).at(FOUNDING_BATCH)
+    found = History(engine.open_log(LocalStore(engine.location)).read()).at(INITIAL_BATCH)
     assert found is not None
     return found
 
@@ -83,7 +81,7 @@ def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine
     engine.start(2, 0)
     found = founding(engine)
     assert (found.epoch, found.revision, found.query_id, found.run_id, found.uid) == (1, 0, "query", "run-1", "op")
-    assert (found.batch_time_ms, found.watermark_ms, found.retained_from) == (0, NO_TIME_MS, FOUNDING_BATCH)
+    assert (found.batch_time_ms, found.watermark_ms, found.retained_from) == (0, NO_TIME_MS, INITIAL_BATCH)
     assert (found.parallelism, found.log_start) == (2, found.number)
     assert {state.name for state in found.states} == {"value", "list", "map"}
     assert found.key_schema
@@ -91,11 +89,11 @@ def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine
     assert [(one.base.subtask, one.base.through) for one in found.cover or ()] == [(0, -1), (1, -1)]
 
 
-@pytest.mark.parametrize(("batch", "first"), [(FOUNDING_BATCH, FOUNDING_BATCH), (7, 0)])
+@pytest.mark.parametrize(("batch", "first"), [(INITIAL_BATCH, INITIAL_BATCH), (7, 0)])
 def test_the_state_stands_for_all_batches_before(engine: Engine, batch: int, first: int) -> None:
     """Those of the query that it was saved of, too."""
     engine.start(2, 0)
-    made = founding_checkpoint(replace(founding(engine), batch=batch), {})
+    made = initial_checkpoint(replace(founding(engine), batch=batch), {})
     assert [(level.first, level.last) for piece in made.cover or () for level in piece.base.levels] == [
         (first, batch)
     ] * 2

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from statelog.checkpoint import upkeep
-from statelog.checkpoint.upkeep import Upkeep
-from statelog.local.materializer import Materialized, Order
-from statelog.local.runs import Edge, LocalRuns
+from statelog.checkpoint import maintenance
+from statelog.checkpoint.maintenance import Maintenance
+from statelog.local.materializer import MaintenanceRequest, Materialized
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.observer import Step
 from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
@@ -21,7 +21,7 @@ from statelog.runs.times import Moment
 from statelog.testing.table_contract import VALUE, encode_changes
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
-ORDER = Order(0.25, 0, None, is_due=False)
+ORDER = MaintenanceRequest(0.25, 0, None, is_due=False)
 DONE = Materialized([], "job")
 LARGE = 17_000
 """Rows of a run that is not merged with small ones."""
@@ -33,16 +33,16 @@ class Jobs:
 
     is_merging: bool = False
     busy: set[str] = field(default_factory=set)
-    worked: list[tuple[Order, list[Edge], list[Edge]]] = field(default_factory=list)
-    stored: list[list[Edge]] = field(default_factory=list)
+    worked: list[tuple[MaintenanceRequest, list[LocalRun], list[LocalRun]]] = field(default_factory=list)
+    stored: list[list[LocalRun]] = field(default_factory=list)
 
     def inputs(self) -> set[str]:
         return self.busy
 
-    def work(self, order: Order, path: list[Edge], merges: list[Edge]) -> None:
+    def work(self, order: MaintenanceRequest, path: list[LocalRun], merges: list[LocalRun]) -> None:
         self.worked.append((order, path, merges))
 
-    def store_now(self, order: Order, path: list[Edge]) -> Materialized:
+    def store_now(self, order: MaintenanceRequest, path: list[LocalRun]) -> Materialized:
         self.stored.append(path)
         return DONE
 
@@ -51,8 +51,8 @@ def digest(number: int) -> bytes:
     return bytes([number]) * 16
 
 
-def edge_of(batch: int) -> Edge:
-    return Edge(batch, batch, digest(batch), digest(batch + 1))
+def edge_of(batch: int) -> LocalRun:
+    return LocalRun(batch, batch, digest(batch), digest(batch + 1))
 
 
 class Subtask:
@@ -66,16 +66,16 @@ class Subtask:
         for edge, count in zip(self.path, rows, strict=True):
             self.write(edge, count)
 
-    def write(self, edge: Edge, count: int) -> None:
+    def write(self, edge: LocalRun, count: int) -> None:
         keys = range(LARGE * edge.first, LARGE * edge.first + count)
         changes: list[Any] = [(key, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
         self.local.write(edge, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
-    def upkeep(self, order: Order | None = None, now_ms: int = 0) -> Upkeep:
+    def upkeep(self, order: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
         def step(step: Step) -> None:
             self.steps.append((step, len(self.jobs.worked), len(self.local.edges())))
 
-        return Upkeep(
+        return Maintenance(
             local=self.local,
             path=self.path,
             materializer=self.jobs,  # type: ignore[arg-type]  # what it is called for
@@ -96,7 +96,7 @@ def made(tmp_path: Path) -> Callable[..., Subtask]:
 def test_small_runs_are_merged_at_once_and_the_job_goes_on_from_there(made: Callable[..., Subtask]) -> None:
     subtask = made(LARGE, 3, 3)
     subtask.upkeep(ORDER).work()
-    merged = Edge(1, 2, digest(1), digest(3))
+    merged = LocalRun(1, 2, digest(1), digest(3))
     assert subtask.local.open(merged).rows == 6
     assert subtask.jobs.worked == [(ORDER, [edge_of(0), merged], [])]
     assert subtask.steps == [(Step.MERGING, 0, 3), (Step.MATERIALIZING, 0, 2)], "each is told before it is done"
@@ -107,13 +107,13 @@ def test_without_an_order_runs_are_only_merged(made: Callable[..., Subtask]) -> 
     subtask = made(3, 3)
     subtask.upkeep().work()
     assert (subtask.jobs.worked, [step for step, *_ in subtask.steps]) == ([], [Step.MERGING])
-    assert Edge(0, 1, digest(0), digest(2)) in subtask.local.edges()
+    assert LocalRun(0, 1, digest(0), digest(2)) in subtask.local.edges()
 
 
 def test_a_merge_leaves_out_what_has_expired(made: Callable[..., Subtask]) -> None:
     subtask = made(3, 3)
     subtask.upkeep(now_ms=2000).work()
-    assert subtask.local.open(Edge(0, 1, digest(0), digest(2))).rows == 0
+    assert subtask.local.open(LocalRun(0, 1, digest(0), digest(2))).rows == 0
 
 
 def test_where_nothing_is_to_be_merged_the_job_has_its_turn_all_the_same(made: Callable[..., Subtask]) -> None:
@@ -132,7 +132,7 @@ def test_large_runs_are_left_to_the_job(
     subtask = made(LARGE, 3, 3)
     edges = subtask.path[1:]
     size = 6 if limit == "_AT_ONCE_ROWS" else sum(subtask.local.open(edge).size_bytes for edge in edges)
-    monkeypatch.setattr(upkeep, limit, size - is_too_large)
+    monkeypatch.setattr(maintenance, limit, size - is_too_large)
     assert subtask.upkeep().has_backlog == is_too_large
     subtask.upkeep(ORDER).work()
     [(_, path, merges)] = subtask.jobs.worked
@@ -167,6 +167,6 @@ def test_a_state_is_stored_as_a_part_of_its_batch_if_it_has_changed_or_is_due(
 ) -> None:
     subtask = made(3)
     subtask.write(edge_of(1), rows)
-    found = subtask.upkeep(Order(0.25, 0, None, is_due=is_due)).store_now(edge_of(1))
+    found = subtask.upkeep(MaintenanceRequest(0.25, 0, None, is_due=is_due)).store_now(edge_of(1))
     assert found is (DONE if is_stored else None)
     assert subtask.jobs.stored == ([[edge_of(0), edge_of(1)]] if is_stored else [])

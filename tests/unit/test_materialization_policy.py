@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from statelog import CheckpointMetrics, Observer, Options
 from statelog.checkpoint.grants import Grants
-from statelog.checkpoint.orders import Orders
+from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Begun, JobOutcome, TaskId
 from statelog.clock import ManualClock
-from statelog.local.materializer import Order
+from statelog.local.materializer import MaintenanceRequest
 from statelog.log.references import Level
 from statelog.storage import LocalStore, ObjectInfo
 from tests.model.engine import Engine
@@ -112,12 +112,12 @@ class Wasteful:
 
 def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None:
     run: object = SimpleNamespace(query_id="query", uid="op", parallelism=2)
-    orders = Orders(run, Wasteful(), NOT_DUE, ManualClock(), 2, "operator 'op'")  # type: ignore[arg-type]
+    orders = MaterializationPolicy(run, Wasteful(), NOT_DUE, ManualClock(), 2, "operator 'op'")  # type: ignore[arg-type]
     checkpoint: object = SimpleNamespace(revision=0, bases=[])
     acks = [SimpleNamespace(ack=SimpleNamespace(total_bytes=1, has_backlog=False))] * 2
     orders.committed(checkpoint, acks)  # type: ignore[arg-type]
 
-    def order(subtask: int) -> Order | None:
+    def order(subtask: int) -> MaintenanceRequest | None:
         return orders.order(TaskId("query", "run", "op", "", 4, subtask, subtask), b"genesis")
 
     first = order(0)

@@ -48,7 +48,7 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return HashRange(self.first_hash, self.last_hash)
 
 
-class MissingSegments(msgspec.Struct, frozen=True):
+class RestorePlan(msgspec.Struct, frozen=True):
     """What a subtask lacks of a state.
 
     Parameters

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from statelog.local.materializer import Materialized, Materializer, Order
-from statelog.local.runs import Edge, LocalRuns
+from statelog.local.materializer import MaintenanceRequest, Materialized, Materializer
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.observer import Step
 from statelog.runs.merge import Garbage, choose_merge
 
@@ -18,18 +18,18 @@ _AT_ONCE_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class Maintenance:
     """What a subtask can do for its state beside the changes of a batch.
 
     Parameters
     ----------
     local : LocalRuns
         The subtask's local runs.
-    path : sequence of Edge
+    path : sequence of LocalRun
         Those of the state before the batch, oldest first; that state is certain.
     materializer : Materializer
         Does what takes long.
-    order : Order or None
+    order : MaintenanceRequest or None
         What the coordinator wants.
     genesis : bytes
         Chain digest of the empty state.
@@ -44,9 +44,9 @@ class Upkeep:
     """
 
     local: LocalRuns
-    path: Sequence[Edge]
+    path: Sequence[LocalRun]
     materializer: Materializer
-    order: Order | None
+    order: MaintenanceRequest | None
     genesis: bytes
     fan_in: int
     garbage: Garbage
@@ -69,12 +69,12 @@ class Upkeep:
             self.step(Step.MATERIALIZING)
             self.materializer.work(self.order, path, merges)
 
-    def store_now(self, edge: Edge) -> Materialized | None:
+    def store_now(self, edge: LocalRun) -> Materialized | None:
         """Materialize the state after the batch; None if there is nothing new.
 
         Parameters
         ----------
-        edge : Edge
+        edge : LocalRun
             The local run of the batch.
         """
         assert self.order is not None
@@ -82,7 +82,7 @@ class Upkeep:
             return None
         return self.materializer.store_now(self.order, [*self.path, edge])
 
-    def _to_merge(self) -> list[Edge]:
+    def _to_merge(self) -> list[LocalRun]:
         """The newest runs that are to be merged, without those that a job is about."""
         busy = self.materializer.inputs()
         places = [place for place, edge in enumerate(self.path) if edge.file_name in busy]
@@ -90,6 +90,6 @@ class Upkeep:
         newest = choose_merge([self.local.open(edge).rows for edge in free], self.fan_in)
         return free[len(free) - newest :]
 
-    def _is_done_at_once(self, edges: Sequence[Edge]) -> bool:
+    def _is_done_at_once(self, edges: Sequence[LocalRun]) -> bool:
         runs = [self.local.open(edge) for edge in edges]
         return sum(run.rows for run in runs) <= _AT_ONCE_ROWS and sum(run.size_bytes for run in runs) <= _AT_ONCE_BYTES

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from statelog import Observer, ProtocolError, Step
-from statelog.checkpoint import keyed_task as task
-from statelog.checkpoint.keyed_task import BatchInput, BatchTask, read_initial
+from statelog.checkpoint import keyed_task
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, read_initial
+from statelog.checkpoint.maintenance import Maintenance
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, JobOutcome, Reply, Request
-from statelog.checkpoint.upkeep import Upkeep
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER
@@ -119,14 +119,14 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(
     engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acked: list[bool] = []
-    run_task = BatchTask.run
+    run_task = KeyedTask.run
 
-    def noted(self: BatchTask, read: BatchInput) -> Iterator[Any]:
+    def noted(self: KeyedTask, read: BatchInput) -> Iterator[Any]:
         for output in run_task(self, read):
             acked.append(bool(engine.acks))
             yield output
 
-    monkeypatch.setattr(BatchTask, "run", noted)
+    monkeypatch.setattr(KeyedTask, "run", noted)
     engine.start(1, 0)
     keys: list[Key] = [(number, None) for number in range(30_000)]
     assert len(engine.run_commands(0, 0, [(key, ("read",)) for key in keys])) == len(keys)
@@ -277,7 +277,7 @@ def test_a_job_goes_when_its_grant_has_ended(
     gone: list[str] = []
     monkeypatch.setattr(Materializer, "result", lambda self, grant: Materialized([], "job", failure="disk full"))
     monkeypatch.setattr(Materializer, "end", lambda self, job: gone.append(job))
-    monkeypatch.setattr(Upkeep, "work", lambda self: gone.append("inputs"))
+    monkeypatch.setattr(Maintenance, "work", lambda self: gone.append("inputs"))
     engine.start(1, 0)
     engine.answers[Ack] = Acked(outcome)
     run(engine, 0, ("append", "0"))
@@ -287,7 +287,7 @@ def test_a_job_goes_when_its_grant_has_ended(
 
 @pytest.mark.parametrize("table", ["memory", "rocksdb"])
 def test_a_batch_reads_the_table_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
-    monkeypatch.setattr(task, "RunsTable", None)
+    monkeypatch.setattr(keyed_task, "RunsTable", None)
     engine = NotingEngine(tmp_path, table=table)
     engine.start(1, 0)
     run(engine, 0, ("append", "0"))

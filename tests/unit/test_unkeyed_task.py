@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId
 from statelog.checkpoint.redistribution import SnapshotSlice
-from statelog.checkpoint.unkeyed_task import OperatorTask
+from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Measurements, Metric, Recorded
-from statelog.operators.unkeyed.subtask import Operator, OperatorInput
+from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from tests.model.operator_engine import Commands, JsonOutput, OperatorEngine, _to_rows
@@ -115,7 +115,7 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine
     engine.start(1, 0)
     task = task_of(engine, Many())
     acked, texts = [], []
-    for output in task.run(OperatorInput([], None, 0, None)):
+    for output in task.run(UnkeyedInput([], None, 0, None)):
         acked.append(bool(engine.acks))
         texts += output.column(0).to_pylist()
     assert acked == [False] * (len(acked) - 1) + [True]
@@ -123,10 +123,10 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine
     assert texts == [str(number) for number in range(200_000)]
 
 
-def task_of(engine: NotingEngine, processor: Commands, batch: int = 0) -> OperatorTask:
+def task_of(engine: NotingEngine, processor: Commands, batch: int = 0) -> UnkeyedTask:
     engine.attempts += 1
-    operator = Operator(engine.uid, processor, engine.states, _to_rows, _to_rows, JsonOutput())
-    return OperatorTask(
+    operator = UnkeyedOperator(engine.uid, processor, engine.states, _to_rows, _to_rows, JsonOutput())
+    return UnkeyedTask(
         task=TaskId("query", f"run-{engine.runs}", "op", "instance", batch, 0, engine.attempts),
         partition=0,
         parallelism=engine.parallelism,

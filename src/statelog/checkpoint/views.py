@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.history import History
-from statelog.checkpoint.redistribution import Start, restored_starts
+from statelog.checkpoint.redistribution import SnapshotView, restored_views
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 
 
 @dataclass(frozen=True)
-class StartingPoints:
+class Views:
     """The state before a batch, each list with one element per subtask.
 
     Parameters
@@ -25,17 +25,17 @@ class StartingPoints:
         Digest of the chain of all changesets before the batch.
     timers_after_ms : list of int
         Up to when timers have fired in this run.
-    snapshots : list of Start
+    snapshots : list of SnapshotView
         The operator state; empty if the operator has keys.
     """
 
     origins: list[bytes]
     heads: list[bytes]
     timers_after_ms: list[int]
-    snapshots: list[Start]
+    snapshots: list[SnapshotView]
 
     @classmethod
-    def of_first_batch(cls, run: OperatorRun, history: History, batch: int) -> Self:
+    def of_first_batch(cls, run: OperatorConfig, history: History, batch: int) -> Self:
         """Those of the first batch of a run: what is stored, dealt out to as many subtasks as the run has."""
         subtasks = range(run.parallelism)
         origins = [digests.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in subtasks]
@@ -47,15 +47,15 @@ class StartingPoints:
             return cls(origins, heads, fired, [])
         before = history.at(batch - 1)
         if before is None:
-            return cls(origins, origins, fired, [Start()] * run.parallelism)
+            return cls(origins, origins, fired, [SnapshotView()] * run.parallelism)
         declared = {state.name for state in run.states}
-        return cls(origins, origins, fired, restored_starts(before, declared, run.parallelism))
+        return cls(origins, origins, fired, restored_views(before, declared, run.parallelism))
 
-    def after(self, batch: Batch) -> StartingPoints:
+    def after(self, batch: Batch) -> Views:
         """Those of the next batch; the batch must be durable."""
         assert batch.durable is not None
         if self.snapshots:
-            return replace(self, snapshots=[Start([segment], None) for segment in batch.durable.segments])
+            return replace(self, snapshots=[SnapshotView([segment], None) for segment in batch.durable.segments])
         heads = [
             digests.extend(head, batch.number, [part.checksum for part in parts])
             for head, parts in zip(self.heads, batch.durable.by_subtask(), strict=True)

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.log.entry import FOUNDING_BATCH, Checkpoint
-from statelog.log.references import Base, Level, Piece, StoredRun
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
+from statelog.log.references import Base, BaseRange, Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.times import NO_TIME_MS
 
 
-def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
+def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
     """Let a checkpoint of keyed state begin a location.
 
     Parameters
@@ -24,23 +24,23 @@ def founding_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun
     runs : mapping of int to sequence of StoredRun
         For each of the entry's subtasks that has state the runs that hold it.
     """
-    pieces: list[Piece] = []
+    pieces: list[BaseRange] = []
     first = min(entry.batch, 0)
     for subtask in range(entry.parallelism):
         own, within = list(runs.get(subtask, ())), hash_range(subtask, entry.parallelism)
         before = digests.genesis(entry.query_id, entry.uid, subtask, entry.parallelism)
         after = digests.extend(before, entry.batch, [run.checksum for run in own])
         level = Level(first, entry.batch, before, after, within.first, within.last, own)
-        pieces.append(Piece(within.first, within.last, Base(subtask, entry.parallelism, [level])))
+        pieces.append(BaseRange(within.first, within.last, Base(subtask, entry.parallelism, [level])))
     return msgspec.structs.replace(entry, cover=pieces)
 
 
-def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -> Checkpoint:
+def initial_entry(run: OperatorConfig, epoch: int, token: bytes, log_start: int) -> Checkpoint:
     """The checkpoint before the first batch of a run, still without its state.
 
     Parameters
     ----------
-    run : OperatorRun
+    run : OperatorConfig
         The run.
     epoch : int
         Its epoch.
@@ -51,7 +51,7 @@ def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -
     """
     return Checkpoint(
         epoch=epoch,
-        batch=FOUNDING_BATCH,
+        batch=INITIAL_BATCH,
         revision=0,
         query_id=run.query_id,
         run_id=run.run_id,
@@ -64,6 +64,6 @@ def founding_entry(run: OperatorRun, epoch: int, token: bytes, log_start: int) -
         watermark_ms=NO_TIME_MS,
         token=token,
         log_start=log_start,
-        retained_from=FOUNDING_BATCH,
+        retained_from=INITIAL_BATCH,
         settings=dict(run.settings),
     )

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
 from statelog.checkpoint.progress import Restoring, RestoringSubtasks
-from statelog.checkpoint.protocol import Progress, TaskId
+from statelog.checkpoint.protocol import ReadProgress, TaskId
 from statelog.clock import ManualClock
-from statelog.local.segment import ClippedSegment, MissingSegments
+from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from tests.model.engine import Engine
@@ -112,7 +112,7 @@ class Restart:
 
     def lacks(self, *segments: SegmentRef) -> None:
         self.restoring.begin(
-            MissingSegments(b"", 0, [ClippedSegment(one, 0, (1 << 64) - 1, is_shared=False) for one in segments])
+            RestorePlan(b"", 0, [ClippedSegment(one, 0, (1 << 64) - 1, is_shared=False) for one in segments])
         )
 
     def read_after(self, *seconds: float) -> None:
@@ -145,7 +145,7 @@ def test_materialized_state_counts_and_all_is_read_when_the_state_is_there() -> 
     """Another subtask of the host may have read the rest."""
     restart = Restart()
     run = StoredRun("op/runs/1/0/a.run", 0, 40, b"", 1, 0, 9)
-    restart.restoring.begin(MissingSegments(b"", 0, [], [Level(0, 0, b"", b"", 0, 9, [run, replace(run, offset=40)])]))
+    restart.restoring.begin(RestorePlan(b"", 0, [], [Level(0, 0, b"", b"", 0, 9, [run, replace(run, offset=40)])]))
     restart.read_after(1)
     restart.restoring.end()
     assert restart.told == [(40, 80), (80, 80)]
@@ -203,7 +203,7 @@ def test_the_driver_adds_up_the_subtasks_of_a_batch(told: Told) -> None:
     run: Any = SimpleNamespace(query_id="query", uid="op")
     subtasks = RestoringSubtasks(run, told, "op")
     for batch, subtask, read_bytes in [(0, 0, 1), (0, 1, 2), (0, 0, 3), (1, 1, 4)]:
-        subtasks.note(Progress(TaskId("query", "run", "op", "", batch, subtask, 9), read_bytes, 10))
+        subtasks.note(ReadProgress(TaskId("query", "run", "op", "", batch, subtask, 9), read_bytes, 10))
     assert [(one.batch, one.subtasks, one.read_bytes, one.known_bytes) for one in told.progress] == [
         (0, 1, 1, 10), (0, 2, 3, 20), (0, 2, 5, 20), (1, 1, 4, 10),
     ]  # fmt: skip

@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.admission import OperatorRun
-from statelog.checkpoint.batch import Batch, BatchTime, TakenAck
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, TaskId
-from statelog.checkpoint.redistribution import Start
-from statelog.checkpoint.starts import StartingPoints
+from statelog.checkpoint.redistribution import SnapshotView
+from statelog.checkpoint.views import Views
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 
-KEYED = OperatorRun("query", "run", "op", "instance", 2, b"keys", [])
+KEYED = OperatorConfig("query", "run", "op", "instance", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 ORIGINS = [digests.genesis("query", "op", subtask, 2) for subtask in range(2)]
 
@@ -27,7 +27,7 @@ def segment(batch: int, subtask: int) -> SegmentRef:
     return SegmentRef(subtask, 1, b"%d of %d" % (batch, subtask), 0, 10, 1, 1, f"op/changes/{batch}-{subtask}")
 
 
-def checkpoint(batch: int, run: OperatorRun = KEYED) -> Checkpoint:
+def checkpoint(batch: int, run: OperatorConfig = KEYED) -> Checkpoint:
     segments = [segment(batch, subtask) for subtask in range(2)]
     counts = [] if run.has_keys else [[], []]
     return Checkpoint(
@@ -49,7 +49,7 @@ def durable(entry: Checkpoint, *fired_ms: int) -> Batch:
     made = Batch(entry.batch, BatchTime(0, 0), durable=entry)
     for subtask, timers_to_ms in enumerate(fired_ms):
         task = TaskId("query", "run", "op", "instance", entry.batch, subtask, 1)
-        made.acks[subtask] = TakenAck(Ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
+        made.acks[subtask] = AcceptedAck(Ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
     return made
 
 
@@ -57,7 +57,7 @@ def durable(entry: Checkpoint, *fired_ms: int) -> Batch:
 def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: int) -> None:
     """Never from the newest: a batch whose entry is there already is repeated."""
     history = History([checkpoint(batch) for batch in range(3)])
-    found = StartingPoints.of_first_batch(KEYED, history, first_batch)
+    found = Views.of_first_batch(KEYED, history, first_batch)
     assert (found.origins, found.heads) == (ORIGINS, heads(*range(first_batch)))
     assert (found.timers_after_ms, found.snapshots) == ([NO_TIME_MS] * 2, [])
 
@@ -65,16 +65,16 @@ def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: in
 @pytest.mark.parametrize("first_batch", [0, 1, 2, 3])
 def test_an_operator_without_keys_starts_from_the_snapshots_before_its_first_batch(first_batch: int) -> None:
     history = History([checkpoint(batch, WITHOUT_KEYS) for batch in range(3)])
-    found = StartingPoints.of_first_batch(WITHOUT_KEYS, history, first_batch)
+    found = Views.of_first_batch(WITHOUT_KEYS, history, first_batch)
     if first_batch == 0:
-        assert found.snapshots == [Start()] * 2
+        assert found.snapshots == [SnapshotView()] * 2
     else:
         stored = [start.snapshots for start in found.snapshots]
         assert stored == [[segment(first_batch - 1, 0)]] * 2, "all are empty, so that one is as good as the other"
 
 
 def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
-    first = StartingPoints.of_first_batch(KEYED, History(), 0)
+    first = Views.of_first_batch(KEYED, History(), 0)
     second = first.after(durable(checkpoint(0), 70, 80))
     assert (second.origins, second.heads, second.timers_after_ms) == (ORIGINS, heads(0), [70, 80])
     third = second.after(durable(checkpoint(1), 90, 91))
@@ -84,12 +84,12 @@ def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
 def test_a_state_that_is_materialized_through_the_batch_is_what_the_next_starts_from() -> None:
     """One that only older batches are part of changes nothing of where the subtask is."""
     bases = [Base(subtask, 2, [Level(0, last, b"", b"own digest", 0, 9, [])]) for subtask, last in ((0, 4), (1, 5))]
-    points = StartingPoints.of_first_batch(KEYED, History(), 0)
+    points = Views.of_first_batch(KEYED, History(), 0)
     after = points.after(durable(replace(checkpoint(5), bases=bases), 0, 0))
     assert after.heads == [heads(5)[0], b"own digest"]
 
 
 def test_without_keys_the_next_batch_starts_from_the_new_snapshots_as_they_are() -> None:
-    points = StartingPoints.of_first_batch(WITHOUT_KEYS, History(), 0)
+    points = Views.of_first_batch(WITHOUT_KEYS, History(), 0)
     after = points.after(durable(checkpoint(0, WITHOUT_KEYS)))
-    assert after.snapshots == [Start([segment(0, subtask)], None) for subtask in range(2)]
+    assert after.snapshots == [SnapshotView([segment(0, subtask)], None) for subtask in range(2)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.checkpoint.admission import OperatorRun
+from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import Batch, BatchTime
-from statelog.checkpoint.calls import incomplete_batch, require_own_partition
 from statelog.checkpoint.protocol import Begin, TaskId
+from statelog.checkpoint.refusals import incomplete_batch, require_own_partition
 
 
-def run(parallelism: int) -> OperatorRun:
-    return OperatorRun("query", "run", "op", "instance", parallelism, b"keys", [])
+def run(parallelism: int) -> OperatorConfig:
+    return OperatorConfig("query", "run", "op", "instance", parallelism, b"keys", [])
 
 
 def task(batch: int, subtask: int = 0) -> TaskId:
