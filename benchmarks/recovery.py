@@ -188,14 +188,14 @@ def _stored(side: str, checkpoint: Path) -> dict[str, Any]:
     [operator] = operators_of(store)
     history = History(open_log(store, operator, Options(), SystemClock()).read())
     latest = history.latest_record
-    cover = latest.cover if latest else None
-    if latest is None or cover is None:
+    base_map = latest.base_map if latest else None
+    if latest is None or base_map is None:
         raise click.ClickException(f"{side}: the killed process has left no checkpoint behind")
-    later = list(history.between(cover.through + 1, latest.batch))
+    later = list(history.between(base_map.through + 1, latest.batch))
     return {
         "batch": latest.batch,
-        "base_through": cover.through,
-        "base_bytes": sum(piece.base.length for piece in cover.pieces),
+        "base_through": base_map.through,
+        "base_bytes": sum(base_range.base.length for base_range in base_map.ranges),
         "changes_bytes": sum(segment.length for checkpoint in later for segment in checkpoint.segments),
     }
 

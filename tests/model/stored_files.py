@@ -10,8 +10,8 @@ from statelog.testing.local_query import LocalQuery
 def needed_objects(history: History, record: Record) -> set[str]:
     """Every object that a restart from a checkpoint may read, besides the log's own entries."""
     segments = [part for one in history.between(record.needed_from, record.batch) for part in one.segments]
-    pieces = record.cover.pieces if record.cover else ()
-    return {part.name for part in segments} | {run.name for piece in pieces for run in piece.runs}
+    ranges = record.base_map.ranges if record.base_map else ()
+    return {part.name for part in segments} | {run.name for base_range in ranges for run in base_range.runs}
 
 
 class StoredFiles:

@@ -49,7 +49,7 @@ def test_bases_advance_however_many_actions_a_batch_has(
         run.run_batch(batch, actions)
         record = run.files.history.latest_record
         assert record is not None
-        through.append(record.cover.through if record.cover else -1)
+        through.append(record.base_map.through if record.base_map else -1)
         assert run.files.missing(run.retained) == {}, f"batch {batch}"
         assert run.files.count("changes") <= 8 * run.parallelism, f"batch {batch}: the log is not cut"
         assert len(run.files.unreferenced) <= 4 * run.parallelism, f"batch {batch}: what is stored is not used"

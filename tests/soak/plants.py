@@ -38,13 +38,13 @@ def _work_on(self: Materializer, order: MaintenanceRequest, *arguments: Any) -> 
     _work(self, replace(order, grant=_own_grant(self, order.grant)) if order.grant else order, *arguments)
 
 
-def _is_newer(self: MaterializationPolicy, ack: Ack, origin: bytes) -> bool:
+def _is_newer(self: MaterializationPolicy, ack: Ack, genesis: bytes) -> bool:
     """Only the last level is compared with what is materialized."""
     if not ack.has_changeset:
-        return _fits(self, ack, origin)
+        return _fits(self, ack, genesis)
     subtask = ack.task.subtask
     record = self._inventory.history.latest_record
-    base = record.cover.base_of(subtask, self._run.parallelism) if record and record.cover else None
+    base = record.base_map.base_of(subtask, self._config.parallelism) if record and record.base_map else None
     if not ack.levels or (base is not None and ack.levels[-1].last <= base.through):
         return False
     self._grants.end(subtask, has_leftovers=False)
@@ -64,11 +64,11 @@ def stale_jobs() -> AbstractContextManager[object]:
     return planted
 
 
-def _take_first(self: MaterializationPolicy, batch: Batch, taken: AcceptedAck, origin: bytes) -> JobOutcome:
+def _take_first(self: MaterializationPolicy, batch: Batch, taken: AcceptedAck, genesis: bytes) -> JobOutcome:
     held = batch.acks.get(taken.ack.task.subtask)
     if taken.ack.has_changeset and held is not None and held.ack.checksums == taken.ack.checksums:
         taken.levels, taken.levels_payload = [], b""
-    return _take(self, batch, taken, origin)
+    return _take(self, batch, taken, genesis)
 
 
 def lost_jobs() -> AbstractContextManager[object]:

@@ -334,7 +334,9 @@ class Tool:
             files.unreferenced,
             sum(map(files.history.has_batch, retained)),
             latest.batch,
-            max((piece.base.through for piece in latest.cover.pieces), default=-1) if latest.cover else -1,
+            max((base_range.base.through for base_range in latest.base_map.ranges), default=-1)
+            if latest.base_map
+            else -1,
         )
 
     def restore(self, saved: SavedOperator, source: str, run: Run) -> None:

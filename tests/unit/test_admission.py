@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_materialized_state_is_forgotten_cannot_be_gone_on_fr
     """Its entry is there, but those before it, which said what it builds on, are not."""
     own = hash_range(0, 1)
     base = Base(0, 1, [Level(0, 3, b"", b"", own.first, own.last, [])])
-    kept = History([checkpoint(2), checkpoint(3), checkpoint(4, cover=[BaseRange(own.first, own.last, base)])])
+    kept = History([checkpoint(2), checkpoint(3), checkpoint(4, base_ranges=[BaseRange(own.first, own.last, base)])])
     with pytest.raises(StateMissingError, match="needs checkpoint 2, but the oldest that is retained is checkpoint 4"):
         require_admission(RUN, kept, 3, None, "here")
     require_admission(RUN, kept, 5, None, "here")

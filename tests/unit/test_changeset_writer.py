@@ -76,8 +76,11 @@ class Attempt:
             self.changes.make(count)
             self.writer.offer()
 
-    def edges(self) -> dict[LocalRun, bytes]:
-        return {edge: (self.local.directory / edge.file_name).read_bytes() for edge in self.local.edges()}
+    def local_runs(self) -> dict[LocalRun, bytes]:
+        return {
+            local_run: (self.local.directory / local_run.file_name).read_bytes()
+            for local_run in self.local.local_runs()
+        }
 
 
 @pytest.mark.parametrize(("inline_bytes", "parts"), [(0, [10, 12, 3]), (11, [19, 6])])
@@ -98,7 +101,7 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     assert [part.name for part in changeset.parts if part.name] == list(named)
     assert attempt.objects == named
     after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
-    assert attempt.edges() == {LocalRun(3, 3, HEAD, after): b"local 25"}
+    assert attempt.local_runs() == {LocalRun(3, 3, HEAD, after): b"local 25"}
 
 
 def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> None:
@@ -131,10 +134,10 @@ def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: i
     """Its checksum tells attempts with other changes apart; without changes the state is what it was."""
     attempt = Attempt(tmp_path)
     attempt.changes.make(rows)
-    edge, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token")
+    local_run, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token")
     data = b"local %d" % rows
     assert changeset.parts == [StoredPart(digests.checksum(data), 0, rows, "")]
     assert changeset.payload == b""
-    assert edge == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
-    assert attempt.edges() == {edge: data}
+    assert local_run == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
+    assert attempt.local_runs() == {local_run: data}
     assert attempt.objects == {}

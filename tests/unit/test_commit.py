@@ -123,7 +123,7 @@ def test_changes_that_are_only_in_the_materialized_state_have_no_segment() -> No
 def test_a_snapshot_that_has_not_changed_stays_unless_its_file_is_to_be_emptied(moved: bytes) -> None:
     old = SegmentRef(0, 55, b"old", 30, 8, 4, 9, "op/log/1")
     kept = taken(1, is_unchanged=True, element_counts={})
-    kept.kept, kept.moved = old, moved
+    kept.unchanged_segment, kept.rewritten_bytes = old, moved
     entry, payload = composed(taken(0, b"zero"), kept, taken(2, b"two"), run=WITHOUT_KEYS)
     same = replace(old, subtask=1, attempt=101, rows=0, input_rows=8)
     if moved:
@@ -158,9 +158,14 @@ def test_materialized_runs_stand_behind_the_changesets() -> None:
 def test_an_entry_says_whose_it_is_and_what_it_builds_on() -> None:
     operators = QueryOperators(7, {"op": ""})
     run = dataclasses.replace(KEYED, operators=operators, watermark=None)
-    cover = BaseMap()
+    base_map = BaseMap()
     entry, _ = composed(
-        taken(0), taken(1), run=run, generations={"gone": 2}, cover=cover, settings={"size": 10, "kind": "tumbling"}
+        taken(0),
+        taken(1),
+        run=run,
+        generations={"gone": 2},
+        base_map=base_map,
+        settings={"size": 10, "kind": "tumbling"},
     )
     assert entry == Checkpoint(
         epoch=3,
@@ -178,12 +183,12 @@ def test_an_entry_says_whose_it_is_and_what_it_builds_on() -> None:
         token=b"unique",
         generations={"gone": 2},
         log_start=2,
-        cover=[],
+        base_ranges=[],
         retained_from=1,
         operators=operators,
         settings={"size": 10, "kind": "tumbling"},
     )
-    assert composed(taken(0), taken(1))[0].cover is None, "the entries before say what is materialized"
+    assert composed(taken(0), taken(1))[0].base_ranges is None, "the entries before say what is materialized"
 
 
 @pytest.mark.parametrize("revision", [0, 4])

@@ -96,8 +96,8 @@ def test_other_result_of_a_later_attempt_is_a_revision(engine: Engine) -> None:
     assert (second.batch, second.revision) == (0, 1)
     assert second.segments[0] == first.segments[0], "what did not change is not written again"
     begun = begin(engine, 1, 1, 101)
-    origin = digests.genesis(engine.query_id, engine.uid, 1, 2)
-    assert begun.head == digests.extend(origin, 0, [digests.checksum(b"other")])
+    genesis = digests.genesis(engine.query_id, engine.uid, 1, 2)
+    assert begun.head == digests.extend(genesis, 0, [digests.checksum(b"other")])
 
 
 def test_other_result_of_an_earlier_attempt_does_not_count(engine: Engine) -> None:

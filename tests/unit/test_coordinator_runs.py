@@ -255,12 +255,12 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
     runs.batch(1, b"zero", b"one", timers_to_ms=1850)
     runs.start(2, dataclasses.replace(first, states=[state("brief")], deleted=("deleted",)))
     runs.coordinator.offer_initial_state(["", "op/initial/1"])
-    origin = digests.genesis("query", "op", 1, 2)
-    head = digests.extend(origin, 0, [digests.checksum(b"one")])
+    genesis = digests.genesis("query", "op", 1, 2)
+    head = digests.extend(genesis, 0, [digests.checksum(b"one")])
     newest = runs.store.list("op/log/")[-1].name
     expected = Begun(
         epoch=2,
-        genesis=origin,
+        genesis=genesis,
         head=digests.extend(head, 1, [digests.checksum(b"one")]),
         inline_bytes=runs.options.inline_bytes(2),
         upload_prefix="op/changes/2/1",
@@ -275,7 +275,7 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
         expires_by={"brief": "processing"},
         initial="op/initial/1",
         start=None,
-        order=None,
+        maintenance=None,
         witness=Witness(newest, runs.store.read(newest, length=FRAME_HEADER_BYTES)),
     )
     assert runs.begin(2, 1) == expected
@@ -483,11 +483,11 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     runs.start(0)
     runs.batch(0)
     begun = runs.begin(1)
-    assert begun.order is not None
-    assert begun.order.grant is not None
+    assert begun.maintenance is not None
+    assert begun.maintenance.grant is not None
     run = StoredRun("", 0, 6, digests.checksum(b"merged"), 1, WHOLE.first, WHOLE.last)
     level = Level(0, 0, begun.genesis, begun.head, WHOLE.first, WHOLE.last, [run])
-    assert runs.ack(1, b"1", levels=[level], job=begun.order.grant.job, behind=b"merged") is JobOutcome.TAKEN
+    assert runs.ack(1, b"1", levels=[level], job=begun.maintenance.grant.job, behind=b"merged") is JobOutcome.TAKEN
     runs.batch(1, b"another result")
     first, second = (entry.bases[0].levels[0].runs[0] for entry in runs.entries[1:])
     assert runs.entries[-1].revision == 1
@@ -576,11 +576,11 @@ def test_a_materialization_that_fails_too_often_stops_the_run(runs: Runs) -> Non
     runs.start(0)
     runs.batch(0)
     begun = runs.begin(1)
-    assert begun.order is not None
-    assert begun.order.grant is not None
+    assert begun.maintenance is not None
+    assert begun.maintenance.grant is not None
     for _ in range(2):
         with pytest.raises(StorageError, match="failed more than 0 times in a row: no room") as raised:
-            runs.ack(1, job=begun.order.grant.job, materialization_failure="no room")
+            runs.ack(1, job=begun.maintenance.grant.job, materialization_failure="no room")
         assert raised.value.kind is ErrorKind.MATERIALIZATION
     with pytest.raises(StorageError, match="no room"):
         runs.begin(1)
@@ -617,8 +617,8 @@ def test_a_snapshot_that_was_put_together_from_others_cannot_be_unchanged(runs: 
     runs.ack(0, b"both", element_counts={"s": 2})
     runs.start(1, dataclasses.replace(run, parallelism=2))
     begun = runs.begin(1)
-    assert begun.start is not None
-    assert begun.start.slices is not None
+    assert begun.snapshot_view is not None
+    assert begun.snapshot_view.slices is not None
     with pytest.raises(ProtocolError, match="did not start from"):
         runs.ack(1, b"both", is_unchanged=True, length=0)
 
@@ -679,12 +679,12 @@ def test_an_operator_without_keys_gets_no_orders_and_counts_no_log(runs: Runs, c
     runs.start(0, WITHOUT_KEYS)
     for batch in range(3):
         begun = runs.batch(batch, b"%d" % batch)
-        assert begun.order is None
-        assert begun.start == (
+        assert begun.maintenance is None
+        assert begun.snapshot_view == (
             SnapshotView() if batch == 0 else SnapshotView([runs.entries[batch - 1].segments[0]], None)
         )
     assert [(metrics.log_bytes, metrics.base_bytes) for metrics in runs.told.metrics] == [(0, 0)] * 3
-    assert [entry.cover for entry in runs.entries] == [None] * 3
+    assert [entry.base_ranges for entry in runs.entries] == [None] * 3
 
 
 def test_only_large_operator_state_is_warned_of(

@@ -6,18 +6,18 @@ from statelog.runs import digests
 
 
 def test_states_differ_that_differ_in_anything() -> None:
-    origins = [
+    genesis_digests = [
         digests.genesis(*names)
         for names in (("q", "op", 0, 2), ("r", "op", 0, 2), ("q", "po", 0, 2), ("q", "op", 1, 2), ("q", "op", 0, 3))
     ]
     after = [
-        digests.extend(origins[0], batch, parts)
+        digests.extend(genesis_digests[0], batch, parts)
         for batch in (-1, 0, 1, 255)
         for parts in ([], [b"a"], [b"b"], [b"a", b"b"], [b"b", b"a"])
     ]
-    later = [digests.extend(digest, 2, [b"a"]) for digest in (*origins, *after)]
-    assert len({*origins, *after, *later}) == len(origins) + len(after) + len(later)
-    assert {len(digest) for digest in (*origins, *after)} == {16}
+    later = [digests.extend(digest, 2, [b"a"]) for digest in (*genesis_digests, *after)]
+    assert len({*genesis_digests, *after, *later}) == len(genesis_digests) + len(after) + len(later)
+    assert {len(digest) for digest in (*genesis_digests, *after)} == {16}
 
 
 def test_the_same_changes_lead_to_the_same_state() -> None:

@@ -101,7 +101,7 @@ def test_refused(old: pa.DataType, new: pa.DataType, message: str) -> None:
 def test_a_run_with_other_fields_is_damaged() -> None:
     # The start was refused, so such a run cannot belong to the state.
     with pytest.raises(CorruptionError, match="holds value state 'seen'"):
-        run_of(state_of({"x": I64}), {0: {"x": 1}}).section(state_of({"x": I32}))
+        config_of(state_of({"x": I64}), {0: {"x": 1}}).section(state_of({"x": I32}))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_removed_field_is_remembered() -> None:
 # ---- Reading rows of earlier versions ----
 
 
-def run_of(state: StateDescriptor, rows: dict[int, dict[str, Any] | None], block_rows: int = 2) -> Run:
+def config_of(state: StateDescriptor, rows: dict[int, dict[str, Any] | None], block_rows: int = 2) -> Run:
     """A run that puts values, or removes them, by key."""
     changes = [
         {
@@ -314,7 +314,7 @@ def test_rows_of_every_version_are_read_with_the_last(data: st.DataObject, kind:
             recorded = recorded_schema(recorded, declared.to_stored())
         row = st.fixed_dictionaries({field.name: values_of(field.type) for field in declared.value_schema})
         rows = data.draw(st.dictionaries(st.sampled_from(KEYS), st.none() | row, max_size=5))
-        runs.append(run_of(declared, rows))
+        runs.append(config_of(declared, rows))
         for key, values in rows.items():
             expected.pop(key, None)
             if values is not None:
@@ -337,7 +337,7 @@ def test_rows_of_every_version_are_read_with_the_last(data: st.DataObject, kind:
 
 def test_a_field_that_comes_back_has_its_old_values_merged_or_not() -> None:
     both, one = state_of({"a": I32, "b": TEXT}), state_of({"a": I32})
-    runs = [run_of(both, {0: {"a": 0, "b": "old"}, 1: {"a": 1, "b": "gone"}}), run_of(one, {1: {"a": 2}})]
+    runs = [config_of(both, {0: {"a": 0, "b": "old"}, 1: {"a": 1, "b": "gone"}}), config_of(one, {1: {"a": 2}})]
     answer = {0: {"a": 0, "b": "old"}, 1: {"a": 2, "b": None}}
     assert contents(RunsTable(runs), both) == answer
     assert contents(RunsTable([merged(runs, is_bottom=True)]), both) == answer
@@ -346,7 +346,7 @@ def test_a_field_that_comes_back_has_its_old_values_merged_or_not() -> None:
 def test_integers_and_floats_of_one_field_are_merged_without_loss() -> None:
     number = 2**24 + 1
     versions = [state_of({"n": kind}) for kind in (I32, F32, F64)]
-    runs = [run_of(versions[0], {0: {"n": number}}), run_of(versions[1], {1: {"n": 0.5}})]
+    runs = [config_of(versions[0], {0: {"n": number}}), config_of(versions[1], {1: {"n": 0.5}})]
     table = RunsTable([merged(runs, is_bottom=True)])
     assert contents(table, versions[1]) == {0: {"n": float(number - 1)}, 1: {"n": 0.5}}
     assert contents(table, versions[2]) == {0: {"n": float(number)}, 1: {"n": 0.5}}
@@ -354,7 +354,7 @@ def test_integers_and_floats_of_one_field_are_merged_without_loss() -> None:
 
 def test_bytes_that_are_no_text_are_an_error_and_stay_what_they_are() -> None:
     raw, text = state_of({"x": BYTES}), state_of({"x": TEXT})
-    runs = [run_of(raw, {0: {"x": b"\xff"}}), run_of(text, {1: {"x": "ok"}})]
+    runs = [config_of(raw, {0: {"x": b"\xff"}}), config_of(text, {1: {"x": "ok"}})]
     for table in (RunsTable(runs), RunsTable([merged(runs, is_bottom=True)])):
         with pytest.raises(ConfigurationError, match="field 'x' of value state 'seen'.*no string"):
             contents(table, text)
@@ -364,5 +364,7 @@ def test_bytes_that_are_no_text_are_an_error_and_stay_what_they_are() -> None:
 def test_a_merge_has_the_newest_schema_and_expiry() -> None:
     older = state_of({"n": I32})
     newer = replace(state_of({"n": I64}), expires_by=TimeDomain.EVENT)
-    [section] = merged([run_of(older, {0: {"n": 1}}), run_of(newer, {1: {"n": 2}})], is_bottom=True).sections.values()
+    [section] = merged(
+        [config_of(older, {0: {"n": 1}}), config_of(newer, {1: {"n": 2}})], is_bottom=True
+    ).sections.values()
     assert (section.state.to_stored(), section.rows) == (newer.to_stored(), 2)

@@ -147,9 +147,9 @@ class Attempts:
         return begun
 
     def grant(self, begun: Begun) -> Grant:
-        assert begun.order is not None
-        assert begun.order.grant is not None
-        return begun.order.grant
+        assert begun.maintenance is not None
+        assert begun.maintenance.grant is not None
+        return begun.maintenance.grant
 
     def store(self, begun: Begun, last: int, token: str = "a") -> list[Level]:
         """Do the job of a grant: the state after a batch, in one object."""
@@ -393,8 +393,8 @@ def test_a_held_checkpoint_stays_until_it_is_let_go(engine: Engine) -> None:
         stored = {info.name for info in LocalStore(engine.location).list()}
         record = held.record(3)
         assert record is not None
-        assert record.cover is not None
-        assert {run.name for piece in record.cover.pieces for run in piece.runs} <= stored
+        assert record.base_map is not None
+        assert {run.name for base_range in record.base_map.ranges for run in base_range.runs} <= stored
         with engine.coordinator.holding(1) as gone:
             assert gone is None, "it was not retained any more"
             batches(engine, 12, 14)

@@ -70,7 +70,7 @@ def test_large_changesets_are_read_by_who_needs_them() -> None:
 # ---- What there is ----
 
 
-def pieces(counting: Base) -> list[BaseRange]:
+def ranges(counting: Base) -> list[BaseRange]:
     return [BaseRange(counting.within.first, counting.within.last, counting)]
 
 
@@ -116,7 +116,7 @@ def test_what_is_materialized_counts_from_its_entry_on_until_more_is() -> None:
     assert [names(record.added_runs) for record in history.records] == [[], [], ["op/runs/1/0/0"], ["op/runs/1/0/2"]]
     assert [names(record.removed_runs) for record in history.records] == [[], [], [], ["op/runs/1/0/0"]]
     assert [record.needed_from for record in history.records] == [0, 0, 0, 0], "only the older entries tell the base"
-    history.add(replace(checkpoint(4), cover=pieces(base(2))))
+    history.add(replace(checkpoint(4), base_ranges=ranges(base(2))))
     history.add(replace(checkpoint(5), bases=[base(4)]))
     assert [record.needed_from for record in history.records][4:] == [3, 4]
     assert [names(record.added_runs) for record in history.records][4:] == [[], ["op/runs/1/0/4"]], (
@@ -125,16 +125,16 @@ def test_what_is_materialized_counts_from_its_entry_on_until_more_is() -> None:
 
 
 def test_the_first_entry_of_a_log_adds_what_it_repeats() -> None:
-    repeated = replace(checkpoint(4), cover=pieces(base(3)))
+    repeated = replace(checkpoint(4), base_ranges=ranges(base(3)))
     [record] = History([repeated]).records
     assert names(record.added_runs) == ["op/runs/1/0/3"]
     [record] = History([replace(checkpoint(4), bases=[base(3)])]).records
-    assert (record.cover, record.added_runs) == (None, []), "of the other keys nothing is known"
+    assert (record.base_map, record.added_runs) == (None, []), "of the other keys nothing is known"
 
 
 def test_batch_0_starts_anew() -> None:
     history = History([checkpoint(0), replace(checkpoint(1), bases=[base(1)]), *map(checkpoint, (2, 3))])
-    history.add(replace(checkpoint(4), cover=pieces(base(1))))
+    history.add(replace(checkpoint(4), base_ranges=ranges(base(1))))
     assert batches(history.retain(4)) == [0, 1]
     history.add(checkpoint(0))
     [record] = history.records
@@ -145,12 +145,12 @@ def test_batch_0_starts_anew() -> None:
 
 
 def test_batch_0_goes_on_from_what_was_there_before() -> None:
-    founding = replace(checkpoint(INITIAL_BATCH), cover=pieces(base(INITIAL_BATCH)))
+    founding = replace(checkpoint(INITIAL_BATCH), base_ranges=ranges(base(INITIAL_BATCH)))
     for batch_0 in (checkpoint(0), replace(checkpoint(0), revision=1)):
         history = History([founding, checkpoint(0), batch_0])
         assert history.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
         assert batches(history.records) == [INITIAL_BATCH, 0]
-    found = History([founding, replace(checkpoint(0), cover=pieces(base(INITIAL_BATCH)))])
+    found = History([founding, replace(checkpoint(0), base_ranges=ranges(base(INITIAL_BATCH)))])
     assert found.levels(b"origin", 0, 1, 0) == base(INITIAL_BATCH).levels
 
 
@@ -158,12 +158,12 @@ def test_batch_0_goes_on_from_what_was_there_before() -> None:
 
 
 def test_a_checkpoint_can_be_restored_if_all_that_it_builds_on_is_there() -> None:
-    cover = pieces(base(1))
-    history = History([*map(checkpoint, (3, 4)), replace(checkpoint(5), cover=cover), checkpoint(6)])
+    base_map = ranges(base(1))
+    history = History([*map(checkpoint, (3, 4)), replace(checkpoint(5), base_ranges=base_map), checkpoint(6)])
     assert history.oldest is None, "batch 2 is not there"
     assert history.first_missing == 2
     assert not history.has_batch(6)
-    history = History([*map(checkpoint, (2, 3, 4)), replace(checkpoint(5), cover=cover), checkpoint(6)])
+    history = History([*map(checkpoint, (2, 3, 4)), replace(checkpoint(5), base_ranges=base_map), checkpoint(6)])
     assert history.oldest == history.at(5)
     assert history.first_missing is None
     assert [history.has_batch(batch) for batch in range(1, 8)] == [False] * 4 + [True, True, False]
@@ -205,14 +205,14 @@ def test_what_the_newest_entry_gives_up_cannot_be_restored() -> None:
 def test_a_log_of_version_1_retains_what_is_there_as_a_whole(gone: set[str], expected: int) -> None:
     entries = [checkpoint(batch, segment(0, str(batch))) for batch in range(7)]
     entries[2] = replace(entries[2], bases=[base(1)])
-    entries[3] = replace(entries[3], cover=pieces(base(1)), bases=[base(2)])
+    entries[3] = replace(entries[3], base_ranges=ranges(base(1)), bases=[base(2)])
     history = History(entries)
     assert [record.needed_from for record in history.records] == [0, 0, 0, 3, 3, 3, 3]
     assert history.whole_from((history.object_names() - gone).__contains__) == expected
 
 
 def test_a_log_of_version_1_retains_nothing_of_which_the_base_is_not_known() -> None:
-    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), cover=pieces(base(3)), bases=[]), checkpoint(5)]
+    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), base_ranges=ranges(base(3)), bases=[]), checkpoint(5)]
     assert History(entries).whole_from(lambda name: True) == 4
     assert History().whole_from(lambda name: True) == INITIAL_BATCH
 
@@ -233,7 +233,7 @@ def test_every_checkpoint_is_settled_once_unless_it_is_made_again() -> None:
 
 def test_only_checkpoints_that_later_ones_do_not_build_on_are_given_up() -> None:
     entries = [checkpoint(batch, number=10 + batch) for batch in range(4)]
-    entries += [replace(checkpoint(4), bases=[base(2)]), replace(checkpoint(5), cover=pieces(base(2)), number=15)]
+    entries += [replace(checkpoint(4), bases=[base(2)]), replace(checkpoint(5), base_ranges=ranges(base(2)), number=15)]
     history = History([*entries, checkpoint(6)])
     assert [history.log_start(oldest, 7) for oldest in (0, 4, 5, 6)] == [10, 10, 13, 13]
     assert history.log_start(4, 0) is None, "the entry is its own start"
@@ -245,7 +245,7 @@ def test_only_checkpoints_that_later_ones_do_not_build_on_are_given_up() -> None
 
 
 def test_what_cannot_be_restored_is_not_kept() -> None:
-    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), cover=pieces(base(3)), number=7)]
+    entries = [*map(checkpoint, (2, 3)), replace(checkpoint(4), base_ranges=ranges(base(3)), number=7)]
     history = History(entries)
     assert history.log_start(2, 5) == 7
     assert batches(history.retain(2)) == [2, 3]
@@ -262,10 +262,10 @@ def test_an_entry_that_is_written_again_is_not_needed_for_itself() -> None:
 # ---- What a subtask reads ----
 
 
-def digest(origin: bytes, *parts: tuple[int, list[SegmentRef]]) -> bytes:
+def digest(genesis: bytes, *parts: tuple[int, list[SegmentRef]]) -> bytes:
     for batch, segments in parts:
-        origin = digests.extend(origin, batch, [one.checksum for one in segments])
-    return origin
+        genesis = digests.extend(genesis, batch, [one.checksum for one in segments])
+    return genesis
 
 
 def test_a_subtask_reads_the_changes_that_its_materialized_state_lacks() -> None:
@@ -295,7 +295,9 @@ def test_a_subtask_reads_the_changes_that_its_materialized_state_lacks() -> None
 def test_of_the_levels_only_those_are_read_that_the_subtask_lacks() -> None:
     own = hash_range(0, 1)
     levels = [Level(batch, batch, b"", b"after %d" % batch, own.first, own.last, []) for batch in range(3)]
-    history = History([replace(checkpoint(5, segment(0)), cover=[BaseRange(own.first, own.last, Base(0, 1, levels))])])
+    history = History(
+        [replace(checkpoint(5, segment(0)), base_ranges=[BaseRange(own.first, own.last, Base(0, 1, levels))])]
+    )
     for known, lacking in (("", levels), ("after 0", levels[1:]), ("after 1", levels[2:]), ("after 2", [])):
         found = history.missing_segments(b"origin", 0, 1, 5, {known.encode(), b"another"})
         assert (found.levels, found.since) == (lacking, b"after 2")

@@ -86,7 +86,7 @@ def test_the_checkpoint_before_the_first_says_whose_it_is_and_has_no_time(engine
     assert {state.name for state in found.states} == {"value", "list", "map"}
     assert found.key_schema
     assert found.settings
-    assert [(one.base.subtask, one.base.through) for one in found.cover or ()] == [(0, -1), (1, -1)]
+    assert [(one.base.subtask, one.base.through) for one in found.base_ranges or ()] == [(0, -1), (1, -1)]
 
 
 @pytest.mark.parametrize(("batch", "first"), [(INITIAL_BATCH, INITIAL_BATCH), (7, 0)])
@@ -94,6 +94,6 @@ def test_the_state_stands_for_all_batches_before(engine: Engine, batch: int, fir
     """Those of the query that it was saved of, too."""
     engine.start(2, 0)
     made = initial_checkpoint(replace(founding(engine), batch=batch), {})
-    assert [(level.first, level.last) for piece in made.cover or () for level in piece.base.levels] == [
+    assert [(level.first, level.last) for base_range in made.base_ranges or () for level in base_range.base.levels] == [
         (first, batch)
     ] * 2

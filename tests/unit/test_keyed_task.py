@@ -215,9 +215,9 @@ def test_what_is_fetched_is_kept_as_the_state_after_the_batch_before(engine: Not
         run(engine, batch, ("append", str(batch)))
     engine.start(1, 3, keep_local=False)
     run(engine, 3, ("append", "3"))
-    edges = LocalRuns(engine.local / "1" / "0").edges()
-    assert sorted((edge.first, edge.last) for edge in edges)[-1] == (3, 3)
-    assert max(edge.last for edge in edges if edge.first < 3) == 2
+    local_runs = LocalRuns(engine.local / "1" / "0").local_runs()
+    assert sorted((local_run.first, local_run.last) for local_run in local_runs)[-1] == (3, 3)
+    assert max(local_run.last for local_run in local_runs if local_run.first < 3) == 2
 
 
 def test_directories_of_subtasks_that_are_elsewhere_go_in_their_turn(engine: NotingEngine) -> None:
@@ -246,7 +246,7 @@ def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(t
         [_, [_, found]] = run(engine, batch, ("append", str(batch)), ("read",))
         assert found[1] == [str(number) for number in range(batch + 1)]
     held = table.digest
-    assert local.path(held, max(local.edges(), key=lambda edge: edge.last).after) is not None
+    assert local.chain(held, max(local.local_runs(), key=lambda local_run: local_run.last).after) is not None
     table.close()
     run(engine, 9, ("append", "9"))
     table = RocksTable.open(local.directory / "rocksdb")

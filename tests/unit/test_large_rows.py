@@ -49,7 +49,7 @@ SLACK_BYTES = 3_000
 Change = tuple[int, bytes, bytes, Operation, Any]
 
 
-def run_of(state: StateDescriptor, changes: Sequence[Change], name: str = "run") -> Run:
+def config_of(state: StateDescriptor, changes: Sequence[Change], name: str = "run") -> Run:
     columns = ["hash", "key", "entry", "op", "v0"]
     rows = [dict(zip(columns, change, strict=True)) for change in sorted(changes, key=lambda change: change[:3])]
     batch = pa.RecordBatch.from_pylist(rows, schema=change_schema(state))
@@ -82,7 +82,7 @@ def text_runs() -> list[Run]:
             )
             for key in keys
         ]
-        runs.append(run_of(TEXTS, changes, f"run {number}"))
+        runs.append(config_of(TEXTS, changes, f"run {number}"))
     return runs
 
 
@@ -99,7 +99,7 @@ def list_runs() -> list[Run]:
                 for entry in range(count)
             ]
         changes.append((1 << 60, b"other", b"%d" % number, Operation.PUT, ["o"]))
-        runs.append(run_of(LISTS, changes, f"run {number}"))
+        runs.append(config_of(LISTS, changes, f"run {number}"))
     return runs
 
 
@@ -127,12 +127,12 @@ def test_blocks_and_merges_are_bounded_in_bytes(
     state: StateDescriptor, make: Callable[[], list[Run]], tmp_path: Path
 ) -> None:
     local = LocalRuns(tmp_path, Budget(slice_bytes=SLICE_BYTES))
-    runs, edge = make(), LocalRun(0, 3, bytes(16), bytes(range(16)))
+    runs, local_run = make(), LocalRun(0, 3, bytes(16), bytes(range(16)))
     assert all(size <= SLICE_BYTES + SLACK_BYTES for run in runs for size in sizes_of(run))
 
-    local.write_merged(edge, runs, "token", is_bottom=True)
+    local.write_merged(local_run, runs, "token", is_bottom=True)
 
-    merged = local.open(edge)
+    merged = local.open(local_run)
     assert contents(state, [merged]) == contents(state, runs)
     assert max(sizes_of(merged)) <= SLICE_BYTES + SLACK_BYTES
     assert sum(sizes_of(merged)) > 3 * SLICE_BYTES, "the case is one"

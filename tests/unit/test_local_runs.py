@@ -105,19 +105,19 @@ def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: P
     genesis, local = bytes(16), LocalRuns(tmp_path)
     path = [LocalRun(0, 0, genesis, a), LocalRun(1, 1, a, b), LocalRun(2, 2, b, c)]
     merged, dead = LocalRun(0, 1, genesis, b), LocalRun(1, 1, a, other)
-    for edge in (*path, merged, dead):
-        local.write(edge, encode_run([], compression=None, block_rows=1), "3-token")
+    for local_run in (*path, merged, dead):
+        local.write(local_run, encode_run([], compression=None, block_rows=1), "3-token")
     writing, left = tmp_path / "3-attempt.tmp", tmp_path / "2-attempt.tmp"
     for file in (writing, left):
         file.write_bytes(b"half")
     local.sweep(path, certain=2)
-    assert set(local.edges()) == {*path, merged}, "what shortens the path has just been merged"
+    assert set(local.local_runs()) == {*path, merged}, "what shortens the path has just been merged"
     assert writing.exists()
     assert not left.exists()
-    shorter = local.path(genesis, c)
+    shorter = local.chain(genesis, c)
     assert shorter == [merged, path[2]]
     local.sweep(shorter, certain=3)
-    assert set(local.edges()) == set(shorter)
+    assert set(local.local_runs()) == set(shorter)
     assert not writing.exists()
 
 
@@ -126,8 +126,8 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, bool]
 ) -> None:
     """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
-    local, edge = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
-    local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
+    local, local_run = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
+    local.write(local_run, encode_run([], compression=None, block_rows=1), "2-token")
     for name in ("job", "rocksdb", "2-dead.job", "3-live.job"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -137,16 +137,16 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
     ahead = LocalRun(1, 3, b"2" * 16, b"3" * 16)
     local.write(ahead, encode_run([], compression=None, block_rows=1), "3-token")
     found = os.listdir(tmp_path)
-    kept = {edge.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
+    kept = {local_run.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
         {"rocksdb"} if table.get("keeps_rocksdb") else set()
     )
     for _ in range(2):
-        local.sweep([edge], certain=2, **table)
+        local.sweep([local_run], certain=2, **table)
         assert {entry.name for entry in os.scandir(tmp_path)} == kept
         monkeypatch.setattr(os, "listdir", lambda _: found)
-    local.remove([edge.file_name])
-    local.remove([edge.file_name])
-    assert not (tmp_path / edge.file_name).exists()
+    local.remove([local_run.file_name])
+    local.remove([local_run.file_name])
+    assert not (tmp_path / local_run.file_name).exists()
 
 
 def test_a_sweep_before_the_first_batch(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_sweep_releases_what_is_mapped_of_removed_files(tmp_path: Path) -> Non
     """They take space as long as they are mapped."""
     local = LocalRuns(tmp_path)
     kept, left = LocalRun(0, 2, bytes(16), b"1" * 16), LocalRun(0, 1, bytes(16), b"2" * 16)
-    for edge in (kept, left):
-        local.write(edge, encode_run([], compression=None, block_rows=1), "2-token")
-    runs = {edge: weakref.ref(local.open(edge)) for edge in (kept, left)}
+    for local_run in (kept, left):
+        local.write(local_run, encode_run([], compression=None, block_rows=1), "2-token")
+    runs = {local_run: weakref.ref(local.open(local_run)) for local_run in (kept, left)}
     local.sweep([kept], certain=2)
     assert [runs[kept]() is None, runs[left]() is None] == [False, True]
 
@@ -247,24 +247,24 @@ def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Eng
 
 
 def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
-    edge, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    local_run, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
     good = encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")])
-    local.write(edge, good, "token")
-    path = tmp_path / edge.file_name
+    local.write(local_run, good, "token")
+    path = tmp_path / local_run.file_name
     before = path.stat()
     damaged = bytearray(good)
     damaged[Run(pa.py_buffer(good), "good").byte_ranges(EVERYTHING)[0][0]] ^= 0xFF
     path.write_bytes(bytes(damaged))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    run = local.open(edge)
+    run = local.open(local_run)
     with pytest.raises(CorruptionError):
         run.verify()
     assert not path.exists()
     with pytest.raises(CorruptionError):
         run.verify()  # what another process has removed already
-    LocalRuns(tmp_path).write(edge, good, "of another process")
-    local.open(edge).verify()
+    LocalRuns(tmp_path).write(local_run, good, "of another process")
+    local.open(local_run).verify()
 
 
 def test_truncated_local_run_is_discarded_and_fetched(engine: Engine) -> None:
@@ -351,12 +351,12 @@ def test_missing_upload_is_named(tmp_path: Path) -> None:
 def test_longest_edges_are_taken(tmp_path: Path) -> None:
     local = LocalRuns(tmp_path)
     a, b, c = b"a" * 16, b"b" * 16, b"c" * 16
-    for edge in (LocalRun(0, 0, a, b), LocalRun(1, 1, b, c), LocalRun(0, 1, a, c), LocalRun(1, 1, b"x" * 16, c)):
-        (tmp_path / edge.file_name).touch()
-    assert local.path(a, c) == [LocalRun(0, 1, a, c)]
-    assert local.path(b, c) == [LocalRun(1, 1, b, c)]
-    assert local.path(a, a) == []
-    assert local.path(c, a) is None
+    for local_run in (LocalRun(0, 0, a, b), LocalRun(1, 1, b, c), LocalRun(0, 1, a, c), LocalRun(1, 1, b"x" * 16, c)):
+        (tmp_path / local_run.file_name).touch()
+    assert local.chain(a, c) == [LocalRun(0, 1, a, c)]
+    assert local.chain(b, c) == [LocalRun(1, 1, b, c)]
+    assert local.chain(a, a) == []
+    assert local.chain(c, a) is None
     assert sorted(local.digests(a)) == [a, b, c], "each once"
 
 
@@ -365,13 +365,13 @@ def test_a_path_that_is_not_there_is_soon_missed(tmp_path: Path) -> None:
     local = LocalRuns(tmp_path)
     digests = [bytes([number]) * 16 for number in range(62)]
     for number in range(1, 60):
-        for edge in (
+        for local_run in (
             LocalRun(number, number, digests[number], digests[number + 1]),
             LocalRun(number, number + 1, digests[number], digests[number + 2]),
         ):
-            (tmp_path / edge.file_name).touch()
-    assert local.path(digests[0], digests[60]) is None
-    assert len(local.path(digests[1], digests[61]) or ()) == 30
+            (tmp_path / local_run.file_name).touch()
+    assert local.chain(digests[0], digests[60]) is None
+    assert len(local.chain(digests[1], digests[61]) or ()) == 30
 
 
 def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,11 +401,11 @@ def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
 ) -> None:
     """Below a group there are the groups before it, and below all of them what the merge does not see."""
     monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
-    edge = LocalRun(0, 5, b"0" * 16, b"1" * 16)
+    local_run = LocalRun(0, 5, b"0" * 16, b"1" * 16)
     changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
-    LocalRuns(tmp_path / "2" / "0").write_merged(edge, map(run_with, changes), "5-token", is_bottom=is_bottom)
+    LocalRuns(tmp_path / "2" / "0").write_merged(local_run, map(run_with, changes), "5-token", is_bottom=is_bottom)
     local = LocalRuns(tmp_path / "2" / "0")
-    rows = [row for block in local.open(edge).sections[VALUE.name].blocks for row in block.load().to_pylist()]
+    rows = [row for block in local.open(local_run).sections[VALUE.name].blocks for row in block.load().to_pylist()]
     assert {row["hash"]: row["v0"] for row in rows} == expected
 
 
@@ -423,10 +423,10 @@ def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.
         made.append(weakref.ref(run))
         return run
 
-    edge = LocalRun(0, 9, b"0" * 16, b"1" * 16)
+    local_run = LocalRun(0, 9, b"0" * 16, b"1" * 16)
     local = LocalRuns(tmp_path)
-    local.write_merged(edge, map(make, range(9)), "9-token", is_bottom=True)
-    assert local.open(edge).rows == 9
+    local.write_merged(local_run, map(make, range(9)), "9-token", is_bottom=True)
+    assert local.open(local_run).rows == 9
     assert alive == [0, 1, 2, 3, 2, 3, 2, 3, 2]
 
 
@@ -435,12 +435,12 @@ def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeyp
     checked = count_checks(monkeypatch)
     digests = [bytes([number]) * 16 for number in range(4)]
     local = LocalRuns(tmp_path / "2" / "0")
-    edges = [LocalRun(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
-    for edge in edges:
-        local.write(edge, encode_changes(VALUE, [(edge.first, b"k", b"", Operation.PUT, "v")]), "6-token")
-    merged = local.merge(edges, digests[0], "6-token")
+    local_runs = [LocalRun(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
+    for local_run in local_runs:
+        local.write(local_run, encode_changes(VALUE, [(local_run.first, b"k", b"", Operation.PUT, "v")]), "6-token")
+    merged = local.merge(local_runs, digests[0], "6-token")
     assert merged == LocalRun(3, 5, digests[0], digests[3])
-    assert LocalRuns(local.directory).edges() == [merged]
+    assert LocalRuns(local.directory).local_runs() == [merged]
     assert LocalRuns(local.directory).open(merged).rows == 3
     assert checked == []
     assert stat.S_IMODE(local.directory.stat().st_mode) == 0o700
@@ -453,11 +453,11 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     """What was removed and what has expired; above the bottom both still hide what is older. The inputs go last."""
     state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
     local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
-    edges = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
+    local_runs = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
     stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
-    local.write(edges[0], encode_changes(state, [stays, removed]), "2-token")
+    local.write(local_runs[0], encode_changes(state, [stays, removed]), "2-token")
     ends = (2, b"k", b"", Operation.PUT, "ends")
-    local.write(edges[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
+    local.write(local_runs[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
     genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
 
     def die(*_: object, **__: object) -> None:
@@ -466,9 +466,9 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(local_runs, "merge_runs", die)
         with pytest.raises(KeyboardInterrupt):
-            local.merge(edges, genesis, "2-token", garbage=garbage)
-    assert set(edges) <= set(local.edges())
-    assert local.open(local.merge(edges, genesis, "2-token", garbage=garbage)).rows == rows
+            local.merge(local_runs, genesis, "2-token", garbage=garbage)
+    assert set(local_runs) <= set(local.local_runs())
+    assert local.open(local.merge(local_runs, genesis, "2-token", garbage=garbage)).rows == rows
 
 
 def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:
@@ -485,9 +485,9 @@ def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) ->
 
 
 def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edge, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
-    local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
-    os.utime(tmp_path / edge.file_name)
+    local_run, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
+    local.write(local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    os.utime(tmp_path / local_run.file_name)
 
     def die(run: Run) -> None:
         raise KeyboardInterrupt
@@ -495,9 +495,9 @@ def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(Run, "verify", die)
         with pytest.raises(KeyboardInterrupt):
-            local.open(edge)
+            local.open(local_run)
     checked = count_checks(monkeypatch)
-    LocalRuns(tmp_path).open(edge)
+    LocalRuns(tmp_path).open(local_run)
     assert len(checked) == 1
 
 
@@ -527,17 +527,17 @@ def test_disjoint_runs_are_written_one_by_one(tmp_path: Path) -> None:
         alive.append(weakref.ref(run))
         return run
 
-    edge = LocalRun(0, 4, b"0" * 16, b"1" * 16)
+    local_run = LocalRun(0, 4, b"0" * 16, b"1" * 16)
     within = HashRange(1, 21)
     garbage = Garbage(Moment(0, 0), {})
     LocalRuns(tmp_path).write_disjoint(
-        edge, map(read, rows.items()), 12, "t", is_bottom=True, within=within, garbage=garbage
+        local_run, map(read, rows.items()), 12, "t", is_bottom=True, within=within, garbage=garbage
     )
     assert len(alive) == 3
-    run = LocalRuns(tmp_path).open(edge)
+    run = LocalRuns(tmp_path).open(local_run)
     assert texts_of(run, VALUE) == ["b", "c", "d", "e", "f"]
     assert texts_of(run, MAP) == ["d", "e"]
-    assert [path.name for path in tmp_path.iterdir()] == [edge.file_name]
+    assert [path.name for path in tmp_path.iterdir()] == [local_run.file_name]
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(70_000, 5), (1_000_000, 3), (100_000_000, 2)])
@@ -545,12 +545,12 @@ def test_blocks_are_larger_in_larger_runs(tmp_path: Path, rows: int, blocks: int
     """The memory that a restore needs is that of a few blocks, and a search looks into all of them."""
     changes = [(place, b"key", b"", Operation.PUT, "text") for place in range(70_000)]
     part = make_run(VALUE, changes, block_rows=1000)
-    edge = LocalRun(0, 4, b"0" * 16, b"1" * 16)
+    local_run = LocalRun(0, 4, b"0" * 16, b"1" * 16)
     garbage = Garbage(Moment(0, 0), {})
     LocalRuns(tmp_path).write_disjoint(
-        edge, [part], rows, "t", is_bottom=True, within=HashRange(0, 70_000), garbage=garbage
+        local_run, [part], rows, "t", is_bottom=True, within=HashRange(0, 70_000), garbage=garbage
     )
-    run = LocalRuns(tmp_path).open(edge)
+    run = LocalRuns(tmp_path).open(local_run)
     assert run.rows == 70_000
     assert len(run.sections[VALUE.name].blocks) == blocks
 

@@ -39,11 +39,11 @@ class Jobs:
     def inputs(self) -> set[str]:
         return self.busy
 
-    def work(self, order: MaintenanceRequest, path: list[LocalRun], merges: list[LocalRun]) -> None:
-        self.worked.append((order, path, merges))
+    def work(self, request: MaintenanceRequest, chain: list[LocalRun], merges: list[LocalRun]) -> None:
+        self.worked.append((request, chain, merges))
 
-    def store_now(self, order: MaintenanceRequest, path: list[LocalRun]) -> Materialized:
-        self.stored.append(path)
+    def store_now(self, request: MaintenanceRequest, chain: list[LocalRun]) -> Materialized:
+        self.stored.append(chain)
         return DONE
 
 
@@ -62,24 +62,24 @@ class Subtask:
         self.local = LocalRuns(directory)
         self.jobs = Jobs()
         self.steps: list[tuple[Step, int, int]] = []
-        self.path = [edge_of(batch) for batch in range(len(rows))]
-        for edge, count in zip(self.path, rows, strict=True):
-            self.write(edge, count)
+        self.chain = [edge_of(batch) for batch in range(len(rows))]
+        for local_run, count in zip(self.chain, rows, strict=True):
+            self.write(local_run, count)
 
-    def write(self, edge: LocalRun, count: int) -> None:
-        keys = range(LARGE * edge.first, LARGE * edge.first + count)
+    def write(self, local_run: LocalRun, count: int) -> None:
+        keys = range(LARGE * local_run.first, LARGE * local_run.first + count)
         changes: list[Any] = [(key, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
-        self.local.write(edge, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
+        self.local.write(local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
-    def upkeep(self, order: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
+    def upkeep(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
         def step(step: Step) -> None:
-            self.steps.append((step, len(self.jobs.worked), len(self.local.edges())))
+            self.steps.append((step, len(self.jobs.worked), len(self.local.local_runs())))
 
         return Maintenance(
             local=self.local,
-            path=self.path,
+            chain=self.chain,
             materializer=self.jobs,  # type: ignore[arg-type]  # what it is called for
-            order=order,
+            request=request,
             genesis=digest(0),
             fan_in=2,
             garbage=Garbage(Moment(now_ms, 0), {}),
@@ -100,14 +100,14 @@ def test_small_runs_are_merged_at_once_and_the_job_goes_on_from_there(made: Call
     assert subtask.local.open(merged).rows == 6
     assert subtask.jobs.worked == [(ORDER, [edge_of(0), merged], [])]
     assert subtask.steps == [(Step.MERGING, 0, 3), (Step.MATERIALIZING, 0, 2)], "each is told before it is done"
-    assert subtask.path == [edge_of(batch) for batch in range(3)], "others go by it"
+    assert subtask.chain == [edge_of(batch) for batch in range(3)], "others go by it"
 
 
 def test_without_an_order_runs_are_only_merged(made: Callable[..., Subtask]) -> None:
     subtask = made(3, 3)
     subtask.upkeep().work()
     assert (subtask.jobs.worked, [step for step, *_ in subtask.steps]) == ([], [Step.MERGING])
-    assert LocalRun(0, 1, digest(0), digest(2)) in subtask.local.edges()
+    assert LocalRun(0, 1, digest(0), digest(2)) in subtask.local.local_runs()
 
 
 def test_a_merge_leaves_out_what_has_expired(made: Callable[..., Subtask]) -> None:
@@ -119,7 +119,7 @@ def test_a_merge_leaves_out_what_has_expired(made: Callable[..., Subtask]) -> No
 def test_where_nothing_is_to_be_merged_the_job_has_its_turn_all_the_same(made: Callable[..., Subtask]) -> None:
     subtask = made(LARGE, 3)
     subtask.upkeep(ORDER).work()
-    assert subtask.jobs.worked == [(ORDER, subtask.path, [])]
+    assert subtask.jobs.worked == [(ORDER, subtask.chain, [])]
     assert [step for step, *_ in subtask.steps] == [Step.MATERIALIZING]
     assert not subtask.upkeep().has_backlog
 
@@ -130,14 +130,14 @@ def test_large_runs_are_left_to_the_job(
     made: Callable[..., Subtask], monkeypatch: pytest.MonkeyPatch, limit: str, is_too_large: bool
 ) -> None:
     subtask = made(LARGE, 3, 3)
-    edges = subtask.path[1:]
-    size = 6 if limit == "_AT_ONCE_ROWS" else sum(subtask.local.open(edge).size_bytes for edge in edges)
+    local_runs = subtask.chain[1:]
+    size = 6 if limit == "_AT_ONCE_ROWS" else sum(subtask.local.open(local_run).size_bytes for local_run in local_runs)
     monkeypatch.setattr(maintenance, limit, size - is_too_large)
     assert subtask.upkeep().has_backlog == is_too_large
     subtask.upkeep(ORDER).work()
-    [(_, path, merges)] = subtask.jobs.worked
-    assert merges == (edges if is_too_large else [])
-    assert len(path) == (3 if is_too_large else 2)
+    [(_, chain, merges)] = subtask.jobs.worked
+    assert merges == (local_runs if is_too_large else [])
+    assert len(chain) == (3 if is_too_large else 2)
 
 
 def test_a_merge_that_goes_on_is_a_backlog(made: Callable[..., Subtask]) -> None:
@@ -157,8 +157,8 @@ def test_what_a_job_is_about_is_left_alone_and_what_is_before_it(
     subtask = made(3, 3, 3, 3, 3, 3)
     subtask.jobs.busy = {edge_of(batch).file_name for batch in busy}
     subtask.upkeep().work()
-    new = [edge for edge in subtask.local.edges() if edge.first < edge.last]
-    assert [(edge.first, edge.last) for edge in new] == ([] if merged is None else [merged])
+    new = [local_run for local_run in subtask.local.local_runs() if local_run.first < local_run.last]
+    assert [(local_run.first, local_run.last) for local_run in new] == ([] if merged is None else [merged])
 
 
 @pytest.mark.parametrize(("rows", "is_due", "is_stored"), [(0, False, False), (0, True, True), (2, False, True)])

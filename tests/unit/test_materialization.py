@@ -122,12 +122,12 @@ def test_the_worked_example_of_flip_158() -> None:
         clock_of(harness).advance(LONG_S)
         harness.push([(1, "c")])  # the first checkpoint before the materialization: a, b, c
         assert (stored(harness, "changes"), stored(harness, "runs")) == (["0", "1", "2"], ["1"])
-        assert newest(harness).cover is not None
+        assert newest(harness).base_map is not None
         assert newest(harness).added == []
         harness.push([(1, "d")])  # the first after it: (a, b) materialized, c, d
-        cover = newest(harness).cover
-        assert cover is not None
-        assert [piece.base.through for piece in cover.pieces] == [1]
+        base_map = newest(harness).base_map
+        assert base_map is not None
+        assert [base_range.base.through for base_range in base_map.ranges] == [1]
         assert stored(harness, "changes") == ["0", "1", "2", "3"], "the checkpoint before needs a and b"
         harness.push([])
         harness.push([])
@@ -161,8 +161,8 @@ def test_a_materialization_that_goes_on_for_long_keeps_the_log(monkeypatch: pyte
             batches += 1
             assert batches < 100
         assert batches > 3
-        [piece] = newest(harness).added
-        assert len(piece.runs) > 1, "in several objects"
+        [base_range] = newest(harness).added
+        assert len(base_range.runs) > 1, "in several objects"
         harness.push([])
         harness.push([])
         assert len(entries(harness)) < 41
@@ -258,7 +258,7 @@ def test_without_changelog_only_the_newest_state_is_kept() -> None:
         for number in range(50):
             harness.push([(key, "t" * 50) for key in range(30)] if number % 3 else [])
         assert stored(harness, "changes") == []
-        levels = [level for piece in newest(harness).added for level in piece.base.levels]
+        levels = [level for base_range in newest(harness).added for level in base_range.base.levels]
         size = sum(info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/"))
         assert size <= 3 * sum(level.length for level in levels)
         assert len(levels) < 8
@@ -336,9 +336,9 @@ def test_a_damaged_run_is_named(damage: str) -> None:
         for _ in range(5):
             harness.push([(1, "t")])
         store = LocalStore(harness._query.location)
-        cover = newest(harness).cover
-        assert cover is not None
-        name = cover.pieces[0].runs[0].name
+        base_map = newest(harness).base_map
+        assert base_map is not None
+        name = base_map.ranges[0].runs[0].name
         data = bytearray(store.read(name))
         data[len(data) // 2] ^= 1
         if damage == "remove":
@@ -453,15 +453,15 @@ def test_a_large_log_materializes_earlier(
 def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
     """Its run may have had another location, with the same query and the same epoch."""
     local, store = LocalRuns(tmp_path / "local"), LocalStore(tmp_path / "store")
-    edge = LocalRun(0, 0, bytes(16), bytes(range(16)))
+    local_run = LocalRun(0, 0, bytes(16), bytes(range(16)))
     local.directory.mkdir()
-    local.write(edge, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
+    local.write(local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
 
     def of_run(run_id: str) -> Materializer:
         return Materializer(
             local,
             within=hash_range(0, 1),
-            genesis=edge.before,
+            genesis=local_run.before,
             run_id=run_id,
             compression=None,
             garbage=Garbage(Moment(0, 0), {}),
@@ -470,25 +470,27 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
             token=run_id,
         )
 
-    grant = Grant("1-7", edge.before, [], "runs/1/0/1-7")
-    of_run("one").work(MaintenanceRequest(1.0, 0, grant, is_due=True), [edge], [])
+    grant = Grant("1-7", local_run.before, [], "runs/1/0/1-7")
+    of_run("one").work(MaintenanceRequest(1.0, 0, grant, is_due=True), [local_run], [])
     done = of_run("one").result(grant)
     assert done is not None
     assert [run.name for run in done.levels[0].runs] == ["runs/1/0/1-7/0-one-0.run"]
-    assert of_run("one").result(Grant("1-8", edge.before, [], "runs/1/0/1-8")) is None, "one of another grant neither"
+    assert of_run("one").result(Grant("1-8", local_run.before, [], "runs/1/0/1-8")) is None, (
+        "one of another grant neither"
+    )
     assert of_run("two").result(grant) is None
 
 
 def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> None:
     """Its result serves a start that goes back to the batch after its last, whichever later batch has ended it."""
     genesis, middle, head = bytes(16), bytes([1]) * 16, bytes([2]) * 16
-    edges = [LocalRun(0, 0, genesis, middle), LocalRun(1, 1, middle, head)]
+    local_runs = [LocalRun(0, 0, genesis, middle), LocalRun(1, 1, middle, head)]
     local = LocalRuns(tmp_path, Budget(slice_bytes=2000))
     state = replace(VALUE, expires_by=TimeDomain.EVENT)
-    for edge in edges:
-        keys = range(edge.first, 200, 2)
+    for local_run in local_runs:
+        keys = range(local_run.first, 200, 2)
         changes = [(key << 56, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
-        local.write(edge, encode_changes(state, changes, expiry_ms=1000 + edge.first), "token")
+        local.write(local_run, encode_changes(state, changes, expiry_ms=1000 + local_run.first), "token")
     seconds = itertools.count(0, 0.3)
 
     def at(watermark_ms: int) -> Materializer:
@@ -505,8 +507,8 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
         )
 
     slices = 0
-    while len(local.edges()) > 1:
-        at(1000 if slices == 0 else 5000).work(MaintenanceRequest(0.5, 0, None, is_due=True), edges, edges)
+    while len(local.local_runs()) > 1:
+        at(1000 if slices == 0 else 5000).work(MaintenanceRequest(0.5, 0, None, is_due=True), local_runs, local_runs)
         slices += 1
 
     assert slices > 3
@@ -584,6 +586,6 @@ def test_a_damaged_job_is_begun_again(name: str) -> None:
         assert damaged > 3
         for _ in range(4):
             harness.push([(1, "t")])
-        assert newest(harness).cover is not None
+        assert newest(harness).base_map is not None
         harness.restart(1, keepLocal=False)
         assert listed(harness, 1) == ["t"] * 20

@@ -87,11 +87,11 @@ def test_a_subtask_without_need_is_left_alone_and_one_with_large_merges_only_mer
 ) -> None:
     attempts = start(engine, NOT_DUE, metrics)
     attempts.batch(0)
-    assert attempts.begin(1).order is None
+    assert attempts.begin(1).maintenance is None
     attempts.ack(1, b"1", has_backlog=True)
-    order = attempts.begin(2).order
-    assert order is not None
-    assert (order.grant, order.is_due) == (None, False)
+    request = attempts.begin(2).maintenance
+    assert request is not None
+    assert (request.grant, request.is_due) == (None, False)
 
 
 class Wasteful:
@@ -101,7 +101,7 @@ class Wasteful:
 
     def __init__(self) -> None:
         self.grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
-        self.history = SimpleNamespace(levels=lambda origin, subtask, parallelism, batch: self._base(subtask))
+        self.history = SimpleNamespace(levels=lambda genesis, subtask, parallelism, batch: self._base(subtask))
 
     def _base(self, subtask: int) -> list[Level]:
         return OLDER if subtask == 0 else OLDER[:1]
@@ -117,14 +117,14 @@ def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None
     acks = [SimpleNamespace(ack=SimpleNamespace(total_bytes=1, has_backlog=False))] * 2
     orders.committed(checkpoint, acks)  # type: ignore[arg-type]
 
-    def order(subtask: int) -> MaintenanceRequest | None:
-        return orders.order(TaskId("query", "run", "op", "", 4, subtask, subtask), b"genesis")
+    def request(subtask: int) -> MaintenanceRequest | None:
+        return orders.request(TaskId("query", "run", "op", "", 4, subtask, subtask), b"genesis")
 
-    first = order(0)
+    first = request(0)
     assert first is not None
     assert first.grant is not None
     assert first.grant.known == OLDER[:1], "the job takes up the rest"
-    assert order(1) is None
+    assert request(1) is None
 
 
 # ---- Whose outcome counts ----
@@ -152,13 +152,13 @@ def test_a_void_job_gives_its_slot_to_the_next_subtask(engine: Engine, metrics: 
     for one in (attempts, *others):
         one.batch(0)
     begun = attempts.begin(1)
-    assert [one.begin(1).order is None for one in others] == [False, True]
+    assert [one.begin(1).maintenance is None for one in others] == [False, True]
     [made] = attempts.store(begun, 0)
     job = attempts.grant(begun).job
     assert attempts.ack(1, b"1", [replace(made, after=b"?" * 16)], job) is JobOutcome.VOID
     for one in others:
         one.ack(1, b"1")
-    assert others[1].begin(2).order is not None
+    assert others[1].begin(2).maintenance is not None
 
 
 def test_without_changelog_only_the_attempt_that_counts_has_its_state_taken(engine: Engine, metrics: Metrics) -> None:

@@ -42,19 +42,19 @@ class Subtask:
         self.local = LocalRuns(folder / "local", budget)
         self.local.directory.mkdir(parents=True)
         self.store = store or LocalStore(folder / "store")
-        self.path: list[LocalRun] = []
+        self.chain: list[LocalRun] = []
         self.known: list[Level] = []
         self.times: Iterator[float] = itertools.repeat(0.0)
         self.opened = 0
 
     def batch(self, changes: Changes) -> LocalRun:
         """A batch that makes changes."""
-        number, before = (self.path[-1].last + 1, self.path[-1].after) if self.path else (0, GENESIS)
+        number, before = (self.chain[-1].last + 1, self.chain[-1].after) if self.chain else (0, GENESIS)
         data = encode(changes)
-        edge = LocalRun(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
-        self.local.write(edge, data, f"{number}-token")
-        self.path.append(edge)
-        return edge
+        local_run = LocalRun(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
+        self.local.write(local_run, data, f"{number}-token")
+        self.chain.append(local_run)
+        return local_run
 
     def attempt(self, token: str = "one", run_id: str = "run", within: HashRange | None = None) -> Materializer:
         """Another attempt, as a rule in another process."""
@@ -89,8 +89,8 @@ class Subtask:
         """One slice by a new attempt; its time is over when it has looked at the clock so many times, if ever."""
         if looks is not None:
             self.times = itertools.chain([0.0] * (1 + looks), itertools.repeat(1.0))
-        self.path = self.here()
-        self.attempt(token).work(order(grant, inline), self.path, merges)
+        self.chain = self.here()
+        self.attempt(token).work(order(grant, inline), self.chain, merges)
         self.times = itertools.repeat(0.0)
 
     def materialize(self, job: str, inline: int = 0) -> Materialized:
@@ -102,14 +102,14 @@ class Subtask:
         assert not done.failure
         self.attempt().end(job)
         self.known = done.levels
-        self.path = self.here()
+        self.chain = self.here()
         return done
 
     def here(self) -> list[LocalRun]:
         """The local runs that lead to the state."""
-        path = self.local.path(GENESIS, self.path[-1].after)
-        assert path is not None
-        return path
+        chain = self.local.chain(GENESIS, self.chain[-1].after)
+        assert chain is not None
+        return chain
 
     def stored_state(self, done: Materialized) -> dict[int, str]:
         """What the levels hold together, read from the store."""
@@ -122,7 +122,7 @@ class Subtask:
 
     def local_state(self) -> dict[int, str]:
         """What the local runs hold together."""
-        return state_of(LocalRuns(self.local.directory).open(edge) for edge in self.here())
+        return state_of(LocalRuns(self.local.directory).open(local_run) for local_run in self.here())
 
     @property
     def objects(self) -> list[str]:
@@ -208,9 +208,9 @@ def test_a_job_that_is_over_waits_for_the_next_ack(subtask: Subtask) -> None:
     grant = subtask.grant()
     subtask.work(grant)
     assert subtask.attempt().inputs() == set(), "local runs may be merged again"
-    merged = subtask.local.edges()
-    subtask.path = [*merged, subtask.batch({3: "c"})]
-    subtask.path = [subtask.local.merge(subtask.path, GENESIS, "3-token")]
+    merged = subtask.local.local_runs()
+    subtask.chain = [*merged, subtask.batch({3: "c"})]
+    subtask.chain = [subtask.local.merge(subtask.chain, GENESIS, "3-token")]
     subtask.work(grant, token="two")
     done = subtask.attempt().result(grant)
     assert done is not None
@@ -262,17 +262,17 @@ def test_a_job_about_another_state_than_the_one_here_is_begun_anew(subtask: Subt
     subtask.batch({2: "b"})
     grant = subtask.grant()
     subtask.work(grant, looks=2)
-    [merged] = subtask.local.edges()
+    [merged] = subtask.local.local_runs()
     assert subtask.attempt().inputs() == {merged.file_name}, "it is merged, and not stored"
     subtask.local.remove([merged.file_name])
-    subtask.path = []
+    subtask.chain = []
     subtask.batch({1: "a", 2: "b"})
     subtask.work(grant)
     done = subtask.attempt().result(grant)
     assert done is not None
     assert not done.failure
     assert subtask.stored_state(done) == {1: "a", 2: "b"}
-    assert done.levels[0].after == subtask.path[-1].after
+    assert done.levels[0].after == subtask.chain[-1].after
 
 
 @pytest.mark.parametrize("damage", ["remove", "another"])
@@ -323,14 +323,14 @@ def test_merges_of_local_runs_come_first_and_are_not_stored(subtask: Subtask) ->
     for number in range(4):
         subtask.batch({number: "a", 9: f"{number}"})
     grant = subtask.grant()
-    subtask.work(grant, merges=subtask.path[2:], looks=1)
+    subtask.work(grant, merges=subtask.chain[2:], looks=1)
     assert subtask.attempt().is_merging
-    merged = LocalRun(2, 3, subtask.path[2].before, subtask.path[3].after)
-    assert subtask.attempt().inputs() == {edge.file_name for edge in [*subtask.path[2:], merged]}
+    merged = LocalRun(2, 3, subtask.chain[2].before, subtask.chain[3].after)
+    assert subtask.attempt().inputs() == {local_run.file_name for local_run in [*subtask.chain[2:], merged]}
     subtask.work(grant)
     assert not subtask.attempt().is_merging
-    subtask.path[2:] = [merged]
-    assert set(subtask.local.edges()) == set(subtask.path)
+    subtask.chain[2:] = [merged]
+    assert set(subtask.local.local_runs()) == set(subtask.chain)
     assert subtask.attempt().result(grant) is None
     assert subtask.attempt().inputs() == set()
     assert not subtask.job.exists()
@@ -350,7 +350,7 @@ def test_a_job_that_stores_is_no_merge_of_local_runs(subtask: Subtask) -> None:
 def test_without_anything_to_do_nothing_is_begun(subtask: Subtask) -> None:
     subtask.batch({1: "a"})
     subtask.work(None)
-    assert subtask.local.edges() == subtask.path
+    assert subtask.local.local_runs() == subtask.chain
     assert not subtask.job.exists()
 
 
@@ -388,7 +388,7 @@ def test_a_slice_that_dies_is_done_again(
 def test_a_merge_keeps_removals_of_what_is_below_it(subtask: Subtask, oldest: int, rows: int) -> None:
     for changes in ({1: "a", 2: "a"}, {3: "b"}, {1: None, 3: "c", 2: None}, {2: None}):
         subtask.batch(changes)
-    subtask.work(None, merges=subtask.path[oldest:])
+    subtask.work(None, merges=subtask.chain[oldest:])
     *_, merged = subtask.here()
     assert subtask.local.open(merged).rows == rows
     assert subtask.local_state() == {3: "c"}
@@ -400,16 +400,16 @@ def test_a_failed_merge_of_local_runs_is_begun_again(subtask: Subtask) -> None:
     damaged = subtask.batch({2: "b"})
     path = subtask.local.directory / damaged.file_name
     data = path.read_bytes()
-    subtask.work(None, merges=subtask.path, looks=1)
+    subtask.work(None, merges=subtask.chain, looks=1)
     assert subtask.attempt().is_merging
     path.write_bytes(data[:-1])
-    subtask.work(None, merges=subtask.path)
+    subtask.work(None, merges=subtask.chain)
     assert not subtask.attempt().is_merging
     assert subtask.attempt().inputs() == set()
     assert not path.exists()
     path.write_bytes(data)
-    subtask.work(None, merges=subtask.path)
-    assert len(subtask.local.edges()) == 1
+    subtask.work(None, merges=subtask.chain)
+    assert len(subtask.local.local_runs()) == 1
     assert subtask.local_state() == {1: "a", 2: "b"}
 
 
@@ -470,7 +470,7 @@ def test_levels_that_are_no_local_runs_are_not_built_upon(subtask: Subtask) -> N
     subtask.materialize("0-7")
     subtask.batch({1: "b"})
     assert len(subtask.materialize("1-8").levels) == 2
-    subtask.path = [subtask.local.merge(subtask.path, GENESIS, "2-token")]
+    subtask.chain = [subtask.local.merge(subtask.chain, GENESIS, "2-token")]
     subtask.batch({2: "c"})
     done = subtask.materialize("2-9")
     assert subtask.stored_state(done) == dict.fromkeys(range(100), "a") | {1: "b", 2: "c"}
@@ -513,7 +513,7 @@ def test_nothing_is_stored_for_batches_without_changes(subtask: Subtask) -> None
     *older, newest = before.levels
     assert done.levels == [*older, structs.replace(newest, last=3, after=last.after)]
     assert subtask.stored_state(done) == dict.fromkeys(range(100), "a") | {1: "b"} == subtask.local_state()
-    assert LocalRun(1, 3, newest.before, last.after) in subtask.path
+    assert LocalRun(1, 3, newest.before, last.after) in subtask.chain
 
 
 def test_a_state_without_keys_is_materialized_as_well(subtask: Subtask) -> None:
@@ -521,7 +521,7 @@ def test_a_state_without_keys_is_materialized_as_well(subtask: Subtask) -> None:
     subtask.batch({})
     subtask.batch({})
     done = subtask.materialize("1-7")
-    last = subtask.path[-1]
+    last = subtask.chain[-1]
     whole = hash_range(0, 1)
     assert done.levels == [Level(0, 1, GENESIS, last.after, whole.first, whole.last, [])]
     assert (done.payload, subtask.objects) == (b"", [])
@@ -544,10 +544,10 @@ def test_a_large_state_is_cut_evenly_and_no_piece_travels_with_the_ack(
     """Though each is small: together they are not."""
     changes = dict.fromkeys(range(128 * number, 128 * (number + 1)), "a")
     subtask.batch(changes)
-    size = subtask.local.open(subtask.path[0]).size_bytes
+    size = subtask.local.open(subtask.chain[0]).size_bytes
     monkeypatch.setattr(materializer, "_RUN_BYTES", -(-size // 2))
     grant = subtask.grant()
-    subtask.attempt(within=hash_range(number, 2)).work(order(grant, size - 1), subtask.path, [])
+    subtask.attempt(within=hash_range(number, 2)).work(order(grant, size - 1), subtask.chain, [])
     done = subtask.attempt().result(grant)
     assert done is not None
     [level] = done.levels
@@ -564,7 +564,7 @@ def test_a_subtask_stores_its_own_range_of_hashes(subtask: Subtask, number: int)
     changes = {key: "a" for key in range(256) if within.first <= key << 56 <= within.last}
     subtask.batch(changes)
     grant = subtask.grant()
-    subtask.attempt(within=within).work(order(grant), subtask.path, [])
+    subtask.attempt(within=within).work(order(grant), subtask.chain, [])
     done = subtask.attempt().result(grant)
     assert done is not None
     [level] = done.levels
@@ -581,10 +581,10 @@ def test_what_is_stored_with_its_batch_replaces_no_local_run(subtask: Subtask, i
     """The batch may be repeated, and begins with the state before it; and nothing else of the attempt stays."""
     subtask.batch({1: "a"})
     subtask.batch({1: "b", 2: "b"})
-    done = subtask.attempt().store_now(order(subtask.grant(), inline), subtask.path)
+    done = subtask.attempt().store_now(order(subtask.grant(), inline), subtask.chain)
     assert subtask.stored_state(done) == {1: "b", 2: "b"}
     assert bool(done.payload) == bool(inline)
-    assert set(subtask.path) < set(subtask.local.edges())
+    assert set(subtask.chain) < set(subtask.local.local_runs())
     assert [path.name for path in subtask.local.directory.iterdir() if not path.name.endswith(".run")] == []
 
 
@@ -592,9 +592,9 @@ def test_a_batch_that_cannot_be_stored_leaves_no_job(tmp_path: Path) -> None:
     subtask = Subtask(tmp_path, FaultStore(LocalStore(tmp_path / "store"), FaultPlan.at("put")))
     subtask.batch({1: "a"})
     with pytest.raises(Exception, match="injected fault"):
-        subtask.attempt().store_now(order(subtask.grant()), subtask.path)
-    assert subtask.local.edges() == subtask.path
-    assert [path.name for path in subtask.local.directory.iterdir()] == [subtask.path[0].file_name]
+        subtask.attempt().store_now(order(subtask.grant()), subtask.chain)
+    assert subtask.local.local_runs() == subtask.chain
+    assert [path.name for path in subtask.local.directory.iterdir()] == [subtask.chain[0].file_name]
 
 
 def test_two_attempts_of_a_batch_may_store_it_at_a_time(tmp_path: Path) -> None:
@@ -606,11 +606,11 @@ def test_two_attempts_of_a_batch_may_store_it_at_a_time(tmp_path: Path) -> None:
 
     def meanwhile() -> Store:
         subtask.open_store = first  # type: ignore[method-assign]
-        others.append(subtask.attempt("two").store_now(order(subtask.grant()), subtask.path))
+        others.append(subtask.attempt("two").store_now(order(subtask.grant()), subtask.chain))
         return first()
 
     subtask.open_store = meanwhile  # type: ignore[method-assign]
-    done = subtask.attempt("one").store_now(order(subtask.grant()), subtask.path)
+    done = subtask.attempt("one").store_now(order(subtask.grant()), subtask.chain)
     for one in (done, *others):
         assert subtask.stored_state(one) == {1: "a", 2: "b"}
     assert len(subtask.objects) == 2

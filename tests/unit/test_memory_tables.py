@@ -39,9 +39,9 @@ def held(table: MemoryTable) -> list[str]:
 
 
 def runs_to(local: LocalRuns, head: str) -> list[tuple[LocalRun, Run]]:
-    path = local.path(digest("start"), digest(head))
-    assert path is not None
-    return [(edge, local.open(edge)) for edge in path]
+    chain = local.chain(digest("start"), digest(head))
+    assert chain is not None
+    return [(local_run, local.open(local_run)) for local_run in chain]
 
 
 def at(tables: MemoryTables, local: LocalRuns, head: str) -> MemoryTable:
@@ -67,7 +67,7 @@ def test_a_table_of_another_history_is_made_anew(local: LocalRuns) -> None:
 def test_a_table_has_the_restored_state_even_if_its_files_have_gone_since(local: LocalRuns) -> None:
     """Another attempt may find one of them damaged, and remove it."""
     runs = runs_to(local, "two")
-    local.remove(edge.file_name for edge, _ in runs)
+    local.remove(local_run.file_name for local_run, _ in runs)
     assert held(MemoryTables().at(local, runs, digest("two"))) == ["one", "two"]
 
 

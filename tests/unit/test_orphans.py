@@ -80,8 +80,8 @@ def test_what_the_oldest_checkpoint_starts_from_is_no_orphan(tmp_path: Path) -> 
     history = History([checkpoint(0), checkpoint(1, base=base(1, "op/runs/1/0/base")), checkpoint(2)])
     repeated = history.latest_record
     assert repeated is not None
-    assert repeated.cover is not None
-    history.add(structs.replace(checkpoint(3), cover=list(repeated.cover.pieces)))
+    assert repeated.base_map is not None
+    history.add(structs.replace(checkpoint(3), base_ranges=list(repeated.base_map.ranges)))
     history.add(checkpoint(4))
     assert [record.batch for record in history.retain(4)] == [0, 1], "the entry that brought the base"
     assert orphans(tmp_path, history, {"op/runs/1/0/base": 1000.0}) == []

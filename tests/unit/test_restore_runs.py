@@ -162,8 +162,8 @@ def test_a_removal_in_a_level_counts_for_the_levels_below(tmp_path: Path) -> Non
 def test_levels_alone_need_no_further_file(tmp_path: Path) -> None:
     location = Location(tmp_path)
     location.restore(2, [location.level(0, {1: "a"}), location.level(1, {2: "b"})], since=2)
-    edges = [LocalRun(number, number, DIGESTS[number], DIGESTS[number + 1]).file_name for number in (0, 1)]
-    assert sorted(path.name for path in location.local.directory.iterdir()) == sorted(edges)
+    local_runs = [LocalRun(number, number, DIGESTS[number], DIGESTS[number + 1]).file_name for number in (0, 1)]
+    assert sorted(path.name for path in location.local.directory.iterdir()) == sorted(local_runs)
 
 
 def test_what_has_expired_is_not_kept(tmp_path: Path) -> None:
@@ -252,4 +252,4 @@ def test_damage_is_an_error_that_names_the_object(tmp_path: Path, size: int) -> 
     location.store.put(name, location.store.read(name)[:-1] + b"?")
     with pytest.raises(CorruptionError, match=f"^{name}: the changeset of subtask 0"):
         location.restore(1, segments=segments)
-    assert location.local.edges() == []
+    assert location.local.local_runs() == []

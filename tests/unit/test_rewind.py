@@ -80,8 +80,8 @@ class NotedOperator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
 
-    def run_of(self, *arguments: Any) -> OperatorConfig:
-        return replace(self.operator.run_of(*arguments), operators=self.note)
+    def config_of(self, *arguments: Any) -> OperatorConfig:
+        return replace(self.operator.config_of(*arguments), operators=self.note)
 
 
 class SharingEngine(Engine):

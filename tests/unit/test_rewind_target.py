@@ -192,7 +192,9 @@ def test_every_object_must_be_there_in_full_length(tmp_path: Path) -> None:
     base = Base(0, 1, [Level(0, 0, b"", b"", own.first, own.last, [run])])
     entries = [
         checkpoint(0, segments=[segment(0, names["old"])]),
-        checkpoint(1, cover=[BaseRange(own.first, own.last, base)], segments=[segment(0, names["changes"], 3, 4)]),
+        checkpoint(
+            1, base_ranges=[BaseRange(own.first, own.last, base)], segments=[segment(0, names["changes"], 3, 4)]
+        ),
         checkpoint(2, segments=[segment(0, names["empty"], 0, 0)]),
     ]
     held = OperatorLog("a", HOME, "op", History(entries))

@@ -180,13 +180,13 @@ def digest(name: str) -> bytes:
     return name.encode().ljust(16)
 
 
-def local_runs(directory: Path, *edges: tuple[int, str, str, list[Any]]) -> LocalRuns:
+def local_runs(directory: Path, *local_runs: tuple[int, str, str, list[Any]]) -> LocalRuns:
     """Local runs of one batch each: its number, the digests before and after, and the changes."""
     local = LocalRuns(directory)
-    for batch, before, after, changes in edges:
+    for batch, before, after, changes in local_runs:
         columns = [(1, key, b"", Operation.DELETE if text is None else Operation.PUT, text) for key, text in changes]
-        edge = LocalRun(batch, batch, digest(before), digest(after))
-        local.write(edge, encode_changes(VALUE, columns), "token")
+        local_run = LocalRun(batch, batch, digest(before), digest(after))
+        local.write(local_run, encode_changes(VALUE, columns), "token")
     return local
 
 
@@ -196,9 +196,9 @@ def restoring(deadline_s: float | None = None, clock: ManualClock | None = None)
 
 def state_of(local: LocalRuns, head: str) -> dict[int, str]:
     """What the table of a directory holds of the keys a, b and c once it is at a digest."""
-    path = local.path(digest("start"), digest(head))
-    assert path is not None
-    runs = [(edge, local.open(edge)) for edge in path]
+    chain = local.chain(digest("start"), digest(head))
+    assert chain is not None
+    runs = [(local_run, local.open(local_run)) for local_run in chain]
     table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), restoring())
     assert table is not None
     assert table.digest == digest(head)
@@ -230,9 +230,9 @@ def test_a_merge_across_the_state_that_a_table_holds(tmp_path: Path, applied: li
         (2, "two", "three", [(b"c", "2")]),
     )
     assert state_of(local, "one") == {0: "0", 1: "0"}
-    path = local.path(digest("start"), digest("two"))
-    assert path is not None
-    local.merge(path, digest("start"), "token")
+    chain = local.chain(digest("start"), digest("two"))
+    assert chain is not None
+    local.merge(chain, digest("start"), "token")
     assert state_of(local, "three") == {1: "0", 2: "2"}
     assert applied == ["reset", 2, "reset", 1, 1]
 
@@ -270,15 +270,15 @@ def test_runs_that_cannot_be_gone_on_with_make_a_table_anew(
     history = [(0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1")])]
     local = local_runs(tmp_path, *history)
     assert state_of(local, "one") == {0: "0"}
-    path = local.path(digest("start"), digest("two"))
-    assert path is not None
+    chain = local.chain(digest("start"), digest("two"))
+    assert chain is not None
     whole = local_runs(tmp_path / "whole", *history)
-    runs = [(edge, whole.open(edge)) for edge in path]
+    runs = [(local_run, whole.open(local_run)) for local_run in chain]
     other = LocalRuns(tmp_path)
-    file = tmp_path / path[1].file_name
+    file = tmp_path / chain[1].file_name
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-7])
-    other.edges = lambda: path  # type: ignore[method-assign]  # of a file that somebody removes before it is opened
+    other.local_runs = lambda: chain  # type: ignore[method-assign]  # of a file that somebody removes before it is opened
     if damage == "gone":
         file.unlink()
     table = open_rocksdb(other, runs, digest("two"), Garbage(Moment(0, 0), {}), restoring())
@@ -317,14 +317,16 @@ def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_open
         keys = [(1000 * batch + number, b"%d" % (1000 * batch + number)) for number in range(count)]
         changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
         state = brief if name == "brief" else VALUE
-        edge = LocalRun(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
-        local.write(edge, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token")
+        local_run = LocalRun(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
+        local.write(local_run, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token")
 
     def held(head: str, now_ms: int, generations: dict[str, int]) -> int:
-        path = local.path(digest("start"), digest(head))
-        assert path is not None
+        chain = local.chain(digest("start"), digest(head))
+        assert chain is not None
         garbage = Garbage(Moment(now_ms, 0), generations)
-        table = open_rocksdb(local, [(edge, local.open(edge)) for edge in path], digest(head), garbage, restoring())
+        table = open_rocksdb(
+            local, [(local_run, local.open(local_run)) for local_run in chain], digest(head), garbage, restoring()
+        )
         assert table is not None
         count = rows_held(table)
         table.close()
@@ -369,9 +371,9 @@ class SlowTable:
         monkeypatch.setattr(RocksTable, "_rows", slow)
 
     def open(self, local: LocalRuns, head: str, deadline_s: float | None) -> RocksTable | None:
-        path = local.path(digest("start"), digest(head))
-        assert path is not None
-        runs = [(edge, local.open(edge)) for edge in path]
+        chain = local.chain(digest("start"), digest(head))
+        assert chain is not None
+        runs = [(local_run, local.open(local_run)) for local_run in chain]
         progress = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "operator 'op'")
         table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), progress)
         progress.end()
@@ -380,9 +382,9 @@ class SlowTable:
 
 def test_what_is_added_to_a_table_is_told_over_all_its_runs(tmp_path: Path) -> None:
     local = local_runs(tmp_path, (0, "start", "one", [(b"a", "0")]), (1, "one", "two", [(b"b", "1"), (b"c", "1")]))
-    path = local.path(digest("start"), digest("two"))
-    assert path is not None
-    runs = [(edge, local.open(edge)) for edge in path]
+    chain = local.chain(digest("start"), digest("two"))
+    assert chain is not None
+    runs = [(local_run, local.open(local_run)) for local_run in chain]
     told: list[int] = []
 
     class Noted:
@@ -425,7 +427,7 @@ def test_progress_and_deadline_of_a_restart_include_the_table(
         len(table.get_many(VALUE, make_keys((1, b"a"), *((1, bytes([number])) for number in range(5)))).positions) == 6
     )
     table.close()
-    sizes = [run.size_bytes for run in map(local.open, local.edges())]
+    sizes = [run.size_bytes for run in map(local.open, local.local_runs())]
     known = slow.told[-1][1]
     assert known in (sum(sizes), sizes[1])
     assert slow.told[-1] == (known, known)

@@ -237,17 +237,17 @@ def test_another_run_and_another_batch_read_for_themselves(tmp_path: Path) -> No
     assert {path.name.partition("-")[0] for path in (tmp_path / "shared").iterdir()} == {"4"}
 
 
-def run_of(name: str, length: int, first: int, last: int) -> StoredRun:
+def config_of(name: str, length: int, first: int, last: int) -> StoredRun:
     return StoredRun(name, 7, length, bytes(16), 1, first, last)
 
 
 def test_worth_sharing_is_what_is_small_and_holds_keys_of_several_subtasks() -> None:
     """Of a large run each reads the blocks that it needs, and its own runs nobody else reads."""
     runs = [
-        run_of("own", 10, 10, 19),
-        run_of("left", 10, 9, 12),
-        run_of("right", SHARED_BYTES, 19, 20),
-        run_of("large", SHARED_BYTES + 1, 0, 99),
+        config_of("own", 10, 10, 19),
+        config_of("left", 10, 9, 12),
+        config_of("right", SHARED_BYTES, 19, 20),
+        config_of("large", SHARED_BYTES + 1, 0, 99),
     ]
     level = Level(0, 1, bytes(16), bytes(16), 10, 19, runs)
     extent = Extent("log", 0, 100)

@@ -23,15 +23,15 @@ def base(subtask: int, parallelism: int, through: int, runs: int = 1) -> Base:
 
 
 def cover_of(*bases: Base) -> BaseMap:
-    cover = BaseMap()
+    base_map = BaseMap()
     for one in bases:
-        cover = cover.replace(one).cover
-    return cover
+        base_map = base_map.replace(one).base_map
+    return base_map
 
 
-def record(batch: int, cover: BaseMap | None, *segments: SegmentRef) -> Record:
+def record(batch: int, base_map: BaseMap | None, *segments: SegmentRef) -> Record:
     entry = Checkpoint(1, batch, 0, "query", "run", "op", 1, [], b"keys", [], 0, 0, b"")
-    return Record(replace(entry, segments=list(segments)), cover, 0, [], [])
+    return Record(replace(entry, segments=list(segments)), base_map, 0, [], [])
 
 
 def grown(size_bytes: int = 1 << 20) -> Truncation:
@@ -41,39 +41,39 @@ def grown(size_bytes: int = 1 << 20) -> Truncation:
 
 
 def test_without_materialized_state_there_is_nothing_to_repeat() -> None:
-    assert grown().cover_to_repeat(record(1, None)) is None
-    assert grown().cover_to_repeat(record(1, BaseMap())) is None
+    assert grown().base_map_to_repeat(record(1, None)) is None
+    assert grown().base_map_to_repeat(record(1, BaseMap())) is None
 
 
 def test_states_are_repeated_once_all_of_them_are_newer_than_at_the_last_time() -> None:
     """As long as one subtask has none the log must stay from its begin on."""
     made = grown()
     half = cover_of(base(0, 2, 5))
-    assert made.cover_to_repeat(record(6, half)) is None
+    assert made.base_map_to_repeat(record(6, half)) is None
     first = cover_of(base(0, 2, 5), base(1, 2, 0))
-    assert made.cover_to_repeat(record(6, first)) is first
+    assert made.base_map_to_repeat(record(6, first)) is first
     made.committed(record(7, first), first, 1 << 20)
-    assert made.cover_to_repeat(record(7, first)) is None
+    assert made.base_map_to_repeat(record(7, first)) is None
     one_newer = cover_of(base(0, 2, 7), base(1, 2, 0))
-    assert made.cover_to_repeat(record(8, one_newer)) is None
+    assert made.base_map_to_repeat(record(8, one_newer)) is None
     all_newer = cover_of(base(0, 2, 7), base(1, 2, 1))
-    assert made.cover_to_repeat(record(9, all_newer)) is all_newer
+    assert made.base_map_to_repeat(record(9, all_newer)) is all_newer
 
 
 @pytest.mark.parametrize(("subtasks", "runs"), [(1, 30), (30, 0), (5, 5)])
 @pytest.mark.parametrize("has_segments", [False, True])
 def test_a_log_that_repeats_them_is_at_most_about_twice_as_large(subtasks: int, runs: int, has_segments: bool) -> None:
-    cover = cover_of(*(base(subtask, subtasks, 3, runs) for subtask in range(subtasks)))
-    size_bytes = len(msgspec.msgpack.encode(cover.pieces))
+    base_map = cover_of(*(base(subtask, subtasks, 3, runs) for subtask in range(subtasks)))
+    size_bytes = len(msgspec.msgpack.encode(base_map.ranges))
     segment = SegmentRef(0, 0, bytes(16), 0, 1000, 10, 10, "op/changes/12/0/1234-0123abcd.run")
     made, log_bytes, repeated_at = Truncation(), 0, []
     for batch in range(10_000):
-        repeated = made.cover_to_repeat(record(batch, cover))
+        repeated = made.base_map_to_repeat(record(batch, base_map))
         if repeated is not None:
             repeated_at.append(log_bytes)
-            cover = cover_of(*(base(subtask, subtasks, batch, runs) for subtask in range(subtasks)))
+            base_map = cover_of(*(base(subtask, subtasks, batch, runs) for subtask in range(subtasks)))
         segments, payload_bytes = ([segment], 0) if has_segments else ([], 50)
-        made.committed(record(batch + 1, cover, *segments), repeated, payload_bytes)
+        made.committed(record(batch + 1, base_map, *segments), repeated, payload_bytes)
         log_bytes += len(msgspec.msgpack.encode(segments)) + payload_bytes
         if len(repeated_at) == 3:
             break

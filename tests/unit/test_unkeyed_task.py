@@ -216,9 +216,9 @@ def test_a_snapshot_with_fewer_elements_than_the_log_says_is_damaged(
 
     def answer(engine: NotingEngine, request: Begin) -> Begun:
         begun = engine.coordinator.begin(request)
-        assert begun.start is not None
+        assert begun.snapshot_view is not None
         slices = [SnapshotSlice(0, "items", 0, 2), SnapshotSlice(0, *piece)]
-        return replace(begun, start=replace(begun.start, slices=slices))
+        return replace(begun, snapshot_view=replace(begun.snapshot_view, slices=slices))
 
     engine.answer = answer
     with pytest.raises(CorruptionError, match=f"does not hold the {piece[2]} elements of state '{piece[0]}'") as raised:

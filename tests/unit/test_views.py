@@ -58,7 +58,7 @@ def test_a_run_starts_from_the_checkpoint_before_its_first_batch(first_batch: in
     """Never from the newest: a batch whose entry is there already is repeated."""
     history = History([checkpoint(batch) for batch in range(3)])
     found = Views.of_first_batch(KEYED, history, first_batch)
-    assert (found.origins, found.heads) == (ORIGINS, heads(*range(first_batch)))
+    assert (found.genesis_digests, found.heads) == (ORIGINS, heads(*range(first_batch)))
     assert (found.timers_after_ms, found.snapshots) == ([NO_TIME_MS] * 2, [])
 
 
@@ -76,7 +76,7 @@ def test_an_operator_without_keys_starts_from_the_snapshots_before_its_first_bat
 def test_the_next_batch_starts_from_the_changesets_of_the_one_before() -> None:
     first = Views.of_first_batch(KEYED, History(), 0)
     second = first.after(durable(checkpoint(0), 70, 80))
-    assert (second.origins, second.heads, second.timers_after_ms) == (ORIGINS, heads(0), [70, 80])
+    assert (second.genesis_digests, second.heads, second.timers_after_ms) == (ORIGINS, heads(0), [70, 80])
     third = second.after(durable(checkpoint(1), 90, 91))
     assert (third.heads, third.timers_after_ms) == (heads(0, 1), [90, 91])
 

@@ -58,13 +58,13 @@ class OperatorConfig:
 
 
 def require_admission(
-    run: OperatorConfig, history: History, first_batch: int, time_before_ms: int | None, name: str
+    config: OperatorConfig, history: History, first_batch: int, time_before_ms: int | None, name: str
 ) -> None:
     """Check that a location's state is the run's own and reaches up to its first batch.
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     history : History
         The location's checkpoints.
@@ -87,10 +87,10 @@ def require_admission(
     """
     require_complete(history, name)
     latest = history.latest
-    if latest is not None and (latest.query_id, latest.uid) != (run.query_id, run.uid):
+    if latest is not None and (latest.query_id, latest.uid) != (config.query_id, config.uid):
         raise ConfigurationError(
             f"{name}: the state there belongs to operator '{latest.uid}' of query {latest.query_id},"
-            f" not to query {run.query_id}.",
+            f" not to query {config.query_id}.",
             kind=ErrorKind.OTHER_OWNER,
             hint="Give this query another location, or start it with the checkpointLocation that the state belongs to.",
         )
@@ -101,7 +101,7 @@ def require_admission(
         raise _missing(history, first_batch, name)
     if time_before_ms is not None and before.batch_time_ms != time_before_ms:
         raise _of_a_copy(before, time_before_ms, name)
-    _require_same_schemas(run, before, name)
+    _require_same_schemas(config, before, name)
 
 
 def require_complete(history: History, name: str) -> None:
@@ -165,32 +165,32 @@ def _missing(history: History, batch: int, name: str) -> StateMissingError:
     )
 
 
-def _require_same_schemas(run: OperatorConfig, before: Checkpoint, name: str) -> None:
-    if bool(before.key_schema) != run.has_keys:
+def _require_same_schemas(config: OperatorConfig, before: Checkpoint, name: str) -> None:
+    if bool(before.key_schema) != config.has_keys:
         raise ConfigurationError(
             f"{name}: the location holds {'keyed' if before.key_schema else 'operator'} state, and the operator is one"
-            f" {'with' if run.has_keys else 'without'} keys.",
+            f" {'with' if config.has_keys else 'without'} keys.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Give the operator another uid, or start with a new checkpointLocation.",
         )
-    if not run.has_keys:
-        _require_same_operator_states(run, before, name)
+    if not config.has_keys:
+        _require_same_operator_states(config, before, name)
         return
-    if before.key_schema != run.key_schema:
+    if before.key_schema != config.key_schema:
         raise ConfigurationError(
-            f"{name}: its state is keyed by ({_fields(before.key_schema)}), this query by ({_fields(run.key_schema)}).",
+            f"{name}: its state is keyed by ({_fields(before.key_schema)}), this query by ({_fields(config.key_schema)}).",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Group by the same columns, or start with a new checkpointLocation.",
         )
-    require_convertible(run.settings, run.states, before, name)
-    own = {state.name: StateDescriptor.from_stored(state) for state in run.states}
+    require_convertible(config.settings, config.states, before, name)
+    own = {state.name: StateDescriptor.from_stored(state) for state in config.states}
     for stored in map(StateDescriptor.from_stored, before.states):
         if stored.name in own:
             require_evolution(stored, own[stored.name], name)
 
 
-def _require_same_operator_states(run: OperatorConfig, before: Checkpoint, name: str) -> None:
-    own = {state.name: OperatorStateDescriptor.from_stored(state) for state in run.states}
+def _require_same_operator_states(config: OperatorConfig, before: Checkpoint, name: str) -> None:
+    own = {state.name: OperatorStateDescriptor.from_stored(state) for state in config.states}
     for stored in map(OperatorStateDescriptor.from_stored, before.states):
         if own.get(stored.name, stored) != stored:
             raise ConfigurationError(

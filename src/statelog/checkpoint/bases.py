@@ -62,7 +62,7 @@ class BaseView:
 class Replacement(NamedTuple):
     """A cover with a new base, and which pieces that adds and removes."""
 
-    cover: BaseMap
+    base_map: BaseMap
     added: list[BaseRange]
     removed: list[BaseRange]
 
@@ -77,7 +77,7 @@ class BaseMap:
         Disjoint, by hash. A range without a piece has no base.
     """
 
-    pieces: tuple[BaseRange, ...] = ()
+    ranges: tuple[BaseRange, ...] = ()
 
     def replace(self, base: Base) -> Replacement:
         """Let a base count for all keys of its subtask."""
@@ -85,50 +85,52 @@ class BaseMap:
         kept: list[BaseRange] = []
         removed: list[BaseRange] = []
         added = [BaseRange(own.first, own.last, base)]
-        for piece in self.pieces:
-            if piece.last_hash < own.first or own.last < piece.first_hash:
-                kept.append(piece)
+        for base_range in self.ranges:
+            if base_range.last_hash < own.first or own.last < base_range.first_hash:
+                kept.append(base_range)
                 continue
-            removed.append(piece)
-            if piece.first_hash < own.first:
-                added.append(BaseRange(piece.first_hash, own.first - 1, piece.base))
-            if own.last < piece.last_hash:
-                added.append(BaseRange(own.last + 1, piece.last_hash, piece.base))
-        return Replacement(BaseMap(tuple(sorted([*kept, *added], key=lambda piece: piece.first_hash))), added, removed)
+            removed.append(base_range)
+            if base_range.first_hash < own.first:
+                added.append(BaseRange(base_range.first_hash, own.first - 1, base_range.base))
+            if own.last < base_range.last_hash:
+                added.append(BaseRange(own.last + 1, base_range.last_hash, base_range.base))
+        return Replacement(
+            BaseMap(tuple(sorted([*kept, *added], key=lambda base_range: base_range.first_hash))), added, removed
+        )
 
     def within(self, hashes: HashRange) -> list[BaseRange]:
         """The parts of the pieces that lie in a range, by hash."""
         first = bisect.bisect_left(self._last_hashes, hashes.first)
         found: list[BaseRange] = []
-        for place in range(first, len(self.pieces)):
-            piece = self.pieces[place]
-            if piece.first_hash > hashes.last:
+        for place in range(first, len(self.ranges)):
+            base_range = self.ranges[place]
+            if base_range.first_hash > hashes.last:
                 break
-            bounds = max(piece.first_hash, hashes.first), min(piece.last_hash, hashes.last)
-            is_whole = bounds == (piece.first_hash, piece.last_hash)
-            found.append(piece if is_whole else BaseRange(*bounds, piece.base))
+            bounds = max(base_range.first_hash, hashes.first), min(base_range.last_hash, hashes.last)
+            is_whole = bounds == (base_range.first_hash, base_range.last_hash)
+            found.append(base_range if is_whole else BaseRange(*bounds, base_range.base))
         return found
 
     @cached_property
     def _last_hashes(self) -> list[int]:
-        return [piece.last_hash for piece in self.pieces]
+        return [base_range.last_hash for base_range in self.ranges]
 
     @cached_property
     def through(self) -> int:
         """The last batch that the bases of all keys hold; -1 if some keys have none."""
-        return min(window.first_batch for window in _windows(self.pieces, HashRange(0, _LAST_HASH))) - 1
+        return min(window.first_batch for window in _windows(self.ranges, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:
         """The base that a subtask has made itself, if it counts for all its keys."""
         own = hash_range(subtask, parallelism)
-        pieces = self.within(own)
-        if len(pieces) != 1:
+        ranges = self.within(own)
+        if len(ranges) != 1:
             return None
-        base = pieces[0].base
-        is_whole = (pieces[0].first_hash, pieces[0].last_hash) == (own.first, own.last)
+        base = ranges[0].base
+        is_whole = (ranges[0].first_hash, ranges[0].last_hash) == (own.first, own.last)
         return base if is_whole and (base.subtask, base.parallelism) == (subtask, parallelism) else None
 
-    def start_of(self, origin: bytes, subtask: int, parallelism: int) -> BaseView:
+    def view_of(self, genesis: bytes, subtask: int, parallelism: int) -> BaseView:
         """The materialized state of a subtask, of any parallelism.
 
         Parameters
@@ -143,12 +145,12 @@ class BaseMap:
         hashes = hash_range(subtask, parallelism)
         if base is not None:
             return BaseView(base.levels, base.digest, [Gap(hashes.first, hashes.last, base.through + 1)])
-        pieces = self.within(hashes)
+        ranges = self.within(hashes)
         levels: list[Level] = []
-        digest = origin
-        for piece in pieces:
-            for level in piece.base.levels:
-                first, last = max(piece.first_hash, level.first_hash), min(piece.last_hash, level.last_hash)
+        digest = genesis
+        for base_range in ranges:
+            for level in base_range.base.levels:
+                first, last = max(base_range.first_hash, level.first_hash), min(base_range.last_hash, level.last_hash)
                 if first > last:
                     continue
                 bounds = first.to_bytes(8, "big") + last.to_bytes(8, "big")
@@ -156,18 +158,18 @@ class BaseMap:
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after
-        return BaseView(levels, digest, _windows(pieces, hashes))
+        return BaseView(levels, digest, _windows(ranges, hashes))
 
 
-def _windows(pieces: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
+def _windows(ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
     """What pieces lack, for all of a range of hashes."""
     windows: list[Gap] = []
     next_hash = hashes.first
-    for piece in pieces:
-        if next_hash < piece.first_hash:
-            windows.append(Gap(next_hash, piece.first_hash - 1, 0))
-        windows.append(Gap(piece.first_hash, piece.last_hash, piece.base.through + 1))
-        next_hash = piece.last_hash + 1
+    for base_range in ranges:
+        if next_hash < base_range.first_hash:
+            windows.append(Gap(next_hash, base_range.first_hash - 1, 0))
+        windows.append(Gap(base_range.first_hash, base_range.last_hash, base_range.base.through + 1))
+        next_hash = base_range.last_hash + 1
     if next_hash <= hashes.last:
         windows.append(Gap(next_hash, hashes.last, 0))
     return windows

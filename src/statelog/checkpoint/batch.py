@@ -60,8 +60,8 @@ class AcceptedAck:
 
     ack: Ack
     payload: bytes
-    kept: SegmentRef | None = None
-    moved: bytes = b""
+    unchanged_segment: SegmentRef | None = None
+    rewritten_bytes: bytes = b""
     stored: list[SegmentRef] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
     levels_payload: bytes = b""

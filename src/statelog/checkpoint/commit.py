@@ -16,7 +16,7 @@ from statelog.runs.schema import StateSchema
 
 
 def compose(
-    run: OperatorConfig,
+    config: OperatorConfig,
     batch: Batch,
     before: Checkpoint | None,
     *,
@@ -25,14 +25,14 @@ def compose(
     generations: Mapping[str, int],
     log_start: int,
     retained_from: int,
-    cover: BaseMap | None,
+    base_map: BaseMap | None,
     settings: Settings,
 ) -> tuple[Checkpoint, list[bytes]]:
     """Put together the entry of a batch whose subtasks have all acked.
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     batch : Batch
         The batch; if it is durable already, the entry is its next revision.
@@ -60,43 +60,43 @@ def compose(
     payload : list of bytes
         The changesets that it carries, one after the other.
     """
-    taken = [batch.acks[subtask] for subtask in range(run.parallelism)]
+    taken = [batch.acks[subtask] for subtask in range(config.parallelism)]
     segments, payload = _place_segments(taken)
-    bases = _place_bases(run, taken, payload)
-    states = _known_states(run, before)
+    bases = _place_bases(config, taken, payload)
+    states = _known_states(config, before)
     entry = Checkpoint(
         epoch=epoch,
         batch=batch.number,
         revision=0 if batch.durable is None else batch.durable.revision + 1,
-        query_id=run.query_id,
-        run_id=run.run_id,
-        uid=run.uid,
-        parallelism=run.parallelism,
+        query_id=config.query_id,
+        run_id=config.run_id,
+        uid=config.uid,
+        parallelism=config.parallelism,
         segments=segments,
-        key_schema=run.key_schema,
+        key_schema=config.key_schema,
         states=states,
         batch_time_ms=batch.time.time_ms,
         watermark_ms=batch.time.watermark_ms,
         token=token,
-        max_event_ms=_max_event_ms(run, before, taken),
-        element_counts=[] if run.has_keys else _element_counts(states, taken),
+        max_event_ms=_max_event_ms(config, before, taken),
+        element_counts=[] if config.has_keys else _element_counts(states, taken),
         generations=dict(generations),
         log_start=log_start,
         retained_from=retained_from,
         bases=bases,
-        cover=None if cover is None else list(cover.pieces),
-        operators=run.operators,
+        base_ranges=None if base_map is None else list(base_map.ranges),
+        operators=config.operators,
         settings=dict(settings),
     )
     return entry, payload
 
 
-def generations_of(run: OperatorConfig, before: Checkpoint | None) -> dict[str, int]:
+def generations_of(config: OperatorConfig, before: Checkpoint | None) -> dict[str, int]:
     """Generations of the states once those are gone that the run deletes.
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     before : Checkpoint or None
         The checkpoint before its first batch.
@@ -104,25 +104,25 @@ def generations_of(run: OperatorConfig, before: Checkpoint | None) -> dict[str, 
     if before is None:
         return {}
     existing = {state.name for state in before.states}
-    gone = [name for name in run.deleted if name in existing]
+    gone = [name for name in config.deleted if name in existing]
     return before.generations | {name: before.generations.get(name, 0) + 1 for name in gone}
 
 
-def _known_states(run: OperatorConfig, before: Checkpoint | None) -> list[StateSchema]:
+def _known_states(config: OperatorConfig, before: Checkpoint | None) -> list[StateSchema]:
     """The declared states, and those that an earlier version of the processor left in the location."""
     states = {state.name: state for state in before.states} if before else {}
-    for name in run.deleted:
+    for name in config.deleted:
         states.pop(name, None)
-    for state in run.states:
+    for state in config.states:
         states[state.name] = recorded_schema(states.get(state.name, state), state)
     return [states[name] for name in sorted(states)]
 
 
-def _max_event_ms(run: OperatorConfig, before: Checkpoint | None, taken: list[AcceptedAck]) -> list[int | None]:
-    if run.watermark is None:
+def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, taken: list[AcceptedAck]) -> list[int | None]:
+    if config.watermark is None:
         return []
     seen = [] if before is None else [before.max_event_ms]
-    return run.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
+    return config.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
 
 
 def _element_counts(states: list[StateSchema], taken: list[AcceptedAck]) -> list[list[int]]:
@@ -147,13 +147,13 @@ def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[by
         if one.is_stored or not ack.has_changeset:
             segments.extend(one.stored)
             continue
-        if one.kept is not None:
+        if one.unchanged_segment is not None:
             whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
-            segment = replace(one.kept, **whose)
-            if one.moved:
+            segment = replace(one.unchanged_segment, **whose)
+            if one.rewritten_bytes:
                 segment = replace(segment, name="", offset=offset)
-                payload.append(one.moved)
-                offset += len(one.moved)
+                payload.append(one.rewritten_bytes)
+                offset += len(one.rewritten_bytes)
             segments.append(segment)
             continue
         segments.extend(
@@ -177,7 +177,7 @@ def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[by
     return segments, payload
 
 
-def _place_bases(run: OperatorConfig, taken: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
+def _place_bases(config: OperatorConfig, taken: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
     """Place the materialized runs that travelled with the acks behind the changesets in an entry's payload."""
     offset = sum(map(len, payload))
     bases: list[Base] = []
@@ -195,5 +195,5 @@ def _place_bases(run: OperatorConfig, taken: list[AcceptedAck], payload: list[by
                     runs.append(stored)
             levels.append(replace(level, runs=runs))
         payload.append(one.levels_payload)
-        bases.append(Base(subtask, run.parallelism, levels))
+        bases.append(Base(subtask, config.parallelism, levels))
     return bases

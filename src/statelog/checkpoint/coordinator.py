@@ -65,7 +65,7 @@ class Coordinator:
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     store : Store
         Where the operator's files are.
@@ -93,7 +93,7 @@ class Coordinator:
 
     def __init__(
         self,
-        run: OperatorConfig,
+        config: OperatorConfig,
         *,
         store: Store,
         location: str,
@@ -107,7 +107,7 @@ class Coordinator:
         deletes_in_background: bool,
         slots: int,
     ) -> None:
-        self._run = run
+        self._config = config
         self._store = store
         self._location = location
         self._root = root
@@ -119,18 +119,18 @@ class Coordinator:
         self._lock = threading.Lock()
         self._measurements = measurements
         self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
-        self._orders = MaterializationPolicy(run, self._inventory, options, clock, slots, self._name)
+        self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name)
         self._retained_from = INITIAL_BATCH
         self._generations: dict[str, int] = {}
         self._taken_over = TakenOver()
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
-        self._starts = Views([], [], [], [])
+        self._views = Views([], [], [], [])
         self._stopped: StatelogError | None = None
         self._is_closed = False
         self._held: list[int] = []
-        self._restoring = RestoringSubtasks(run, options.observer, self._name)
+        self._restoring = RestoringSubtasks(config, options.observer, self._name)
 
     @property
     def _history(self) -> History:
@@ -138,7 +138,7 @@ class Coordinator:
 
     @property
     def _name(self) -> str:
-        return f"operator '{self._run.uid}' at {self._location}/{self._root}"
+        return f"operator '{self._config.uid}' at {self._location}/{self._root}"
 
     def open(self, first_batch: int, given: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
         """Claim the location for this run, and find the state before its first batch.
@@ -163,19 +163,19 @@ class Coordinator:
         started_s = self._clock.monotonic_s()
         # A run that may not use the location must not fence off the one that owns it: look before claiming.
         time_before_ms = self._known_time_ms(first_batch - 1)
-        require_admission(self._run, History(self._log.read()), first_batch, time_before_ms, self._name)
+        require_admission(self._config, History(self._log.read()), first_batch, time_before_ms, self._name)
         entries = self._log.claim(self._make_claim)
-        require_admission(self._run, History(entries), first_batch, time_before_ms, self._name)
+        require_admission(self._config, History(entries), first_batch, time_before_ms, self._name)
         if first_batch == 0 and (given or History(entries).at(INITIAL_BATCH)):
             entries = [*entries, self._found(given or {})]
-        self._inventory.open(entries, self._epoch, self._run.run_id, self._clock)
+        self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
-        self._orders.restore(first_batch - 1)
+        self._policy.restore(first_batch - 1)
         before = self._history.at(first_batch - 1)
-        self._generations = generations_of(self._run, before)
-        self._taken_over = take_over(self._run.settings, self._run.states, before, self._name)
+        self._generations = generations_of(self._config, before)
+        self._taken_over = take_over(self._config.settings, self._config.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
-        run = self._run
+        run = self._config
         self._options.observer.restore(
             RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
         )
@@ -189,7 +189,7 @@ class Coordinator:
 
     def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
         """Make durable what is there before the first batch."""
-        entry = initial_entry(self._run, self._epoch, self._new_token(), self._log.number)
+        entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
         return self._log.append(initial_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ class Coordinator:
 
     def _make_claim(self, epoch: int) -> Claim:
         self._epoch = epoch
-        run = self._run
+        run = self._config
         now_ms = int(self._clock.now_s() * 1000)
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
 
@@ -224,28 +224,28 @@ class Coordinator:
             self._require_running()
             task = request.task
             batch = self._enter(task)
-            require_own_partition(request, batch, self._run, self._name)
+            require_own_partition(request, batch, self._config, self._name)
             batch.begun[task.attempt] = task.subtask
             before = self._history.at(batch.number - 1)
-            origin = self._starts.origins[task.subtask]
+            genesis = self._views.genesis_digests[task.subtask]
             return Begun(
                 epoch=self._epoch,
-                genesis=origin,
-                head=self._starts.heads[task.subtask],
-                inline_bytes=self._options.inline_bytes(self._run.parallelism),
+                genesis=genesis,
+                head=self._views.heads[task.subtask],
+                inline_bytes=self._options.inline_bytes(self._config.parallelism),
                 upload_prefix=self._inventory.changes_folder(task.subtask),
                 store=self._location,
                 batch_time_ms=batch.time.time_ms,
                 watermark_ms=batch.time.watermark_ms,
                 late_watermark_ms=batch.time.late_watermark_ms,
-                timers_after_ms=self._starts.timers_after_ms[task.subtask],
+                timers_after_ms=self._views.timers_after_ms[task.subtask],
                 generations=self._generations,
                 certain_generations={} if before is None else before.generations,
                 closed_ms=self._taken_over.closed_ms,
                 expires_by=self._taken_over.expires_by,
                 initial=self._initial[task.subtask] if self._initial else "",
-                start=None if self._run.has_keys else self._starts.snapshots[task.subtask],
-                order=self._orders.order(task, origin) if self._run.has_keys else None,
+                snapshot_view=None if self._config.has_keys else self._views.snapshots[task.subtask],
+                maintenance=self._policy.request(task, genesis) if self._config.has_keys else None,
                 witness=Witness(self._log.file_name, self._log.head),
             )
 
@@ -257,27 +257,27 @@ class Coordinator:
         if current is not None and task.batch < current.number:
             raise stale_task(task, current, self._name)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
-            raise incomplete_batch(task.batch - 1, current, self._run, self._name)
+            raise incomplete_batch(task.batch - 1, current, self._config, self._name)
         if current is not None:
             # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
             self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
         if current is None:
-            self._starts = Views.of_first_batch(self._run, self._history, task.batch)
+            self._views = Views.of_first_batch(self._config, self._history, task.batch)
         else:
-            self._starts = self._starts.after(current)
+            self._views = self._views.after(current)
             self._remove_initial_state()
         self._batch = batch
         self._inventory.begin(batch.number)
         if current is not None:
-            self._inventory.remove_lost(current, self._orders.certain(current.lost))
+            self._inventory.remove_lost(current, self._policy.certain(current.lost))
         return batch
 
     def _time_of(self, batch: int) -> BatchTime:
         """Spark's times of a batch, or with the operator's own watermark."""
         time = self._batch_time(batch)
         before = self._history.at(batch - 1)
-        if self._run.watermark is None:
+        if self._config.watermark is None:
             # Spark's may be behind if the operator had one of its own: it waits until Spark's has come there.
             least_ms = NO_TIME_MS if before is None else before.watermark_ms
             return replace(
@@ -287,16 +287,16 @@ class Coordinator:
             )
         if before is None:
             return replace(time, watermark_ms=NO_TIME_MS, late_watermark_ms=NO_TIME_MS)
-        watermark_ms = self._run.watermark.advance(before.watermark_ms, before.max_event_ms)
+        watermark_ms = self._config.watermark.advance(before.watermark_ms, before.max_event_ms)
         return replace(time, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
     def watermark_advances(self, batch: int) -> bool:
         """Whether the operator's own watermark is larger after a batch than it was in it."""
         with self._lock:
             checkpoint = self._history.at(batch)
-            if self._run.watermark is None or checkpoint is None:
+            if self._config.watermark is None or checkpoint is None:
                 return False
-            after_ms = self._run.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
+            after_ms = self._config.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
             return after_ms > checkpoint.watermark_ms
 
     def fetch(self, request: Fetch) -> Fetched:
@@ -306,9 +306,9 @@ class Coordinator:
             task = request.task
             self._require_begun(task)
             missing = self._history.missing_segments(
-                self._starts.origins[task.subtask],
+                self._views.genesis_digests[task.subtask],
                 task.subtask,
-                self._run.parallelism,
+                self._config.parallelism,
                 task.batch - 1,
                 set(request.known),
             )
@@ -350,12 +350,12 @@ class Coordinator:
             self._require_running()
             batch = self._require_begun(ack.task)
             require_own_names(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
-            if ack.length > LARGE_SNAPSHOT_BYTES and not self._run.has_keys:
+            if ack.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
                 self._warn_of_size(ack)
             self._measurements.add(ack.measured)
-            taken.kept = self._kept(ack)
+            taken.unchanged_segment = self._kept(ack)
             outcome = self._take(batch, taken)
-            if len(batch.acks) == self._run.parallelism:
+            if len(batch.acks) == self._config.parallelism:
                 self._commit(batch, received_s)
             return Acked(outcome)
 
@@ -370,11 +370,11 @@ class Coordinator:
         with self._lock:
             current = self._batch
             if current is None or batch > current.number or (batch == current.number and current.durable is None):
-                raise incomplete_batch(batch, current, self._run, self._name)
+                raise incomplete_batch(batch, current, self._config, self._name)
 
     def _take(self, batch: Batch, taken: AcceptedAck) -> JobOutcome:
         try:
-            return self._orders.take(batch, taken, self._starts.origins[taken.ack.task.subtask])
+            return self._policy.take(batch, taken, self._views.genesis_digests[taken.ack.task.subtask])
         except StorageError as error:
             self._stopped = error
             raise
@@ -383,13 +383,13 @@ class Coordinator:
         """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
         if not ack.is_unchanged:
             return None
-        start = SnapshotView() if self._run.has_keys else self._starts.snapshots[ack.task.subtask]
-        if start.slices is not None or start.snapshots[0].checksum != ack.checksum:
+        view = SnapshotView() if self._config.has_keys else self._views.snapshots[ack.task.subtask]
+        if view.slices is not None or view.snapshots[0].checksum != ack.checksum:
             raise ProtocolError(
                 f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
                 hint="Do driver and workers run the same version of statelog?",
             )
-        return start.snapshots[0]
+        return view.snapshots[0]
 
     def _warn_of_size(self, ack: Ack) -> None:
         _log.warning(
@@ -401,7 +401,7 @@ class Coordinator:
         )
 
     def _commit(self, batch: Batch, received_s: float) -> None:
-        taken = [batch.acks[subtask] for subtask in range(self._run.parallelism)]
+        taken = [batch.acks[subtask] for subtask in range(self._config.parallelism)]
         if all(one.is_stored for one in taken):
             return
         require_equal_copies([one.ack.copies for one in taken], self._name)
@@ -409,9 +409,9 @@ class Coordinator:
         self._move_from_wasteful_files(taken)
         oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held]))
         log_start = self._history.log_start(oldest, batch.number)
-        cover = self._inventory.cover_to_repeat(batch.number)
+        base_map = self._inventory.base_map_to_repeat(batch.number)
         entry, payload = compose(
-            self._run,
+            self._config,
             batch,
             self._history.at(batch.number - 1),
             epoch=self._epoch,
@@ -419,7 +419,7 @@ class Coordinator:
             generations=self._generations,
             log_start=self._log.number if log_start is None else log_start,
             retained_from=oldest,
-            cover=cover,
+            base_map=base_map,
             settings=self._taken_over.settings,
         )
         files_before = self._log.files_made
@@ -431,19 +431,25 @@ class Coordinator:
             self._stopped = error
             raise
         for one, stored in zip(taken, batch.durable.by_subtask(), strict=True):
-            one.stored, one.payload, one.moved, one.levels_payload, one.is_stored = stored, b"", b"", b"", True
+            one.stored, one.payload, one.rewritten_bytes, one.levels_payload, one.is_stored = (
+                stored,
+                b"",
+                b"",
+                b"",
+                True,
+            )
         for base in batch.durable.bases:
             taken[base.subtask].levels = base.levels
         self._retained_from = oldest
-        self._inventory.add(batch.durable, cover, sum(map(len, payload)))
-        if self._run.has_keys:
-            self._orders.committed(batch.durable, taken)
+        self._inventory.add(batch.durable, base_map, sum(map(len, payload)))
+        if self._config.has_keys:
+            self._policy.committed(batch.durable, taken)
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         measured = self._measurements.take()
         self._options.observer.checkpoint(
-            checkpoint_metrics(batch.durable, taken, self._orders, self._inventory, commit_s, log_files, measured)
+            checkpoint_metrics(batch.durable, taken, self._policy, self._inventory, commit_s, log_files, measured)
         )
         self._inventory.release(batch.durable, oldest, self._log)
 
@@ -471,9 +477,9 @@ class Coordinator:
 
     def _move_from_wasteful_files(self, taken: list[AcceptedAck]) -> None:
         for one in taken:
-            if one.kept is not None and self._inventory.is_wasteful(one.kept.name):
+            if one.unchanged_segment is not None and self._inventory.is_wasteful(one.unchanged_segment.name):
                 try:
-                    one.moved = read_segment(self._store, one.kept)
+                    one.rewritten_bytes = read_segment(self._store, one.unchanged_segment)
                 except StorageError as error:
                     # It can stay where it is; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
@@ -507,7 +513,7 @@ class Coordinator:
             self._is_closed = True
             if self._stopped is None:
                 self._stopped = FencedError(
-                    f"{self._name}: the run {self._run.run_id} is over.",
+                    f"{self._name}: the run {self._config.run_id} is over.",
                     kind=ErrorKind.STALE_RUN,
                     hint="The task is a leftover of an earlier run.",
                 )

@@ -35,8 +35,8 @@ class Record:
     """
 
     checkpoint: Checkpoint
-    cover: BaseMap | None
-    cover_since: int
+    base_map: BaseMap | None
+    base_map_since: int
     added: list[BaseRange]
     removed: list[BaseRange]
 
@@ -48,19 +48,19 @@ class Record:
     @property
     def needed_from(self) -> int:
         """The first batch whose entry the checkpoint builds on."""
-        if self.checkpoint.is_whole or self.cover is None:
+        if self.checkpoint.is_whole or self.base_map is None:
             return self.batch
-        return min(self.cover.through + 1, self.cover_since, self.batch)
+        return min(self.base_map.through + 1, self.base_map_since, self.batch)
 
     @property
     def added_runs(self) -> list[StoredRun]:
         """The runs of the pieces that it added."""
-        return [run for piece in self.added for run in piece.runs]
+        return [run for base_range in self.added for run in base_range.runs]
 
     @property
     def removed_runs(self) -> list[StoredRun]:
         """The runs of the pieces that it removed; older checkpoints need them."""
-        return [run for piece in self.removed for run in piece.runs]
+        return [run for base_range in self.removed for run in base_range.runs]
 
     def extent_of(self, segment: SegmentRef, is_shared: bool) -> Extent | None:
         """What to read once for all subtasks of a host, if several need it or something beside it."""
@@ -94,7 +94,7 @@ class History:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._records: list[Record] = []
-        self._cover_before: BaseMap | None = None
+        self._base_map_before: BaseMap | None = None
         self._settled = -1
         for entry in entries:
             if isinstance(entry, Checkpoint):
@@ -113,29 +113,29 @@ class History:
         """The checkpoints as they are now."""
         copied = History()
         copied._records = list(self._records)
-        copied._cover_before, copied._settled = self._cover_before, self._settled
+        copied._base_map_before, copied._settled = self._base_map_before, self._settled
         return copied
 
     def _recorded(self, checkpoint: Checkpoint) -> Record:
         before = self._records[-1] if self._records else None
-        cover = before.cover if before else self._cover_before
-        since = before.cover_since if before else 0
+        base_map = before.base_map if before else self._base_map_before
+        since = before.base_map_since if before else 0
         added: list[BaseRange] = []
         removed: list[BaseRange] = []
-        if checkpoint.cover is not None:
-            if cover is None:
-                added += checkpoint.cover
-            cover, since = BaseMap(tuple(checkpoint.cover)), checkpoint.batch
+        if checkpoint.base_ranges is not None:
+            if base_map is None:
+                added += checkpoint.base_ranges
+            base_map, since = BaseMap(tuple(checkpoint.base_ranges)), checkpoint.batch
         elif checkpoint.batch == 0 and before is None:
-            removed += cover.pieces if cover else ()
-            cover, since = BaseMap(), 0
-        if cover is not None:
+            removed += base_map.ranges if base_map else ()
+            base_map, since = BaseMap(), 0
+        if base_map is not None:
             for base in checkpoint.bases:
-                replacement = cover.replace(base)
-                cover = replacement.cover
+                replacement = base_map.replace(base)
+                base_map = replacement.base_map
                 added += replacement.added
                 removed += replacement.removed
-        return Record(checkpoint, cover, since, added, removed)
+        return Record(checkpoint, base_map, since, added, removed)
 
     @property
     def latest(self) -> Checkpoint | None:
@@ -159,7 +159,11 @@ class History:
             return INITIAL_BATCH
         found = unseen = self.latest.batch
         for record in reversed(self._records):
-            names = {run.name for piece in (record.cover.pieces if record.cover else ()) for run in piece.runs}
+            names = {
+                run.name
+                for base_range in (record.base_map.ranges if record.base_map else ())
+                for run in base_range.runs
+            }
             for other in self.between(record.needed_from, min(record.batch, unseen)):
                 names |= {segment.name for segment in other.segments}
             unseen = min(unseen, record.needed_from - 1)
@@ -180,7 +184,7 @@ class History:
             return None
         first, newest = self._records[0], self._records[-1]
         if not self._is_restorable(newest):
-            return 0 if newest.cover is None else newest.needed_from
+            return 0 if newest.base_map is None else newest.needed_from
         for expected, record in enumerate(self._records, first.batch):
             if record.batch != expected:
                 return expected
@@ -196,7 +200,7 @@ class History:
             return False
         if record.checkpoint.is_whole:
             return True
-        return record.cover is not None and record.needed_from >= self._records[0].batch
+        return record.base_map is not None and record.needed_from >= self._records[0].batch
 
     def record(self, batch: int) -> Record | None:
         """The checkpoint of a batch with its bases; None if there is none."""
@@ -232,7 +236,7 @@ class History:
         count = self._place(self._needed_from(oldest))
         given_up = self._records[:count]
         if given_up:
-            self._cover_before = given_up[-1].cover
+            self._base_map_before = given_up[-1].base_map
             del self._records[:count]
         return given_up
 
@@ -270,11 +274,11 @@ class History:
         """Every object that holds a segment or a run."""
         names = {segment.name for record in self._records for segment in record.checkpoint.segments}
         names |= {run.name for record in self._records for run in record.added_runs + record.removed_runs}
-        if self._cover_before is not None:
-            names |= {run.name for piece in self._cover_before.pieces for run in piece.runs}
+        if self._base_map_before is not None:
+            names |= {run.name for base_range in self._base_map_before.ranges for run in base_range.runs}
         return names
 
-    def digest(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> bytes:
+    def digest(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> bytes:
         """Chain digest of a subtask, of any parallelism, after a batch.
 
         Parameters
@@ -286,23 +290,23 @@ class History:
         batch : int
             The batch; -1 for the empty state.
         """
-        start = self._start(origin, subtask, parallelism, batch)
-        digest = start.digest
-        for checkpoint in self.between(start.first_batch, batch):
+        view = self._view(genesis, subtask, parallelism, batch)
+        digest = view.digest
+        for checkpoint in self.between(view.first_batch, batch):
             digest = _extended(digest, checkpoint, overlapping(checkpoint, subtask, parallelism))
         return digest
 
-    def _start(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> BaseView:
+    def _view(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> BaseView:
         record = self.record(batch)
-        cover = record.cover if record else None
-        return (cover or BaseMap()).start_of(origin, subtask, parallelism)
+        base_map = record.base_map if record else None
+        return (base_map or BaseMap()).view_of(genesis, subtask, parallelism)
 
-    def levels(self, origin: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
+    def levels(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
         """The materialized state that a subtask has after a batch; the parameters are those of :meth:`digest`."""
-        return self._start(origin, subtask, parallelism, batch).levels
+        return self._view(genesis, subtask, parallelism, batch).levels
 
     def missing_segments(
-        self, origin: bytes, subtask: int, parallelism: int, batch: int, known: set[bytes]
+        self, genesis: bytes, subtask: int, parallelism: int, batch: int, known: set[bytes]
     ) -> RestorePlan:
         """What a subtask lacks of the state after a batch.
 
@@ -313,18 +317,18 @@ class History:
         known : set of bytes
             Digests whose state the subtask has.
         """
-        start = self._start(origin, subtask, parallelism, batch)
-        levels = start.levels
-        for count, level in enumerate(start.levels, 1):
+        view = self._view(genesis, subtask, parallelism, batch)
+        levels = view.levels
+        for count, level in enumerate(view.levels, 1):
             if level.after in known:
-                levels = start.levels[count:]
-        since = digest = start.digest
-        first_batch = start.first_batch
+                levels = view.levels[count:]
+        since = digest = view.digest
+        first_batch = view.first_batch
         segments: list[ClippedSegment] = []
-        for record in self._between(start.first_batch, batch):
+        for record in self._between(view.first_batch, batch):
             checkpoint = record.checkpoint
             found = overlapping(checkpoint, subtask, parallelism)
-            ranges = start.ranges_of(checkpoint.batch)
+            ranges = view.ranges_of(checkpoint.batch)
             is_shared = checkpoint.parallelism != parallelism
             segments += [
                 ClippedSegment(segment, clip.first, clip.last, is_shared, record.extent_of(segment, is_shared))

@@ -24,23 +24,23 @@ def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]
     runs : mapping of int to sequence of StoredRun
         For each of the entry's subtasks that has state the runs that hold it.
     """
-    pieces: list[BaseRange] = []
+    ranges: list[BaseRange] = []
     first = min(entry.batch, 0)
     for subtask in range(entry.parallelism):
         own, within = list(runs.get(subtask, ())), hash_range(subtask, entry.parallelism)
         before = digests.genesis(entry.query_id, entry.uid, subtask, entry.parallelism)
         after = digests.extend(before, entry.batch, [run.checksum for run in own])
         level = Level(first, entry.batch, before, after, within.first, within.last, own)
-        pieces.append(BaseRange(within.first, within.last, Base(subtask, entry.parallelism, [level])))
-    return msgspec.structs.replace(entry, cover=pieces)
+        ranges.append(BaseRange(within.first, within.last, Base(subtask, entry.parallelism, [level])))
+    return msgspec.structs.replace(entry, base_ranges=ranges)
 
 
-def initial_entry(run: OperatorConfig, epoch: int, token: bytes, log_start: int) -> Checkpoint:
+def initial_entry(config: OperatorConfig, epoch: int, token: bytes, log_start: int) -> Checkpoint:
     """The checkpoint before the first batch of a run, still without its state.
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     epoch : int
         Its epoch.
@@ -53,17 +53,17 @@ def initial_entry(run: OperatorConfig, epoch: int, token: bytes, log_start: int)
         epoch=epoch,
         batch=INITIAL_BATCH,
         revision=0,
-        query_id=run.query_id,
-        run_id=run.run_id,
-        uid=run.uid,
-        parallelism=run.parallelism,
+        query_id=config.query_id,
+        run_id=config.run_id,
+        uid=config.uid,
+        parallelism=config.parallelism,
         segments=[],
-        key_schema=run.key_schema,
-        states=run.states,
+        key_schema=config.key_schema,
+        states=config.states,
         batch_time_ms=0,
         watermark_ms=NO_TIME_MS,
         token=token,
         log_start=log_start,
         retained_from=INITIAL_BATCH,
-        settings=dict(run.settings),
+        settings=dict(config.settings),
     )

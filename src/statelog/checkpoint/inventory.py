@@ -100,7 +100,7 @@ class Inventory:
             self.deleter.delete(orphans)
         self._store.remove_unfinished(f"{self._root}/", clock.now_s() - min_age_s)
 
-    def add(self, checkpoint: Checkpoint, cover: BaseMap | None, payload_bytes: int) -> None:
+    def add(self, checkpoint: Checkpoint, base_map: BaseMap | None, payload_bytes: int) -> None:
         """Count what a durable checkpoint names, and no more what it replaces.
 
         Parameters
@@ -120,12 +120,12 @@ class Inventory:
         for other in replaced:
             self._retention.remove(other.checkpoint)
             self._retention.remove_runs(other.added_runs)
-        self._truncation.committed(record, cover, payload_bytes)
+        self._truncation.committed(record, base_map, payload_bytes)
 
-    def cover_to_repeat(self, batch: int) -> BaseMap | None:
+    def base_map_to_repeat(self, batch: int) -> BaseMap | None:
         """What the entry of a batch repeats of the materialized states; None for nothing."""
         before = self.history.record(batch - 1)
-        return None if before is None else self._truncation.cover_to_repeat(before)
+        return None if before is None else self._truncation.base_map_to_repeat(before)
 
     def is_wasteful(self, name: str) -> bool:
         """Whether what is needed of a file is to be moved to another one, or stored again."""

@@ -149,13 +149,13 @@ class KeyedTask:
             f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}",
         )
         runs = self._restore(begun, restoring)
-        path = [edge for edge, _ in runs]
-        upkeep = self._upkeep(begun, path)
+        chain = [local_run for local_run, _ in runs]
+        maintenance = self._maintenance(begun, chain)
         # Before the sweep: it may go on from where it was with runs that others have replaced.
         found = self._table(begun, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if found is None else found) as table:
             if found is not None:
-                self.local.sweep(path, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
+                self.local.sweep(chain, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
                 remove_shared(self._shared_folder, certain=task.batch - 1)
             self._step(Step.RESTORED)
             restoring.end()
@@ -185,25 +185,27 @@ class KeyedTask:
                 started_s = self.clock.monotonic_s()
                 if self.options.changelog:
                     changeset = writer.finish(self.local, begun.head, task.batch, self._local_token)
-                    materialized = upkeep.materializer.result(begun.order.grant if begun.order else None)
+                    materialized = maintenance.materializer.result(
+                        begun.maintenance.grant if begun.maintenance else None
+                    )
                 else:
-                    edge, changeset = writer.finish_local(self.local, begun.head, task.batch, self._local_token)
-                    materialized = upkeep.store_now(edge)
+                    local_run, changeset = writer.finish_local(self.local, begun.head, task.batch, self._local_token)
+                    materialized = maintenance.store_now(local_run)
             except (Exception, GeneratorExit):
                 # Only before the ack: once it is sent an entry may name them, whatever the answer.
                 uploads.abandon()
                 raise
         outcome = self._ack(
-            subtask, changeset, materialized, read.rows.num_rows, started_s, upkeep.has_backlog, restoring
+            subtask, changeset, materialized, read.rows.num_rows, started_s, maintenance.has_backlog, restoring
         )
         if held is not None:
             yield held
         if materialized is not None:
             if outcome is not JobOutcome.OPEN:
-                upkeep.materializer.end(materialized.job)
+                maintenance.materializer.end(materialized.job)
         elif found is not None:
             # Otherwise the table that another attempt has open will need these runs one by one.
-            upkeep.work()
+            maintenance.work()
 
     def _context(self, begun: Begun) -> BatchContext:
         return BatchContext(
@@ -329,7 +331,7 @@ class KeyedTask:
         self._step(Step.ACKED)
         return reply.job
 
-    def _upkeep(self, begun: Begun, path: list[LocalRun]) -> Maintenance:
+    def _maintenance(self, begun: Begun, chain: list[LocalRun]) -> Maintenance:
         garbage = self._garbage(begun)
         materializer = Materializer(
             self.local,
@@ -345,9 +347,9 @@ class KeyedTask:
         # Everything up to the batch before is certain now, so it may be merged.
         return Maintenance(
             local=self.local,
-            path=path,
+            chain=chain,
             materializer=materializer,
-            order=begun.order,
+            request=begun.maintenance,
             genesis=begun.genesis,
             fan_in=self.options.merge_fan_in,
             garbage=garbage,

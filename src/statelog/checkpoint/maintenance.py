@@ -44,9 +44,9 @@ class Maintenance:
     """
 
     local: LocalRuns
-    path: Sequence[LocalRun]
+    chain: Sequence[LocalRun]
     materializer: Materializer
-    order: MaintenanceRequest | None
+    request: MaintenanceRequest | None
     genesis: bytes
     fan_in: int
     garbage: Garbage
@@ -60,16 +60,16 @@ class Maintenance:
 
     def work(self) -> None:
         """Merge what is to be merged, and do a slice of what the coordinator wants."""
-        path, merges = list(self.path), self._to_merge()
+        chain, merges = list(self.chain), self._to_merge()
         if merges and self._is_done_at_once(merges):
             self.step(Step.MERGING)
-            path[-len(merges) :] = [self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)]
+            chain[-len(merges) :] = [self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)]
             merges = []
-        if self.order is not None:
+        if self.request is not None:
             self.step(Step.MATERIALIZING)
-            self.materializer.work(self.order, path, merges)
+            self.materializer.work(self.request, chain, merges)
 
-    def store_now(self, edge: LocalRun) -> Materialized | None:
+    def store_now(self, local_run: LocalRun) -> Materialized | None:
         """Materialize the state after the batch; None if there is nothing new.
 
         Parameters
@@ -77,19 +77,19 @@ class Maintenance:
         edge : LocalRun
             The local run of the batch.
         """
-        assert self.order is not None
-        if not self.order.is_due and not self.local.open(edge).rows:
+        assert self.request is not None
+        if not self.request.is_due and not self.local.open(local_run).rows:
             return None
-        return self.materializer.store_now(self.order, [*self.path, edge])
+        return self.materializer.store_now(self.request, [*self.chain, local_run])
 
     def _to_merge(self) -> list[LocalRun]:
         """The newest runs that are to be merged, without those that a job is about."""
         busy = self.materializer.inputs()
-        places = [place for place, edge in enumerate(self.path) if edge.file_name in busy]
-        free = list(self.path[places[-1] + 1 if places else 0 :])
-        newest = choose_merge([self.local.open(edge).rows for edge in free], self.fan_in)
+        places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
+        free = list(self.chain[places[-1] + 1 if places else 0 :])
+        newest = choose_merge([self.local.open(local_run).rows for local_run in free], self.fan_in)
         return free[len(free) - newest :]
 
-    def _is_done_at_once(self, edges: Sequence[LocalRun]) -> bool:
-        runs = [self.local.open(edge) for edge in edges]
+    def _is_done_at_once(self, local_runs: Sequence[LocalRun]) -> bool:
+        runs = [self.local.open(local_run) for local_run in local_runs]
         return sum(run.rows for run in runs) <= _AT_ONCE_ROWS and sum(run.size_bytes for run in runs) <= _AT_ONCE_BYTES

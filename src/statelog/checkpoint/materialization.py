@@ -29,7 +29,7 @@ class MaterializationPolicy:
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     inventory : Inventory
         What is materialized.
@@ -44,16 +44,16 @@ class MaterializationPolicy:
     """
 
     def __init__(
-        self, run: OperatorConfig, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
+        self, config: OperatorConfig, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
     ) -> None:
-        self._run = run
+        self._config = config
         self._grants = inventory.grants
         self._inventory = inventory
         self._options = options
         self._clock = clock
         self._name = name
         self._schedule = MaterializationSchedule(
-            options, f"{run.query_id}/{run.uid}", run.parallelism, slots, clock.monotonic_s()
+            options, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
         )
 
     def restore(self, batch: int) -> None:
@@ -70,7 +70,7 @@ class MaterializationPolicy:
         """Size of the changesets since."""
         return self._schedule.log_bytes
 
-    def order(self, task: TaskId, origin: bytes) -> MaintenanceRequest | None:
+    def request(self, task: TaskId, genesis: bytes) -> MaintenanceRequest | None:
         """What a subtask is to do; None for nothing.
 
         Parameters
@@ -84,29 +84,29 @@ class MaterializationPolicy:
         is_part_of_batch = not self._options.changelog
         is_forced = False
         if self._inventory.has_wasteful:
-            base = self._base(origin, task)
+            base = self._base(genesis, task)
             is_forced = len(self._inventory.lasting(base)) < len(base)
         is_due = self._schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
         if is_due is None and not is_part_of_batch:
             return None
         if (is_due or is_part_of_batch) and not self._grants.has(subtask):
-            base = self._base(origin, task)
-            digest = base[-1].after if base else origin
+            base = self._base(genesis, task)
+            digest = base[-1].after if base else genesis
             self._grants.open(subtask, f"{task.batch}-{task.attempt}", digest, base)
         grant = self._grants.of(subtask)
         if grant is not None:
             grant = replace(grant, known=self._inventory.lasting(grant.known))
-        return MaintenanceRequest(SLICE_S, self._options.inline_bytes(self._run.parallelism), grant, bool(is_due))
+        return MaintenanceRequest(SLICE_S, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due))
 
-    def _base(self, origin: bytes, task: TaskId) -> list[Level]:
+    def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
 
         It is the same after the batch for whoever gets a new grant in a repetition: a job that the batch's checkpoint
         names was granted in this batch too, and each subtask gets one grant in a batch.
         """
-        return self._inventory.history.levels(origin, task.subtask, self._run.parallelism, task.batch - 1)
+        return self._inventory.history.levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
 
-    def take(self, batch: Batch, taken: AcceptedAck, origin: bytes) -> JobOutcome:
+    def take(self, batch: Batch, taken: AcceptedAck, genesis: bytes) -> JobOutcome:
         """Let an ack count, and decide what becomes of the materialization that came with it.
 
         Parameters
@@ -128,7 +128,7 @@ class MaterializationPolicy:
             If materializations of the subtask have failed too often.
         """
         subtask = taken.ack.task.subtask
-        fits = self._fits(taken.ack, origin)
+        fits = self._fits(taken.ack, genesis)
         if not taken.ack.has_changeset:
             if taken.levels and not fits:
                 raise self._foreign_names(taken.ack)
@@ -152,7 +152,7 @@ class MaterializationPolicy:
         self._grants.take(subtask)
         return JobOutcome.TAKEN
 
-    def _fits(self, ack: Ack, origin: bytes) -> bool:
+    def _fits(self, ack: Ack, genesis: bytes) -> bool:
         """Whether the levels of an ack are what the subtask's grant lets it name, and lead to its state."""
         subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
         if grant is None or ack.job != grant.job or not ack.levels or not names_only(ack.levels, grant):
@@ -163,7 +163,7 @@ class MaterializationPolicy:
         history = self._inventory.history
         return (
             last.last < ack.task.batch
-            and history.digest(origin, subtask, self._run.parallelism, last.last) == last.after
+            and history.digest(genesis, subtask, self._config.parallelism, last.last) == last.after
         )
 
     def _drop(self, ack: Ack) -> None:
@@ -221,6 +221,6 @@ class MaterializationPolicy:
         """
         if not self._options.changelog:
             # The state of each batch is a job of its own.
-            for subtask in range(self._run.parallelism):
+            for subtask in range(self._config.parallelism):
                 self._grants.end(subtask, has_leftovers=subtask in lost)
         return self._grants.ended()

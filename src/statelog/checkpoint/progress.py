@@ -144,7 +144,7 @@ class RestoringSubtasks:
 
     Parameters
     ----------
-    run : OperatorConfig
+    config : OperatorConfig
         The run.
     observer : Observer
         Told what the subtasks have told.
@@ -152,8 +152,8 @@ class RestoringSubtasks:
         The operator, for messages.
     """
 
-    def __init__(self, run: OperatorConfig, observer: Observer, name: str) -> None:
-        self._run = run
+    def __init__(self, config: OperatorConfig, observer: Observer, name: str) -> None:
+        self._config = config
         self._observer = observer
         self._name = name
         self._lock = threading.Lock()
@@ -174,5 +174,5 @@ class RestoringSubtasks:
             self._name, len(told), done / 1e6, known / 1e6,
         )  # fmt: skip
         self._observer.restoring(
-            RestoreProgress(self._run.query_id, self._run.uid, progress.task.batch, len(told), done, known)
+            RestoreProgress(self._config.query_id, self._config.uid, progress.task.batch, len(told), done, known)
         )

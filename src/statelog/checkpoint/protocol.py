@@ -102,13 +102,13 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
         that says is gone for good.
     initial : str
         The object with the subtask's rows of the initial state, as an Arrow IPC stream; empty if there are none.
-    start : SnapshotView or None
+    snapshot_view : SnapshotView or None
         The state before the batch of an operator without keys; its chain digests are empty.
     closed_ms : int
         Windows that end up to then were closed by runs with other settings.
     expires_by : dict of str to str
         For each state that has no TTL any more the time that what is there expires by.
-    order : MaintenanceRequest or None
+    maintenance : MaintenanceRequest or None
         What to do after the batch for the upkeep of keyed state, or before its end if the changelog is off.
     witness : Witness or None
         What a process of another host looks for, once in a run, before it works on the location.
@@ -129,8 +129,8 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     initial: str = ""
     closed_ms: int = NO_TIME_MS
     expires_by: dict[str, str] = {}
-    start: SnapshotView | None = None
-    order: MaintenanceRequest | None = None
+    snapshot_view: SnapshotView | None = None
+    maintenance: MaintenanceRequest | None = None
     witness: Witness | None = None
 
 

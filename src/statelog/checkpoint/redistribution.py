@@ -167,10 +167,10 @@ def restored_views(before: Checkpoint, declared: set[str], parallelism: int) -> 
     ]
     dealt = redistribute(modes, before.element_counts, parallelism)
     is_redistributed = parallelism != before.parallelism
-    return [_start(before, shares, is_redistributed) for shares in dealt]
+    return [_view(before, shares, is_redistributed) for shares in dealt]
 
 
-def _start(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> SnapshotView:
+def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> SnapshotView:
     held = [sum(of_subtask) for of_subtask in before.element_counts]
     # An empty snapshot is as good as none, and need not be written again.
     subtasks = sorted({share.subtask for share in shares}) or [i for i, count in enumerate(held) if count == 0][:1]

@@ -17,12 +17,12 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
-def incomplete_batch(batch: int, current: Batch | None, run: OperatorConfig, name: str) -> StateMissingError:
+def incomplete_batch(batch: int, current: Batch | None, config: OperatorConfig, name: str) -> StateMissingError:
     """A batch is over for Spark and has no checkpoint; `current` is the newest batch that subtasks have begun."""
     if current is None or batch > current.number:
         what = f"no subtask ran in batch {batch}"
     else:
-        missing = current.missing(run.parallelism)
+        missing = current.missing(config.parallelism)
         shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         what = f"of batch {batch} these subtasks did not run to their end: {shown}"
     return StateMissingError(
@@ -35,7 +35,7 @@ def incomplete_batch(batch: int, current: Batch | None, run: OperatorConfig, nam
     )
 
 
-def require_own_partition(request: Begin, batch: Batch, run: OperatorConfig, name: str) -> None:
+def require_own_partition(request: Begin, batch: Batch, config: OperatorConfig, name: str) -> None:
     """Refuse partitions that are not as the operator has made them, and rows of another batch.
 
     Raises
@@ -45,9 +45,9 @@ def require_own_partition(request: Begin, batch: Batch, run: OperatorConfig, nam
     """
     task = request.task
     is_misplaced = request.input_rows > 0 and request.partition != task.subtask
-    if not 0 <= task.subtask < run.parallelism or is_misplaced or task.attempt in batch.begun:
+    if not 0 <= task.subtask < config.parallelism or is_misplaced or task.attempt in batch.begun:
         raise ConfigurationError(
-            f"{name}: subtask {task.subtask} of {run.parallelism} ran as partition"
+            f"{name}: subtask {task.subtask} of {config.parallelism} ran as partition"
             f" {request.partition} of task attempt {task.attempt}"
             f"{', which had already run another one' if task.attempt in batch.begun else ''}. A"
             " coalesce or union directly after the operator has renumbered or joined its partitions.",

@@ -90,19 +90,19 @@ class MaterializationSchedule:
             The batch before the first.
         """
         record = history.record(batch)
-        if record is None or record.cover is None:
+        if record is None or record.base_map is None:
             return
         parallelism = len(self._subtasks)
-        pieces = record.cover.pieces
-        base_bytes = sum(piece.base.length for piece in pieces)
-        count = record.batch - record.cover.through
+        ranges = record.base_map.ranges
+        base_bytes = sum(base_range.base.length for base_range in ranges)
+        count = record.batch - record.base_map.through
         log_bytes = sum(
             segment.length
             for checkpoint in history.between(batch - count + 1, batch)
             for segment in checkpoint.segments
         )
         for number, subtask in enumerate(self._subtasks):
-            base = record.cover.base_of(number, parallelism)
+            base = record.base_map.base_of(number, parallelism)
             subtask.base_bytes = base_bytes // parallelism if base is None else base.length
             subtask.log_bytes = log_bytes // parallelism
             subtask.checkpoints = count

@@ -26,17 +26,17 @@ class Truncation:
         self._seen_through = -1
         self._seen_bytes = 0
 
-    def cover_to_repeat(self, before: Record) -> BaseMap | None:
+    def base_map_to_repeat(self, before: Record) -> BaseMap | None:
         """What the entry after a checkpoint repeats; None for nothing."""
-        cover = before.cover
-        if cover is None:
+        base_map = before.base_map
+        if base_map is None:
             return None
-        if cover is not self._seen:
-            runs = sum([len(level.runs) for piece in cover.pieces for level in piece.base.levels])
-            self._seen, self._seen_through = cover, cover.through
-            self._seen_bytes = _PIECE_BYTES * len(cover.pieces) + _RUN_BYTES * runs
+        if base_map is not self._seen:
+            runs = sum([len(level.runs) for base_range in base_map.ranges for level in base_range.base.levels])
+            self._seen, self._seen_through = base_map, base_map.through
+            self._seen_bytes = _PIECE_BYTES * len(base_map.ranges) + _RUN_BYTES * runs
         is_useful = self._seen_through > self._repeated_through
-        return cover if is_useful and self._seen_bytes <= self._grown_bytes else None
+        return base_map if is_useful and self._seen_bytes <= self._grown_bytes else None
 
     def committed(self, record: Record, repeated: BaseMap | None, payload_bytes: int) -> None:
         """An entry is durable."""

@@ -82,22 +82,22 @@ class UnkeyedTask:
         StatelogError
             Of every kind; nothing of the attempt counts then.
         """
-        begun, start = self._begin(read)
+        begun, view = self._begin(read)
         with in_use(self.local.directory, self.task.batch):
-            yield from self._run(read, begun, start)
+            yield from self._run(read, begun, view)
         if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
             remove_unused(self.local.directory, self.task.batch)
 
-    def _run(self, read: UnkeyedInput, begun: Begun, start: SnapshotView) -> Iterator[pa.RecordBatch]:
-        stored = self._stored(begun, start)
+    def _run(self, read: UnkeyedInput, begun: Begun, view: SnapshotView) -> Iterator[pa.RecordBatch]:
+        stored = self._stored(begun, view)
         self._step(Step.RESTORED)
         context = OperatorContext(
             subtaskIndex=self.task.subtask,
             parallelism=self.parallelism,
             batchId=self.task.batch,
             batchTimeMs=begun.batch_time_ms,
-            isRestored=start.is_restored,
-            isRedistributed=start.is_redistributed,
+            isRestored=view.is_restored,
+            isRedistributed=view.is_redistributed,
         )
         subtask = UnkeyedSubtask(self.operator, stored, context)
         held: pa.RecordBatch | None = None
@@ -105,35 +105,35 @@ class UnkeyedTask:
             if held is not None:
                 yield held
             held = output
-        self._ack(begun, start, stored, subtask, read.count)
+        self._ack(begun, view, stored, subtask, read.count)
         if held is not None:
             yield held
 
     def _begin(self, read: UnkeyedInput) -> tuple[Begun, SnapshotView]:
         reply = self.call(Begin(self.task, self.partition, read.count, read.time_ms), b"")
-        if not isinstance(reply, Begun) or reply.start is None:
+        if not isinstance(reply, Begun) or reply.snapshot_view is None:
             raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__} of another kind of state.")
-        return reply, reply.start
+        return reply, reply.snapshot_view
 
-    def _stored(self, begun: Begun, start: SnapshotView) -> dict[str, list[Elements]]:
+    def _stored(self, begun: Begun, view: SnapshotView) -> dict[str, list[Elements]]:
         """The state before the batch, by name."""
-        if start.is_redistributed:
+        if view.is_redistributed:
             remove_other_parallelisms(self.local.directory)
-        found = [self.local.read(segment.checksum) for segment in start.snapshots]
+        found = [self.local.read(segment.checksum) for segment in view.snapshots]
         if None in found:
             self.measurements.count(Metric.STATE_FETCHES)
         snapshots = [
-            Snapshot(self._fetch(begun, start, segment) if data is None else data, segment.name)
-            for segment, data in zip(start.snapshots, found, strict=True)
+            Snapshot(self._fetch(begun, view, segment) if data is None else data, segment.name)
+            for segment, data in zip(view.snapshots, found, strict=True)
         ]
-        if start.slices is None:
+        if view.slices is None:
             return {name: [Elements.all_of(section)] for name, section in snapshots[0].sections.items()}
         stored: dict[str, list[Elements]] = {}
-        for piece in start.slices:
+        for piece in view.slices:
             section = snapshots[piece.snapshot].sections.get(piece.state)
             if section is None or section.count < piece.first + piece.count:
                 raise CorruptionError(
-                    f"{start.snapshots[piece.snapshot].name}: the snapshot does not hold the {piece.count} elements of"
+                    f"{view.snapshots[piece.snapshot].name}: the snapshot does not hold the {piece.count} elements of"
                     f" state '{piece.state}' that the log entry names.",
                     kind=ErrorKind.FORMAT,
                     hint="Please report it.",
@@ -141,9 +141,9 @@ class UnkeyedTask:
             stored.setdefault(piece.state, []).append(Elements(section, piece.first, piece.count))
         return stored
 
-    def _fetch(self, begun: Begun, start: SnapshotView, segment: SegmentRef) -> bytes:
+    def _fetch(self, begun: Begun, view: SnapshotView, segment: SegmentRef) -> bytes:
         data = read_segment(self.open_store(begun.store), segment)
-        if start.slices is None:
+        if view.slices is None:
             # If the batch does not change it, the next one starts from it again.
             self.local.write(segment.checksum, data, self.task.batch, self.token)
         return data
@@ -151,13 +151,13 @@ class UnkeyedTask:
     def _ack(
         self,
         begun: Begun,
-        start: SnapshotView,
+        view: SnapshotView,
         stored: dict[str, list[Elements]],
         subtask: UnkeyedSubtask,
         input_rows: int,
     ) -> None:
         started_s = self.clock.monotonic_s()
-        before = start.snapshots[0].checksum if start.slices is None else None
+        before = view.snapshots[0].checksum if view.slices is None else None
         if before is not None and not subtask.is_changed:
             sections, data, checksum = [parts[0].section for parts in stored.values()], b"", before
         else:

@@ -29,27 +29,30 @@ class Views:
         The operator state; empty if the operator has keys.
     """
 
-    origins: list[bytes]
+    genesis_digests: list[bytes]
     heads: list[bytes]
     timers_after_ms: list[int]
     snapshots: list[SnapshotView]
 
     @classmethod
-    def of_first_batch(cls, run: OperatorConfig, history: History, batch: int) -> Self:
+    def of_first_batch(cls, config: OperatorConfig, history: History, batch: int) -> Self:
         """Those of the first batch of a run: what is stored, dealt out to as many subtasks as the run has."""
-        subtasks = range(run.parallelism)
-        origins = [digests.genesis(run.query_id, run.uid, subtask, run.parallelism) for subtask in subtasks]
-        fired = [NO_TIME_MS] * run.parallelism
-        if run.has_keys:
+        subtasks = range(config.parallelism)
+        genesis_digests = [
+            digests.genesis(config.query_id, config.uid, subtask, config.parallelism) for subtask in subtasks
+        ]
+        fired = [NO_TIME_MS] * config.parallelism
+        if config.has_keys:
             heads = [
-                history.digest(origin, subtask, run.parallelism, batch - 1) for subtask, origin in enumerate(origins)
+                history.digest(genesis, subtask, config.parallelism, batch - 1)
+                for subtask, genesis in enumerate(genesis_digests)
             ]
-            return cls(origins, heads, fired, [])
+            return cls(genesis_digests, heads, fired, [])
         before = history.at(batch - 1)
         if before is None:
-            return cls(origins, origins, fired, [SnapshotView()] * run.parallelism)
-        declared = {state.name for state in run.states}
-        return cls(origins, origins, fired, restored_views(before, declared, run.parallelism))
+            return cls(genesis_digests, genesis_digests, fired, [SnapshotView()] * config.parallelism)
+        declared = {state.name for state in config.states}
+        return cls(genesis_digests, genesis_digests, fired, restored_views(before, declared, config.parallelism))
 
     def after(self, batch: Batch) -> Views:
         """Those of the next batch; the batch must be durable."""

@@ -125,8 +125,8 @@ class ChangesetWriter:
         else:
             self._upload(last)
         checksums = [part.checksum for part in self._parts]
-        edge = LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
-        local.keep(local.write_new(self._changes.write_local, token), edge)
+        local_run = LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
+        local.keep(local.write_new(self._changes.write_local, token), local_run)
         self._uploads.finish()
         return Changeset(self._parts, payload)
 
@@ -143,9 +143,9 @@ class ChangesetWriter:
         written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
         with pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
-        edge = LocalRun(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
-        local.keep(written, edge)
-        return edge, Changeset([StoredPart(checksum, 0, rows, "")], b"")
+        local_run = LocalRun(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
+        local.keep(written, local_run)
+        return local_run, Changeset([StoredPart(checksum, 0, rows, "")], b"")
 
     def _upload(self, part: Part) -> None:
         name = f"{self._prefix}-{len(self._parts)}.run"

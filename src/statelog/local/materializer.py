@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from statelog.errors import StatelogError
 from statelog.files import write_file
-from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns, local_run
+from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns, named_run
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Footer
@@ -235,7 +235,7 @@ class Materializer:
 
     # ---- Slices ----
 
-    def work(self, order: MaintenanceRequest, path: Sequence[LocalRun], merges: Sequence[LocalRun]) -> None:
+    def work(self, request: MaintenanceRequest, chain: Sequence[LocalRun], merges: Sequence[LocalRun]) -> None:
         """Do one slice.
 
         Parameters
@@ -247,24 +247,24 @@ class Materializer:
         merges : sequence of LocalRun
             Those of them that are to be merged anyway, adjacent; may be empty.
         """
-        end_s = self._monotonic_s() + order.slice_s
+        end_s = self._monotonic_s() + request.slice_s
         with self._locked() as is_mine:
             if not is_mine:
                 return  # another attempt is at it
             job = self._load()
-            granted = order.grant.job if order.grant else ""
+            granted = request.grant.job if request.grant else ""
             is_void = job is not None and job.grant not in ("", granted)
             if job is not None and not is_void and (job.is_done or job.failure):
                 return  # its outcome goes with the next ack
             try:
-                if job is None or is_void or not self._fits(job, path):
-                    job = self._begin(order, path, merges)
+                if job is None or is_void or not self._fits(job, chain):
+                    job = self._begin(request, chain, merges)
                 while job is not None and not job.is_done and self._monotonic_s() < end_s:
-                    job = self._step(job, order, end_s)
+                    job = self._step(job, request, end_s)
             except (StatelogError, OSError, pa.ArrowInvalid) as error:
-                self._fail(order, f"{type(error).__name__}: {error}")
+                self._fail(request, f"{type(error).__name__}: {error}")
 
-    def store_now(self, order: MaintenanceRequest, path: Sequence[LocalRun]) -> Materialized:
+    def store_now(self, request: MaintenanceRequest, chain: Sequence[LocalRun]) -> Materialized:
         """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
 
         Raises
@@ -273,50 +273,50 @@ class Materializer:
             If it cannot be stored.
         """
         # Not the folder of jobs in slices: two attempts may do this at a time.
-        self._folder = self._local.directory / f"{path[-1].last}-{self._token}.{JOB_FOLDER}"
-        job = self._begin(order, path, ())
+        self._folder = self._local.directory / f"{chain[-1].last}-{self._token}.{JOB_FOLDER}"
+        job = self._begin(request, chain, ())
         assert job is not None, "the batch itself is not stored yet"
         try:
             while not job.is_done:
-                job = self._step(job, order, float("inf"), keeps_inputs=True)
+                job = self._step(job, request, float("inf"), keeps_inputs=True)
             return Materialized(job.levels, job.grant, self._inline(job) or b"")
         finally:
             self.discard()
 
-    def _begin(self, order: MaintenanceRequest, path: Sequence[LocalRun], merges: Sequence[LocalRun]) -> _Job | None:
+    def _begin(self, request: MaintenanceRequest, chain: Sequence[LocalRun], merges: Sequence[LocalRun]) -> _Job | None:
         """Decide what to merge, and what to store."""
         self.discard()
         inputs = list(merges)
         levels: list[Level] = []
-        if order.grant is not None and not inputs:
-            levels = _stored_part(path, order.grant.known)
-            if len(levels) == len(path):
+        if request.grant is not None and not inputs:
+            levels = _stored_part(chain, request.grant.known)
+            if len(levels) == len(chain):
                 return None
-            rows = [self._local.open(edge).rows for edge in path]
+            rows = [self._local.open(local_run).rows for local_run in chain]
             # Levels that are small beside what is new are stored again with it, so that there are few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
                 levels.pop()
-            inputs = list(path[len(levels) :])
+            inputs = list(chain[len(levels) :])
             if levels and not sum(rows[len(levels) :]):
-                return self._extend(order.grant, path, levels)
+                return self._extend(request.grant, chain, levels)
         if not inputs:
             return None
         target = LocalRun(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
-        grant = None if merges else order.grant
+        grant = None if merges else request.grant
         self._make_folder()
         return _Job(
             run_id=self._run_id,
             target=target.file_name,
-            merging=_Merging([edge.file_name for edge in inputs] if len(inputs) > 1 else []),
+            merging=_Merging([local_run.file_name for local_run in inputs] if len(inputs) > 1 else []),
             garbage=self._garbage,
             grant=grant.job if grant else "",
             levels=levels,
             prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
         )
 
-    def _extend(self, grant: Grant, path: Sequence[LocalRun], levels: list[Level]) -> _Job:
+    def _extend(self, grant: Grant, chain: Sequence[LocalRun], levels: list[Level]) -> _Job:
         """Nothing has changed since the last level: it stands for the batches since as well."""
-        newest, last = path[len(levels) - 1], path[-1]
+        newest, last = chain[len(levels) - 1], chain[-1]
         target = LocalRun(newest.first, last.last, newest.before, last.after)
         self._local.link(newest, target)
         longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
@@ -333,23 +333,23 @@ class Materializer:
             )
         )
 
-    def _fits(self, job: _Job, path: Sequence[LocalRun]) -> bool:
+    def _fits(self, job: _Job, chain: Sequence[LocalRun]) -> bool:
         """Whether a job is about the state that is here."""
-        names = {edge.file_name for edge in path}
+        names = {local_run.file_name for local_run in chain}
         return (set(job.merging.inputs) or {job.target}) <= names
 
-    def _step(self, job: _Job, order: MaintenanceRequest, end_s: float, *, keeps_inputs: bool = False) -> _Job:
+    def _step(self, job: _Job, request: MaintenanceRequest, end_s: float, *, keeps_inputs: bool = False) -> _Job:
         if job.merging.inputs:
             return self._merge(job, end_s, keeps_inputs)
         if job.grant:
-            return self._store_next(job, order)
+            return self._store_next(job, request)
         self.discard()
         return msgspec.structs.replace(job, is_done=True)
 
     def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
         """Merge slices until the time is over, or the result is there and replaces the inputs."""
-        merging, target = job.merging, local_run(job.target)
-        runs = [self._local.open(local_run(name)) for name in merging.inputs]
+        merging, target = job.merging, named_run(job.target)
+        runs = [self._local.open(named_run(name)) for name in merging.inputs]
         part = self._folder / "merge.part"
         part.open("ab").close()
         os.truncate(part, merging.size_bytes)
@@ -376,9 +376,9 @@ class Materializer:
             self._local.remove(merging.inputs)
         return self._save(msgspec.structs.replace(job, merging=_Merging([])))
 
-    def _store_next(self, job: _Job, order: MaintenanceRequest) -> _Job:
+    def _store_next(self, job: _Job, request: MaintenanceRequest) -> _Job:
         """Store the run of the next range of hashes."""
-        target = local_run(job.target)
+        target = named_run(job.target)
         run = self._local.open(target)
         first = self._within.first if job.next_hash is None else job.next_hash
         last = _end_of_run(self._within, first, run.size_bytes)
@@ -387,7 +387,7 @@ class Materializer:
         if run.rows:
             data, rows = _encode([run], HashRange(first, last), self._compression)
             name = f"{job.prefix}-{len(runs)}.run"
-            if first == self._within.first and last == self._within.last and len(data) <= order.inline_bytes:
+            if first == self._within.first and last == self._within.last and len(data) <= request.inline_bytes:
                 name = ""
                 write_file(self._folder / _INLINE, data)
             else:
@@ -400,13 +400,13 @@ class Materializer:
         )
         return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
 
-    def _fail(self, order: MaintenanceRequest, reason: str) -> None:
+    def _fail(self, request: MaintenanceRequest, reason: str) -> None:
         """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
         self.discard()
-        if order.grant is not None:
+        if request.grant is not None:
             try:
                 self._make_folder()
-                self._save(_Job(self._run_id, "", _Merging([]), self._garbage, order.grant.job, failure=reason))
+                self._save(_Job(self._run_id, "", _Merging([]), self._garbage, request.grant.job, failure=reason))
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 
@@ -449,11 +449,11 @@ class Materializer:
             yield True
 
 
-def _stored_part(path: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
+def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
     """The levels that are the beginning of a path, one for each of its runs."""
     levels: list[Level] = []
-    for edge, level in zip(path, known, strict=False):
-        if (edge.before, edge.after) != (level.before, level.after):
+    for local_run, level in zip(chain, known, strict=False):
+        if (local_run.before, local_run.after) != (level.before, level.after):
             break
         levels.append(level)
     return levels

@@ -74,32 +74,32 @@ def restore_runs(
         If a segment cannot be read, or local files disappear again and again.
     """
     for _ in range(_ATTEMPTS):
-        path = local.path(genesis, head)
-        if path is None:
+        chain = local.chain(genesis, head)
+        if chain is None:
             missing = fetch(local.digests(genesis))
             store = open_store() if shared is None else shared.of(open_store(), missing)
             try:
                 for level in missing.levels:
-                    edge = LocalRun(level.first, level.last, level.before, level.after)
+                    local_run = LocalRun(level.first, level.last, level.before, level.after)
                     runs = _noted(read_level(store, level), note_read)
                     # A start may go back to a batch between, which still needs what has become garbage since.
                     own = garbage if level.last == last_batch else None
                     is_bottom = level.before == genesis
                     local.write_disjoint(
-                        edge, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=own
+                        local_run, runs, level.rows, token, is_bottom=is_bottom, within=level.within, garbage=own
                     )
                 if missing.since != head:
-                    edge = LocalRun(missing.first_batch, last_batch, missing.since, head)
+                    local_run = LocalRun(missing.first_batch, last_batch, missing.since, head)
                     runs = read_segments(store, missing.segments, within, note_read)
                     is_bottom = missing.since == genesis
-                    local.write_merged(edge, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
+                    local.write_merged(local_run, runs, token, is_bottom=is_bottom, within=within, garbage=garbage)
             except CorruptionError:
                 if shared is not None:
                     shared.discard()
                 raise
             continue
         try:
-            return [(edge, local.open(edge)) for edge in path]
+            return [(local_run, local.open(local_run)) for local_run in chain]
         except (CorruptionError, FileNotFoundError):
             # The damaged file is gone now, or another worker merged it; either way look again.
             continue

@@ -74,11 +74,11 @@ class LocalRun:
         return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
 
 
-def local_run(file_name: str) -> LocalRun:
+def named_run(file_name: str) -> LocalRun:
     """The edge of a local run's file."""
-    edge = LocalRun.parse(file_name)
-    assert edge is not None, file_name
-    return edge
+    local_run = LocalRun.parse(file_name)
+    assert local_run is not None, file_name
+    return local_run
 
 
 class LocalRuns:
@@ -100,22 +100,22 @@ class LocalRuns:
         self.budget = budget
         self._opened: dict[str, Run] = {}
 
-    def edges(self) -> list[LocalRun]:
+    def local_runs(self) -> list[LocalRun]:
         """All edges in the directory, without opening them."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
             return []
-        return [edge for name in names if (edge := LocalRun.parse(name)) is not None]
+        return [local_run for name in names if (local_run := LocalRun.parse(name)) is not None]
 
-    def path(self, start: bytes, head: bytes) -> list[LocalRun] | None:
+    def chain(self, start: bytes, head: bytes) -> list[LocalRun] | None:
         """Edges that lead from one digest to another, oldest first, as few as there are; or None."""
         by_after: dict[bytes, list[LocalRun]] = {}
-        for edge in self.edges():
-            by_after.setdefault(edge.after, []).append(edge)
+        for local_run in self.local_runs():
+            by_after.setdefault(local_run.after, []).append(local_run)
         return _walk_back(by_after, start, head)
 
-    def open(self, edge: LocalRun) -> Run:
+    def open(self, local_run: LocalRun) -> Run:
         """Open an edge's run, mapped into memory; opened runs are kept.
 
         A file that is not known to be as it was written is read and checked.
@@ -127,9 +127,9 @@ class LocalRuns:
         FileNotFoundError
             If another process removed it.
         """
-        run = self._opened.get(edge.file_name)
+        run = self._opened.get(local_run.file_name)
         if run is None:
-            path = self.directory / edge.file_name
+            path = self.directory / local_run.file_name
             try:
                 run = self._map(path)
                 if not is_stamped(path):
@@ -138,10 +138,10 @@ class LocalRuns:
             except (CorruptionError, pa.ArrowInvalid):
                 self._discard(path)
                 raise
-            self._opened[edge.file_name] = run
+            self._opened[local_run.file_name] = run
         return run
 
-    def write(self, edge: LocalRun, data: bytes, token: str) -> None:
+    def write(self, local_run: LocalRun, data: bytes, token: str) -> None:
         """Write the run of an edge.
 
         Parameters
@@ -155,7 +155,7 @@ class LocalRuns:
         """
         temporary = self._temporary(token)
         write_file(temporary, data)
-        self.keep(temporary, edge)
+        self.keep(temporary, local_run)
 
     def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
         """Have a run written into a file that :meth:`keep` gives its name; `token` is that of :meth:`write`."""
@@ -164,14 +164,14 @@ class LocalRuns:
             write(sink)
         return temporary
 
-    def keep(self, written: Path, edge: LocalRun) -> None:
+    def keep(self, written: Path, local_run: LocalRun) -> None:
         """Give a file that was written just now the name of its edge."""
         stamp(written)
-        written.rename(self.directory / edge.file_name)
+        written.rename(self.directory / local_run.file_name)
 
     def write_merged(
         self,
-        edge: LocalRun,
+        local_run: LocalRun,
         runs: Iterable[Run],
         token: str,
         *,
@@ -211,11 +211,11 @@ class LocalRuns:
             temporary.unlink()  # it stays mapped
             group = following
         self._merge_to(temporary, [*merged, *group], is_bottom=is_bottom, within=within, garbage=garbage)
-        self._keep_open(temporary, edge)
+        self._keep_open(temporary, local_run)
 
     def write_disjoint(
         self,
-        edge: LocalRun,
+        local_run: LocalRun,
         runs: Iterable[Run],
         rows: int,
         token: str,
@@ -250,7 +250,7 @@ class LocalRuns:
                 )
                 del run  # the next one gets its memory
             writer.finish()
-        self._keep_open(temporary, edge)
+        self._keep_open(temporary, local_run)
 
     def _writer(self, sink: pa.NativeFile) -> RunWriter:
         return RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS, block_bytes=self.budget.slice_bytes)
@@ -273,10 +273,10 @@ class LocalRuns:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.directory / f"{token}.tmp"
 
-    def _keep_open(self, written: Path, edge: LocalRun) -> None:
+    def _keep_open(self, written: Path, local_run: LocalRun) -> None:
         """Give a file its name, and open it; it was written just now and need not be checked."""
-        self.keep(written, edge)
-        self._opened[edge.file_name] = self._map(self.directory / edge.file_name)
+        self.keep(written, local_run)
+        self._opened[local_run.file_name] = self._map(self.directory / local_run.file_name)
 
     def _map(self, path: Path) -> Run:
         return _map(path, on_damage=partial(self._discard, path))
@@ -287,7 +287,7 @@ class LocalRuns:
         path.unlink(missing_ok=True)
 
     def merge(
-        self, edges: Sequence[LocalRun], genesis: bytes, token: str, *, garbage: Garbage | None = None
+        self, local_runs: Sequence[LocalRun], genesis: bytes, token: str, *, garbage: Garbage | None = None
     ) -> LocalRun:
         """Merge adjacent runs of a path into one, which replaces them; all must be certain.
 
@@ -302,40 +302,40 @@ class LocalRuns:
         garbage : Garbage, optional
             As in :meth:`write_merged`.
         """
-        edge = LocalRun(edges[0].first, edges[-1].last, edges[0].before, edges[-1].after)
-        runs = [self.open(part) for part in edges]
-        self.write_merged(edge, runs, token, is_bottom=edge.before == genesis, garbage=garbage)
-        self.remove([part.file_name for part in edges])
-        return edge
+        local_run = LocalRun(local_runs[0].first, local_runs[-1].last, local_runs[0].before, local_runs[-1].after)
+        runs = [self.open(part) for part in local_runs]
+        self.write_merged(local_run, runs, token, is_bottom=local_run.before == genesis, garbage=garbage)
+        self.remove([part.file_name for part in local_runs])
+        return local_run
 
-    def link(self, edge: LocalRun, longer: LocalRun) -> None:
+    def link(self, local_run: LocalRun, longer: LocalRun) -> None:
         """Let a run stand for more batches, which have changed nothing."""
         (self.directory / longer.file_name).unlink(missing_ok=True)
-        os.link(self.directory / edge.file_name, self.directory / longer.file_name)
+        os.link(self.directory / local_run.file_name, self.directory / longer.file_name)
 
     def remove(self, file_names: Iterable[str]) -> None:
         """Remove files that a merged one replaces."""
         for name in file_names:
             (self.directory / name).unlink(missing_ok=True)
 
-    def sweep(self, path: Sequence[LocalRun], certain: int, *, keeps_rocksdb: bool = False) -> None:
-        """Remove files of batches up to `certain` that are not on the path, and forget their maps.
+    def sweep(self, chain: Sequence[LocalRun], certain: int, *, keeps_rocksdb: bool = False) -> None:
+        """Remove files of batches up to `certain` that are not on the chain, and forget their maps.
 
         Such files come from attempts that failed and from other histories. None is still being written: a
         batch that is certain has no live attempt, and a temporary file is of the batch whose attempt writes it.
-        A file that shortens the path stays: another attempt of the batch has just merged what it replaces.
+        A file that shortens the chain stays: another attempt of the batch has just merged what it replaces.
 
         Parameters
         ----------
-        path : sequence of LocalRun
+        chain : sequence of LocalRun
             The state.
         certain : int
             The batch that it comes after.
         keeps_rocksdb : bool
             Whether the RocksDB table, if there is one, is still of use.
         """
-        kept = {edge.file_name for edge in path} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
-        digests = {digest for edge in path for digest in (edge.before, edge.after)}
+        kept = {local_run.file_name for local_run in chain} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
+        digests = {digest for local_run in chain for digest in (local_run.before, local_run.after)}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
             if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain or _is_within(name, digests):
                 continue
@@ -349,11 +349,11 @@ class LocalRuns:
     def digests(self, start: bytes) -> list[bytes]:
         """All digests that edges lead to from `start`, itself included."""
         by_before: dict[bytes, list[LocalRun]] = {}
-        for edge in self.edges():
-            by_before.setdefault(edge.before, []).append(edge)
+        for local_run in self.local_runs():
+            by_before.setdefault(local_run.before, []).append(local_run)
         reached = [start]
         for digest in reached:
-            reached.extend(edge.after for edge in by_before.get(digest, ()) if edge.after not in reached)
+            reached.extend(local_run.after for local_run in by_before.get(digest, ()) if local_run.after not in reached)
         return reached
 
 
@@ -381,14 +381,14 @@ def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
 
 def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
     """Whether a file is an edge between some digests."""
-    edge = LocalRun.parse(file_name)
-    return edge is not None and edge.before in digests and edge.after in digests
+    local_run = LocalRun.parse(file_name)
+    return local_run is not None and local_run.before in digests and local_run.after in digests
 
 
 def _last_batch(file_name: str) -> int:
-    edge = LocalRun.parse(file_name)
-    if edge is not None:
-        return edge.last
+    local_run = LocalRun.parse(file_name)
+    if local_run is not None:
+        return local_run.last
     prefix = file_name.partition("-")[0]
     return int(prefix) if prefix.isdecimal() else -1
 
@@ -398,12 +398,12 @@ def _walk_back(by_after: dict[bytes, list[LocalRun]], start: bytes, head: bytes)
     pending: list[tuple[bytes, list[LocalRun]]] = [(head, [])]
     seen: set[bytes] = set()
     while pending:
-        digest, path = pending.pop()
+        digest, chain = pending.pop()
         if digest == start:
-            return path[::-1]
+            return chain[::-1]
         if digest in seen:
             continue
         seen.add(digest)
-        for edge in sorted(by_after.get(digest, ()), key=lambda edge: edge.first, reverse=True):
-            pending.append((edge.before, [*path, edge]))
+        for local_run in sorted(by_after.get(digest, ()), key=lambda local_run: local_run.first, reverse=True):
+            pending.append((local_run.before, [*chain, local_run]))
     return None

@@ -106,7 +106,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         All operators of the query in the run that wrote the entry. None in entries of version 1.
     bases : list of Base
         Materialized states that count from this checkpoint on.
-    cover : list of BaseRange or None
+    base_ranges : list of BaseRange or None
         All materialized states that count before `bases` do, so that no earlier entry is needed for them; None if the
         entries before say so.
     number : int
@@ -134,7 +134,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     generations: dict[str, int] = {}
     log_start: int = 0
     bases: list[Base] = []
-    cover: list[BaseRange] | None = None
+    base_ranges: list[BaseRange] | None = msgspec.field(default=None, name="cover")
     number: int = 0
     retained_from: int | None = None
     operators: QueryOperators | None = None

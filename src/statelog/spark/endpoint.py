@@ -266,7 +266,7 @@ class Endpoint:
         store = open_retrying_store(location, plan.options, self._clock, measurements)
         self._check_once(location, store)
         root = operator_folder(store, plan.uid)
-        run = replace(_run_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
+        run = replace(_config_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
         coordinator = Coordinator(
             run,
             store=store,
@@ -319,7 +319,7 @@ def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
     return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
-def _run_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig:
+def _config_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig:
     return OperatorConfig(
         query_id,
         run_id,
@@ -344,7 +344,7 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     root = operator_folder(store, plan.uid)
     entries = open_log(store, root, plan.options, SystemClock()).read()
     name = f"operator '{plan.uid}' at {location}/{root}"
-    require_admission(_run_of(plan, str(query.id), run_id), History(entries), 0, None, name)
+    require_admission(_config_of(plan, str(query.id), run_id), History(entries), 0, None, name)
     rows: list[str] = []
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
@@ -366,7 +366,7 @@ def _incomplete_end(
     if batch is None:
         return None
     if coordinator is None:
-        run = _run_of(plan, str(query.id), str(query.runId))
+        run = _config_of(plan, str(query.id), str(query.runId))
         return incomplete_batch(batch, None, run, f"operator '{plan.uid}' at {_location(plan, query)}")
     try:
         coordinator.require_committed(batch)

@@ -33,12 +33,12 @@ class MemoryTables:
         Parameters are those of :func:`open_rocksdb`.
         """
         left_at, table = self._tables.pop(local.directory, (None, MemoryTable()))
-        path = None if left_at is None else local.path(left_at, head)
-        if path is None:
+        chain = None if left_at is None else local.chain(left_at, head)
+        if chain is None:
             table = MemoryTable()
             table.apply([run for _, run in runs])
         else:
-            table.apply([local.open(edge) for edge in path])
+            table.apply([local.open(local_run) for local_run in chain])
         self._tables[local.directory] = (head, table)
         return table
 
@@ -108,20 +108,20 @@ def open_rocksdb(
 
 def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling) -> int | None:
     """Apply the runs from where the table is to a digest: how many rows they had; None if no runs lead there."""
-    path = None if table.digest is None else local.path(table.digest, head)
-    if path is None:
+    chain = None if table.digest is None else local.chain(table.digest, head)
+    if chain is None:
         return None
-    return _apply(table, [(edge, local.open(edge)) for edge in path], filling)
+    return _apply(table, [(local_run, local.open(local_run)) for local_run in chain], filling)
 
 
 def _apply(table: RocksTable, runs: Sequence[tuple[LocalRun, Run]], filling: Filling) -> int:
     filling.begin_table(sum(run.size_bytes for _, run in runs))
     before_bytes = 0
-    for edge, run in runs:
+    for local_run, run in runs:
 
         def note_rows(rows: int, run: Run = run, before_bytes: int = before_bytes) -> None:
             filling.added(before_bytes + run.size_bytes * rows // run.rows)
 
-        table.advance(run, edge.after, note_rows)
+        table.advance(run, local_run.after, note_rows)
         before_bytes += run.size_bytes
     return sum(run.rows for _, run in runs)

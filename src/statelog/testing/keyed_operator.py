@@ -58,7 +58,7 @@ class LocalKeyedOperator:
         """The operator with another bound of what a subtask works on at once."""
         return replace(self, make=lambda: replace(self.make(), budget=budget))
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         operator = self.make()
         return OperatorConfig(
             query_id,

@@ -109,7 +109,7 @@ class LocalOperator(Protocol):
         """Its name."""
         ...
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         """A run of it."""
         ...
 
@@ -232,7 +232,7 @@ class LocalQuery:
         store = self.open_store(self.location)
         self.stores.append(store)
         coordinator = Coordinator(
-            self.operator.run_of(self.query_id, self.run_id, self.instance, parallelism),
+            self.operator.config_of(self.query_id, self.run_id, self.instance, parallelism),
             store=store,
             location=self.location,
             root=self.operator.uid,

@@ -59,7 +59,7 @@ class _LocalOperator:
     def uid(self) -> str:
         return self.spec.uid
 
-    def run_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
         states = [bind_operator_state(state).descriptor.to_stored() for state in self.spec.states]
         return OperatorConfig(query_id, run_id, self.uid, instance, parallelism, b"", states)
 

@@ -185,19 +185,19 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
     if latest is None:
         return RunsTable()
     uid, last = query.operator.uid, latest.batch
-    origin = digests.genesis(query.query_id, uid, 0, 1)
+    genesis = digests.genesis(query.query_id, uid, 0, 1)
     directory = query.directory / "view"
     local = LocalRuns(directory)
-    if len(local.edges()) > _LARGEST_VIEW_RUNS:
+    if len(local.local_runs()) > _LARGEST_VIEW_RUNS:
         shutil.rmtree(directory)
     found = restore_runs(
         local,
-        genesis=origin,
-        head=history.digest(origin, 0, 1, last),
+        genesis=genesis,
+        head=history.digest(genesis, 0, 1, last),
         last_batch=last,
         within=hash_range(0, 1),
         garbage=Garbage(moment, latest.generations),
-        fetch=lambda known: history.missing_segments(origin, 0, 1, last, set(known)),
+        fetch=lambda known: history.missing_segments(genesis, 0, 1, last, set(known)),
         open_store=lambda: LocalStore(query.location),
         token="view",
     )
