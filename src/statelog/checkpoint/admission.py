@@ -178,7 +178,8 @@ def _require_same_schemas(config: OperatorConfig, before: Checkpoint, name: str)
         return
     if before.key_schema != config.key_schema:
         raise ConfigurationError(
-            f"{name}: its state is keyed by ({_fields(before.key_schema)}), this query by ({_fields(config.key_schema)}).",
+            f"{name}: its state is keyed by ({_fields(before.key_schema)}),"
+            f" this query by ({_fields(config.key_schema)}).",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Group by the same columns, or start with a new checkpointLocation.",
         )
