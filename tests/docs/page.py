@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python\n(?!# \w+\.py\n)(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A program of its own, which the page asks the reader to store under the name in its first line."""
 
 
 def uses_spark(page: str) -> bool:
@@ -26,6 +28,11 @@ def _makes_session(page: str) -> bool:
 
 def _program(page: str) -> str:
     return "".join(BLOCK.findall((REPOSITORY / page).read_text()))
+
+
+def files(page: str) -> dict[str, str]:
+    """The programs that a page asks its reader to store, by name."""
+    return dict(FILE.findall((REPOSITORY / page).read_text()))
 
 
 def run(page: str) -> None:
