@@ -1,1 +1,30 @@
-"""Checkpoints: the log of an operator, its coordinator, and the tasks' side of the protocol."""
+"""Checkpoints of one operator: from the acks of its subtasks to a durable log entry, and back to a view.
+
+Tasks and a coordinator exchange a few messages (`protocol`) per batch. A checkpoint exists once the log has its entry.
+
+The life of a checkpoint:
+
+1. `admission` and `settings` decide whether a start may continue from the location; the `coordinator` claims it.
+   `initial` makes the checkpoint of state that exists before batch 0.
+2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
+3. `keyed_task` or `unkeyed_task` restores that state (`progress`) and processes the rows. Keyed tasks write their
+   changeset with `writer` and `uploads`. Each sends an ack: `refusals` rejects stale and misplaced tasks, `batch`
+   decides which attempt's ack counts.
+4. After the last ack, `commit` builds the entry, the coordinator appends it to the log, `measuring` reports it.
+5. `history` keeps the checkpoints that can be restored, `bases` the materialized state of each range of key hashes.
+6. `inventory` deletes the files that no checkpoint needs, with `retention`, `truncation` and `orphans`; `deletion`
+   deletes each only if the `deletion_gate` lets it go.
+
+Beside that, `schedule`, `materialization` and `grants` decide which subtask materializes when; `maintenance` does it.
+`query_operators` and `rewind_target` read the logs of all operators of a query.
+
+Words of this package:
+
+- ack: a subtask's message that it has processed all its rows, with its result.
+- durable: the batch has its entry. Certain: a later batch has begun, so Spark cannot repeat this one.
+- view: the state that a subtask starts a batch from.
+- base map: the base that counts for each range of key hashes.
+- grant: the permission for one job to materialize a subtask's state and reference its objects.
+
+Imports only from operators, tables, local, log, storage, runs and the core modules; it knows nothing of Spark.
+"""

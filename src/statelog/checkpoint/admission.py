@@ -1,4 +1,4 @@
-"""Whether a run may go on from the state of a location."""
+"""Decides whether a start of a query may continue from a location's state."""
 
 from __future__ import annotations
 
@@ -17,27 +17,7 @@ from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """One run of one operator.
-
-    Parameters
-    ----------
-    query_id, run_id, uid, instance : str
-        As in the tasks' calls.
-    parallelism : int
-        Number of subtasks.
-    key_schema : bytes
-        Arrow IPC schema message of the grouping columns; empty if the operator has no keys.
-    states : list of StateSchema
-        The operator's states, by name.
-    watermark : WatermarkPolicy or None
-        The operator's own watermark; None if it goes by Spark's.
-    deleted : tuple of str
-        States that are to be removed if they exist.
-    operators : QueryOperators or None
-        All operators of the query; None if that is not known.
-    settings : dict
-        What the state of a keyed operator depends on.
-    """
+    """One operator in one start of a query."""
 
     query_id: str
     run_id: str
@@ -45,45 +25,33 @@ class OperatorConfig:
     instance: str
     parallelism: int
     key_schema: bytes
+    """Arrow IPC schema message of the grouping columns; empty for an unkeyed operator."""
     states: list[StateSchema]
     watermark: WatermarkPolicy | None = None
+    """The operator's own watermark; None if it follows Spark's."""
     deleted: tuple[str, ...] = ()
+    """States to delete if they exist."""
     operators: QueryOperators | None = None
+    """All operators of the query; None if unknown."""
     settings: Settings = field(default_factory=dict)
+    """The settings on which the stored state of a keyed operator depends."""
 
     @property
     def has_keys(self) -> bool:
-        """Whether the state belongs to keys, and not to the subtasks."""
+        """Whether the operator is keyed."""
         return bool(self.key_schema)
 
 
 def require_admission(
     config: OperatorConfig, history: History, first_batch: int, time_before_ms: int | None, name: str
 ) -> None:
-    """Check that a location's state is the run's own and reaches up to its first batch.
+    """Check that a location's state belongs to this operator and reaches up to Spark's first batch.
 
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    history : History
-        The location's checkpoints.
-    first_batch : int
-        The first batch that Spark runs.
-    time_before_ms : int or None
-        Spark's time of the batch before; None if Spark has forgotten it.
-    name : str
-        Operator and location, for messages.
+    `time_before_ms` is Spark's time of the batch before that one; None if Spark has forgotten it.
 
-    Raises
-    ------
-    ConfigurationError
-        If the state belongs to another query or operator, or another copy of the query has written it, its keys or
-        states are of other types, or it was written with settings that cannot be converted.
-    StateMissingError
-        If the checkpoint before `first_batch` does not exist.
-    CorruptionError
-        If one before the newest is lost.
+    Raises ConfigurationError if another query, another operator or another copy of the query wrote the state, or if its
+    keys, states or settings do not fit this start's; StateMissingError if the checkpoint before `first_batch` does not
+    exist; CorruptionError if one before the newest is lost.
     """
     require_complete(history, name)
     latest = history.latest
@@ -105,13 +73,7 @@ def require_admission(
 
 
 def require_complete(history: History, name: str) -> None:
-    """Check that no checkpoint before the newest is lost; `name` says where, for messages.
-
-    Raises
-    ------
-    CorruptionError
-        If one is.
-    """
+    """Raise CorruptionError if a checkpoint before the newest is lost."""
     missing = history.first_missing
     if missing is not None:
         raise CorruptionError(

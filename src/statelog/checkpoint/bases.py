@@ -1,4 +1,8 @@
-"""Which materialized state counts for which keys, when subtasks materialize one by one and their number changes."""
+"""Tells which base counts for which key hashes.
+
+Subtasks materialize one by one, and their number may change between starts. So the bases of one operator may come from
+different batches and from subtasks with other ranges of key hashes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _LAST_HASH = (1 << 64) - 1
 
 
 class Gap(NamedTuple):
-    """For a range of key hashes the first batch whose changes its materialized state lacks."""
+    """A range of key hashes, and the first batch whose changes its base lacks."""
 
     first_hash: int
     last_hash: int
@@ -25,29 +29,22 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class BaseView:
-    """The materialized state that a subtask starts from.
-
-    Parameters
-    ----------
-    levels : list of Level
-        The levels, oldest first; none is the empty state.
-    digest : bytes
-        Chain digest of the state.
-    windows : list of Gap
-        What is to be added, for all of its key hashes, in order.
-    """
+    """The materialized state that a subtask starts from, and the changes to add to it."""
 
     levels: list[Level]
+    """Oldest first; empty for the empty state."""
     digest: bytes
+    """Digest of the state in the levels."""
     windows: list[Gap]
+    """Gaps for all key hashes of the subtask, in order."""
 
     @property
     def first_batch(self) -> int:
-        """The first batch whose changes are to be added."""
+        """The first batch whose changes have to be added."""
         return min(window.first_batch for window in self.windows)
 
     def ranges_of(self, batch: int) -> list[HashRange]:
-        """The hashes for which the changes of a batch are to be added, in as few ranges as possible."""
+        """The key hashes for which a batch's changes have to be added, in as few ranges as possible."""
         ranges: list[HashRange] = []
         for window in self.windows:
             if batch < window.first_batch:
@@ -60,7 +57,7 @@ class BaseView:
 
 
 class Replacement(NamedTuple):
-    """A cover with a new base, and which pieces that adds and removes."""
+    """A base map with a new base, and the base ranges that this adds and removes."""
 
     base_map: BaseMap
     added: list[BaseRange]
@@ -69,18 +66,13 @@ class Replacement(NamedTuple):
 
 @dataclass(frozen=True)
 class BaseMap:
-    """The bases of all keys.
-
-    Parameters
-    ----------
-    pieces : tuple of BaseRange
-        Disjoint, by hash. A range without a piece has no base.
-    """
+    """The bases of all key hashes."""
 
     ranges: tuple[BaseRange, ...] = ()
+    """Disjoint, in order of hashes. Hashes outside of them have no base."""
 
     def replace(self, base: Base) -> Replacement:
-        """Let a base count for all keys of its subtask."""
+        """Let a base count for all key hashes of its subtask."""
         own = base.within
         kept: list[BaseRange] = []
         removed: list[BaseRange] = []
@@ -99,7 +91,7 @@ class BaseMap:
         )
 
     def within(self, hashes: HashRange) -> list[BaseRange]:
-        """The parts of the pieces that lie in a range, by hash."""
+        """The base ranges within some hashes, cut at their bounds, in order."""
         first = bisect.bisect_left(self._last_hashes, hashes.first)
         found: list[BaseRange] = []
         for place in range(first, len(self.ranges)):
@@ -117,7 +109,7 @@ class BaseMap:
 
     @cached_property
     def through(self) -> int:
-        """The last batch that the bases of all keys hold; -1 if some keys have none."""
+        """The last batch that every key's base includes; -1 if some keys have none."""
         return min(window.first_batch for window in _windows(self.ranges, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:
@@ -131,15 +123,10 @@ class BaseMap:
         return base if is_whole and (base.subtask, base.parallelism) == (subtask, parallelism) else None
 
     def view_of(self, genesis: bytes, subtask: int, parallelism: int) -> BaseView:
-        """The materialized state of a subtask, of any parallelism.
+        """The materialized state of a subtask.
 
-        Parameters
-        ----------
-        origin : bytes
-            Chain digest of the subtask's empty state.
-        subtask, parallelism : int
-            The subtask. Of another parallelism than the bases' it gets what they hold of its keys, as levels whose
-            digests follow from theirs.
+        With another parallelism than the bases', the view consists of parts of their levels; its digests are derived
+        from theirs and the bounds of the parts. `genesis` is the digest of the subtask's empty state.
         """
         base = self.base_of(subtask, parallelism)
         hashes = hash_range(subtask, parallelism)
@@ -162,7 +149,7 @@ class BaseMap:
 
 
 def _windows(ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
-    """What pieces lack, for all of a range of hashes."""
+    """The gaps of some base ranges, for all of a range of hashes."""
     windows: list[Gap] = []
     next_hash = hashes.first
     for base_range in ranges:

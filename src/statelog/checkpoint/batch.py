@@ -1,4 +1,4 @@
-"""The batch in progress: which attempts have begun, and whose results count."""
+"""The batch in progress: its attempts, and which of their acks counts."""
 
 from __future__ import annotations
 
@@ -17,74 +17,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchTime:
-    """When a batch takes place, in milliseconds since the Unix epoch.
-
-    Parameters
-    ----------
-    time_ms : int
-        The processing time.
-    watermark_ms : int
-        The watermark: timers up to it fire in this batch.
-    late_watermark_ms : int
-        The watermark of the batch before: rows up to it are late.
-    """
+    """Processing time and watermarks of a batch, in milliseconds since the Unix epoch."""
 
     time_ms: int
     watermark_ms: int
+    """Timers up to this watermark fire in the batch."""
     late_watermark_ms: int = 0
+    """Watermark of the previous batch: rows up to it are late."""
 
 
 @dataclass
 class AcceptedAck:
-    """An ack that counts, and the changeset's bytes until they are stored.
-
-    Parameters
-    ----------
-    ack : Ack
-        The ack.
-    payload : bytes
-        The changeset, unless the ack names an object.
-    kept : SegmentRef or None
-        The stored snapshot of an earlier checkpoint that the ack refers to.
-    moved : bytes
-        The bytes of `kept`, if they are to be moved to the new entry.
-    stored : list of SegmentRef
-        Where the result is, once an entry names it.
-    levels : list of Level
-        State that the subtask has materialized.
-    levels_payload : bytes
-        The bytes of its runs without a name, until they are stored.
-    is_stored : bool
-        Whether an entry names the result.
-    """
+    """An ack that counts, with its bytes until they are stored."""
 
     ack: Ack
     payload: bytes
+    """The changeset, unless it is an object."""
     unchanged_segment: SegmentRef | None = None
+    """Snapshot of an earlier checkpoint that the ack refers to."""
     rewritten_bytes: bytes = b""
+    """The bytes of that snapshot, if the new entry stores them again."""
     stored: list[SegmentRef] = field(default_factory=list)
+    """Segments of the changeset, once an entry references them."""
     levels: list[Level] = field(default_factory=list)
+    """State that the subtask has materialized."""
     levels_payload: bytes = b""
+    """The levels' runs without a name, until they are stored."""
     is_stored: bool = False
+    """Whether an entry references the result."""
 
     @classmethod
     def of(cls, ack: Ack, payload: bytes, name: str) -> Self:
-        """An ack with the bytes that came with it, checked.
-
-        Parameters
-        ----------
-        ack : Ack
-            The ack.
-        payload : bytes
-            The changeset unless it is an object or there is none, and the materialized runs without a name.
-        name : str
-            The operator, for messages.
-
-        Raises
-        ------
-        CorruptionError
-            If the bytes are not what the ack says.
-        """
+        """Split an ack's payload into changeset and runs; CorruptionError if they do not match their checksums."""
         size = ack.length if ack.has_changeset and not ack.name and not ack.is_unchanged else 0
         sent = [(size, ack.checksum)] if size else []
         sent += [(run.length, run.checksum) for level in ack.levels for run in level.runs if not run.name]
@@ -103,30 +67,18 @@ class AcceptedAck:
 
 @dataclass
 class Batch:
-    """A batch that can still be repeated, because no later one has begun.
-
-    Parameters
-    ----------
-    number : int
-        Spark's batch id.
-    time : BatchTime
-        Its time.
-    begun : dict
-        Subtask of each attempt that has begun.
-    acks : dict
-        The ack that counts, by subtask.
-    durable : Checkpoint or None
-        The log entry, once there is one.
-    is_written : bool
-        Whether an entry may be in the log, although nobody has seen it.
-    """
+    """A batch that Spark can still repeat, because no later one has begun."""
 
     number: int
     time: BatchTime
     begun: dict[int, int] = field(default_factory=dict)
+    """Subtask of each attempt that has begun, by attempt id."""
     acks: dict[int, AcceptedAck] = field(default_factory=dict)
+    """The ack that counts, by subtask."""
     durable: Checkpoint | None = None
+    """The log entry, once there is one."""
     is_written: bool = False
+    """Whether the log may hold an entry, even if its write reported a failure."""
 
     def missing(self, parallelism: int) -> list[int]:
         """Subtasks that have not acked."""
@@ -134,29 +86,14 @@ class Batch:
 
     @property
     def lost(self) -> set[int]:
-        """Subtasks of which an attempt has begun that does not count."""
+        """Subtasks with an attempt that has begun but whose result does not count."""
         counted = {one.ack.task.attempt for one in self.acks.values()}
         return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
 
     def take(self, new: AcceptedAck, name: str) -> bool:
-        """Let an ack count unless one of a later attempt does, or one with the same result.
+        """Let an ack count and return True, unless a later attempt's ack or one with the same result already does.
 
-        Parameters
-        ----------
-        new : AcceptedAck
-            The ack.
-        name : str
-            The operator, for messages.
-
-        Returns
-        -------
-        bool
-            Whether it counts.
-
-        Raises
-        ------
-        ConfigurationError
-            If the subtask has lost all its rows since an earlier attempt.
+        Raises ConfigurationError if the subtask had rows in an earlier attempt and has none now.
         """
         ack = new.ack
         held = self.acks.get(ack.task.subtask)

@@ -1,4 +1,4 @@
-"""What a new checkpoint consists of."""
+"""Builds the log entry of a checkpoint from the acks of its batch."""
 
 from __future__ import annotations
 
@@ -28,37 +28,11 @@ def compose(
     base_map: BaseMap | None,
     settings: Settings,
 ) -> tuple[Checkpoint, list[bytes]]:
-    """Put together the entry of a batch whose subtasks have all acked.
+    """Build the entry of a batch whose subtasks have all acked, and the payload that it carries.
 
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    batch : Batch
-        The batch; if it is durable already, the entry is its next revision.
-    before : Checkpoint or None
-        The checkpoint before it.
-    epoch : int
-        The run's epoch.
-    token : bytes
-        16 unique bytes.
-    generations : mapping of str to int
-        Generations of the states, see :func:`generations_of`.
-    log_start : int
-        The first file of the log with an entry that is needed.
-    retained_from : int
-        The oldest batch whose checkpoint can be restored.
-    cover : BaseMap or None
-        The materialized states so far, if the entry is to repeat them.
-    settings : dict
-        What is recorded of the run's settings.
-
-    Returns
-    -------
-    entry : Checkpoint
-        The entry.
-    payload : list of bytes
-        The changesets that it carries, one after the other.
+    If the batch is already durable, the entry is its next revision. `token` is 16 unique bytes. `log_start` is the
+    number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored. `base_map`
+    is the map before this batch, if the entry has to repeat it.
     """
     taken = [batch.acks[subtask] for subtask in range(config.parallelism)]
     segments, payload = _place_segments(taken)
@@ -92,15 +66,7 @@ def compose(
 
 
 def generations_of(config: OperatorConfig, before: Checkpoint | None) -> dict[str, int]:
-    """Generations of the states once those are gone that the run deletes.
-
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    before : Checkpoint or None
-        The checkpoint before its first batch.
-    """
+    """How often each state was deleted, by name, deletions of this start included."""
     if before is None:
         return {}
     existing = {state.name for state in before.states}
@@ -130,15 +96,7 @@ def _element_counts(states: list[StateSchema], taken: list[AcceptedAck]) -> list
 
 
 def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
-    """Place the changesets that are not stored yet one after the other in an entry's payload.
-
-    Returns
-    -------
-    segments : list of SegmentRef
-        One or more per subtask.
-    payload : list of bytes
-        What the entry carries.
-    """
+    """Place the changesets that are not stored yet one after the other in an entry's payload."""
     segments: list[SegmentRef] = []
     payload: list[bytes] = []
     offset = 0
@@ -178,7 +136,7 @@ def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[by
 
 
 def _place_bases(config: OperatorConfig, taken: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
-    """Place the materialized runs that travelled with the acks behind the changesets in an entry's payload."""
+    """Append the runs that came with the acks to an entry's payload, behind the changesets."""
     offset = sum(map(len, payload))
     bases: list[Base] = []
     for subtask, one in enumerate(taken):

@@ -1,6 +1,6 @@
-"""The coordinator of one operator in one run: begin, acks, and the log entry that makes a checkpoint.
+"""The coordinator of one operator in one start: it answers the tasks and writes each checkpoint's log entry.
 
-It knows nothing of Spark: the batch's time comes from a callable, tasks call it through a server.
+It knows nothing of Spark: a callable gives it the times of a batch, and tasks reach it through a server.
 """
 
 from __future__ import annotations
@@ -58,37 +58,15 @@ _log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Decides what each subtask starts from, and what each checkpoint consists of.
+    """Decides which state each subtask starts from, and what each checkpoint consists of.
 
     The order of calls is :meth:`open`, then :meth:`begin`, :meth:`fetch` and :meth:`ack` from any thread, then
     :meth:`close`.
 
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    store : Store
-        Where the operator's files are.
-    location : str
-        The store's location, for the tasks and for messages.
-    root : str
-        The operator's folder in the store.
-    log : Log
-        The operator's log.
-    options : Options
-        Options.
-    clock : Clock
-        Time.
-    new_token : callable
-        Makes 16 unique bytes.
-    batch_time : callable
-        Tells Spark's time of a batch; raises FencedError if it knows no such batch.
-    measurements : Measurements
-        What is measured of the store.
-    deletes_in_background : bool
-        Whether what is not needed any more is deleted by a thread, beside the work.
-    slots : int
-        How many subtasks run at a time.
+    `root` is the operator's folder in the store, `location` the store's, for tasks and messages. `new_token` makes 16
+    unique bytes. `batch_time` gives Spark's times of a batch, and raises FencedError if it knows no such batch. `slots`
+    is the number of subtasks that run at a time. With `deletes_in_background` a thread deletes files that are no longer
+    needed, beside the work.
     """
 
     def __init__(
@@ -141,27 +119,13 @@ class Coordinator:
         return f"operator '{self._config.uid}' at {self._location}/{self._root}"
 
     def open(self, first_batch: int, given: Mapping[int, Sequence[StoredRun]] | None = None) -> None:
-        """Claim the location for this run, and find the state before its first batch.
+        """Claim the location for this start, and find the state before its first batch.
 
-        Parameters
-        ----------
-        first_batch : int
-            The first batch that Spark runs.
-        given : mapping of int to sequence of StoredRun, optional
-            For each subtask state that is there before batch 0.
-
-        Raises
-        ------
-        ConfigurationError
-            If the location belongs to another query or operator, or to another copy of the query, or its keys or states
-            are of other types.
-        StateMissingError
-            If the checkpoint before `first_batch` does not exist.
-        CorruptionError, StorageError
-            If the log is damaged or cannot be read.
+        `given` is materialized state from before batch 0, by subtask. Raises the errors of `require_admission`, and
+        StorageError if the log cannot be read.
         """
         started_s = self._clock.monotonic_s()
-        # A run that may not use the location must not fence off the one that owns it: look before claiming.
+        # A start that may not use the location must not fence off the one that owns it: look before claiming.
         time_before_ms = self._known_time_ms(first_batch - 1)
         require_admission(self._config, History(self._log.read()), first_batch, time_before_ms, self._name)
         entries = self._log.claim(self._make_claim)
@@ -181,24 +145,21 @@ class Coordinator:
         )
 
     def _known_time_ms(self, batch: int) -> int | None:
-        """Spark's time of a batch before this run; None if there was none, or Spark has forgotten it."""
+        """Spark's time of a batch before this start; None if there was none, or Spark has forgotten it."""
         try:
             return None if batch < 0 else self._batch_time(batch).time_ms
         except FencedError:
             return None
 
     def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
-        """Make durable what is there before the first batch."""
+        """Make the initial checkpoint durable."""
         entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
         return self._log.append(initial_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
 
-        Parameters
-        ----------
-        objects : sequence of str
-            For each subtask the object that holds its rows; empty if it has none.
+        `objects` has one name for each subtask, empty for a subtask without rows.
         """
         self._initial = objects
 
@@ -209,16 +170,11 @@ class Coordinator:
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
 
     def begin(self, request: Begin) -> Begun:
-        """A subtask begins a batch, for the first time or again.
+        """Tell a subtask that begins a batch, for the first time or again, which state it starts from.
 
-        Raises
-        ------
-        FencedError
-            If a newer run owns the location, or the batch is over.
-        StateMissingError
-            If the checkpoint before the batch does not exist.
-        ConfigurationError
-            If the task's partition is not the one that the operator made, or its rows are of another batch.
+        Raises FencedError if a newer start owns the location or the batch is over, StateMissingError if the checkpoint
+        before the batch does not exist, ConfigurationError if the task's partition is not one that the operator made or
+        its rows are of another batch.
         """
         with self._lock:
             self._require_running()
@@ -259,7 +215,8 @@ class Coordinator:
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
             raise incomplete_batch(task.batch - 1, current, self._config, self._name)
         if current is not None:
-            # Another result of the last batch may be in the log or not: only the run's own later entry settles it.
+            # A second entry of the last batch, with another attempt's result, may or may not be in the log: only a
+            # later entry of this start settles it.
             self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
         if current is None:
@@ -274,11 +231,11 @@ class Coordinator:
         return batch
 
     def _time_of(self, batch: int) -> BatchTime:
-        """Spark's times of a batch, or with the operator's own watermark."""
+        """The times of a batch: Spark's, with the operator's own watermark if it has one."""
         time = self._batch_time(batch)
         before = self._history.at(batch - 1)
         if self._config.watermark is None:
-            # Spark's may be behind if the operator had one of its own: it waits until Spark's has come there.
+            # If the operator used to have its own watermark, Spark's may be behind it: stay until Spark's catches up.
             least_ms = NO_TIME_MS if before is None else before.watermark_ms
             return replace(
                 time,
@@ -291,7 +248,7 @@ class Coordinator:
         return replace(time, watermark_ms=watermark_ms, late_watermark_ms=before.watermark_ms)
 
     def watermark_advances(self, batch: int) -> bool:
-        """Whether the operator's own watermark is larger after a batch than it was in it."""
+        """Whether the operator's own watermark after a batch is larger than in it."""
         with self._lock:
             checkpoint = self._history.at(batch)
             if self._config.watermark is None or checkpoint is None:
@@ -300,7 +257,7 @@ class Coordinator:
             return after_ms > checkpoint.watermark_ms
 
     def fetch(self, request: Fetch) -> Fetched:
-        """Tell a subtask which segments it lacks of the state before its batch."""
+        """Tell a subtask how to get to the state before its batch."""
         with self._lock:
             self._require_running()
             task = request.task
@@ -315,34 +272,16 @@ class Coordinator:
             return Fetched(missing)
 
     def progress(self, progress: ReadProgress) -> None:
-        """A subtask has read some of what it lacked."""
+        """Note that a subtask has read a part of the state that it lacks."""
         self._restoring.note(progress)
 
     def ack(self, ack: Ack, payload: bytes) -> Acked:
-        """Take a subtask's result; return for the last one when the checkpoint is durable.
+        """Accept a subtask's result. For the last subtask of a batch, return once the checkpoint is durable.
 
-        Parameters
-        ----------
-        ack : Ack
-            The result.
-        payload : bytes
-            The changeset, unless `ack` names an object.
-
-        Returns
-        -------
-        Acked
-            What became of a materialization that came with it.
-
-        Raises
-        ------
-        FencedError
-            If a newer run owns the location, or the batch is over.
-        CorruptionError
-            If the payload is not what the ack says.
-        ProtocolError
-            If it names objects that the subtask may not name.
-        StorageError
-            If the entry could not be written; the task may call again.
+        Raises FencedError if a newer start owns the location or the batch is over, CorruptionError if the payload does
+        not match the ack, ProtocolError if the ack names objects that are not the subtask's. Raises StorageError if the
+        entry could not be written: the task may call again; or if the subtask's materializations have failed too often:
+        the coordinator has stopped.
         """
         received_s = self._clock.monotonic_s()
         taken = AcceptedAck.of(ack, payload, self._name)
@@ -360,12 +299,9 @@ class Coordinator:
             return Acked(outcome)
 
     def require_committed(self, batch: int) -> None:
-        """Make sure that a batch that Spark has committed has a checkpoint.
+        """Raise StateMissingError if a batch that Spark has committed has no checkpoint.
 
-        Raises
-        ------
-        StateMissingError
-            If it has none, because its subtasks did not all run to their end.
+        That happens if not all of its subtasks ran to their end.
         """
         with self._lock:
             current = self._batch
@@ -380,7 +316,7 @@ class Coordinator:
             raise
 
     def _kept(self, ack: Ack) -> SegmentRef | None:
-        """The stored snapshot that the subtask started from, if its ack says that it is still the same."""
+        """The stored snapshot that the subtask started from, if its ack says that the snapshot is unchanged."""
         if not ack.is_unchanged:
             return None
         view = SnapshotView() if self._config.has_keys else self._views.snapshots[ack.task.subtask]
@@ -454,12 +390,15 @@ class Coordinator:
         self._inventory.release(batch.durable, oldest, self._log)
 
     def _oldest_retained(self, batch: Batch) -> int:
-        """The oldest batch that can be gone back to once the checkpoint of a batch is durable."""
+        """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""
         return batch.number - self._options.retained_checkpoints + 1
 
     @contextmanager
     def holding(self, batch: int) -> Iterator[History | None]:
-        """Keep a checkpoint that Spark has committed; give the checkpoints, or None if it is not retained any more."""
+        """During the block, retain a checkpoint that Spark has committed.
+
+        Yields the history up to now, or None if the checkpoint is already gone.
+        """
         with self._lock:
             current = self._batch
             is_there = (
@@ -481,7 +420,7 @@ class Coordinator:
                 try:
                     one.rewritten_bytes = read_segment(self._store, one.unchanged_segment)
                 except StorageError as error:
-                    # It can stay where it is; the next checkpoint tries again.
+                    # The snapshot may stay in its file; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
 
     def _require_running(self) -> None:
@@ -501,15 +440,15 @@ class Coordinator:
         return batch
 
     def _remove_initial_state(self) -> None:
-        """The first batch is over, or will be repeated by a run that stores the rows again."""
+        """Delete the initial state's objects: batch 0 is over, or the start that repeats it stores the rows again."""
         self._inventory.deleter.delete([name for name in self._initial if name])
         self._initial = ()
 
     def close(self) -> None:
-        """Stop serving tasks and release the log. What no entry references is removed."""
+        """Stop serving tasks, release the log, and delete the objects that no entry references."""
         with self._lock:
             if self._is_closed:
-                return  # what is there now may be another run's
+                return  # the files there may belong to another start by now
             self._is_closed = True
             if self._stopped is None:
                 self._stopped = FencedError(

@@ -1,4 +1,4 @@
-"""Deleting what no checkpoint needs any more, beside the work."""
+"""Deletes objects that no checkpoint needs, in the background."""
 
 from __future__ import annotations
 
@@ -13,27 +13,18 @@ from statelog.storage import Store
 _log = logging.getLogger(__name__)
 
 _SPARE_FAILURES: Final = 16
-"""Of one round, beside those that it takes to find one bad object; after so many the store is out of order."""
+"""Failed requests of one round, beyond those that it takes to find one bad object; after so many the store is out of
+order."""
 
 
 class Deleter:
-    """Deletes objects, as many at a time as have come together, and each only if the gate lets it go.
+    """Deletes objects, as many per request as have come together, and each only if the gate lets it go.
 
-    An object that could not be deleted is tried again with the next round, and does not keep others from being deleted.
-    One that the gate holds back waits until it may go.
+    An object that fails to be deleted is tried again in the next round, and does not keep others from being deleted. An
+    object that the gate holds back waits until it may go.
 
-    Parameters
-    ----------
-    store : Store
-        Where they are.
-    name : str
-        The operator, for messages.
-    may_go : callable
-        The gate: whether an object may be deleted. Once it says so of a name, it always does.
-    in_background : bool
-        Whether a thread does it; otherwise the caller waits.
-    close_timeout_s : float
-        How long :meth:`close` waits for the thread.
+    `may_go` is the gate: once it returns True for a name, it always does. Without `in_background` the caller does the
+    work and waits. `close` waits at most `close_timeout_s` for the thread.
     """
 
     def __init__(
@@ -60,21 +51,21 @@ class Deleter:
         self.deleted = 0
 
     def delete(self, names: Iterable[str]) -> None:
-        """Have objects deleted, in this order."""
+        """Schedule objects for deletion, in this order."""
         with self._changed:
             self._waiting.update(dict.fromkeys(names))
             self._has_more = True
         self._start()
 
     def delete_below(self, prefix: str) -> None:
-        """Have all objects deleted whose names start with a prefix, but for those that the gate keeps now."""
+        """Schedule all objects under a prefix for deletion, except those that the gate holds back at that time."""
         with self._changed:
             self._searches.append(prefix)
             self._has_more = True
         self._start()
 
     def close(self) -> None:
-        """Do what is waiting, and stop; a store that hangs is not waited for long."""
+        """Finish the scheduled deletions and stop; do not wait long for a store that hangs."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -101,7 +92,7 @@ class Deleter:
             with self._changed:
                 if self._is_closed:
                     return
-                # What is left waits for more to do: the store may be out of order, or the gate holds it back.
+                # Objects still here wait for the next request: the store may be out of order, or the gate holds them.
                 self._changed.wait_for(lambda: self._has_more or self._is_closed)
 
     def _work_off(self) -> None:
@@ -118,14 +109,17 @@ class Deleter:
                 allowed += [info.name for info in self._store.list(searches[-1]) if self._may_go(info.name)]
                 searches.pop()
         except StorageError as error:
-            _log.warning("%s: what is left of attempts could not be looked for yet: %s", self._name, error)
+            _log.warning("%s: leftovers of attempts could not be listed yet: %s", self._name, error)
         left = self._delete(list(dict.fromkeys(allowed)))
         with self._changed:
             self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
             self._searches = searches + self._searches
 
     def _delete(self, names: list[str]) -> list[str]:
-        """Delete objects, and return those that could not be: found by halves, unless the store fails as a whole."""
+        """Delete objects, and return the names that failed.
+
+        Failures are found by halving the request, unless the store fails as a whole.
+        """
         fresh = [name for name in names if name not in self._failing]
         known = [name for name in names if name in self._failing]
         pending = [*([name] for name in known[:_SPARE_FAILURES]), *([fresh] if fresh else [])]

@@ -1,4 +1,4 @@
-"""The gate that every deletion passes: whether an object of an operator may go."""
+"""The gate that every deletion passes: it decides whether an object of an operator may go."""
 
 from __future__ import annotations
 
@@ -15,18 +15,15 @@ _NEVER: Final = 1 << 63
 class DeletionGate:
     """Decides whether an object may be deleted.
 
-    It stays while a retained or held checkpoint needs it, while an entry in doubt names it, while an open grant lets a
-    job name it, while an attempt of a batch that can be repeated may name it, and as a file of the log from the one on
-    that the newest durable entry says is needed. What may go once may always go: nobody names it again.
+    An object stays while
 
-    Parameters
-    ----------
-    root : str
-        The operator's folder in the store.
-    needs : callable
-        Whether a checkpoint that is retained or held needs an object.
-    is_granted : callable
-        Whether an object is one that the job of an open grant may name.
+    - a retained or held checkpoint needs it,
+    - an entry in doubt references it,
+    - an open grant lets a job reference it,
+    - an attempt of a batch that can be repeated may reference it,
+    - it is a log file, and not older than the first one that the newest durable entry needs.
+
+    An object that may go once may always go: nothing can reference it again.
     """
 
     def __init__(self, root: str, needs: Callable[[str], bool], is_granted: Callable[[str], bool]) -> None:
@@ -34,7 +31,7 @@ class DeletionGate:
         self._changes = f"{root}/{CHANGES_FOLDER}/"
         self._needs = needs
         self._is_granted = is_granted
-        # Each is replaced as a whole, so that the thread that deletes sees one state or the other.
+        # Each is replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._in_doubt: frozenset[str] = frozenset()
         self._live = (0, 0)
         self._log_from = ""
@@ -55,20 +52,23 @@ class DeletionGate:
         return own == str(epoch) and batch.isdecimal() and int(batch) >= first_batch
 
     def doubt(self, entry: Checkpoint) -> None:
-        """An entry is about to be written: from now on it may be in the log, whatever the answer."""
+        """Keep the objects of an entry about to be written.
+
+        From now on it may be in the log, whatever the store answers.
+        """
         names = {segment.name for segment in entry.segments}
         names |= {run.name for base in entry.bases for level in base.levels for run in level.runs}
         self._in_doubt |= names
 
     def settle(self, log_from: str) -> None:
-        """An entry is durable, which replaces those in doubt; the log is needed from a file on."""
+        """An entry is durable: it replaces those in doubt, and needs the log from the file `log_from` on."""
         self._in_doubt = frozenset()
         self._log_from = log_from
 
     def begin(self, epoch: int, batch: int) -> None:
-        """The batches before this one are certain: no attempt of them is heard any more."""
+        """Batches before this one are certain: the coordinator no longer accepts their attempts."""
         self._live = (epoch, batch)
 
     def end(self) -> None:
-        """The run is over: no attempt of it is heard any more."""
+        """The start is over: the coordinator no longer accepts any of its attempts."""
         self._live = (self._live[0], _NEVER)

@@ -1,4 +1,4 @@
-"""Grants: what a materialization may name, and when its leave to do so ends."""
+"""Grants: the coordinator's permission for a subtask's job to materialize state, and which objects it may reference."""
 
 from __future__ import annotations
 
@@ -13,34 +13,31 @@ from statelog.log.references import Level
 
 @dataclass
 class _Open:
-    """A grant that has not ended, and whether its job's outcome waits for a checkpoint."""
+    """A grant that has not ended."""
 
     grant: Grant
     is_taken: bool = False
+    """Whether the job's outcome waits for a durable checkpoint."""
 
 
 class Grants:
-    """The open grants of a run's subtasks: at most one for each.
+    """The open grants of a start, at most one per subtask.
 
-    A grant ends once: its job's outcome is part of a durable checkpoint, or the job has failed or is void. While it is
-    open the base that it begins with is in the store, and so is whatever lies below its folder. Afterwards nobody may
-    name an object below that folder which no checkpoint names.
-
-    Parameters
-    ----------
-    folder_of : callable
-        The folder of a subtask's materialized runs.
+    A grant ends once: when a durable checkpoint includes its job's outcome, or when the job has failed or is void.
+    While it is open, the store keeps the base that the job begins with and all objects below the grant's folder. Once
+    it has ended, nothing can reference an object below that folder any more, except those that checkpoints already
+    reference.
     """
 
     def __init__(self, folder_of: Callable[[int], str]) -> None:
         self._folder_of = folder_of
         self._open: dict[int, _Open] = {}
-        # Replaced as a whole, so that the thread that deletes sees one state or the other.
+        # Replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._folders: frozenset[str] = frozenset()
         self._ended: list[str] = []
 
     def open(self, subtask: int, job: str, base: bytes, levels: Sequence[Level]) -> Grant:
-        """Grant a subtask that has none a job that begins with some levels."""
+        """Grant a subtask that has no grant a job that begins with some levels; `base` is the digest of their state."""
         assert subtask not in self._open
         grant = Grant(job, base, list(levels), f"{self._folder_of(subtask)}/{job}")
         self._open[subtask] = _Open(grant)
@@ -48,7 +45,7 @@ class Grants:
         return grant
 
     def of(self, subtask: int) -> Grant | None:
-        """The grant that a subtask's job may still be finished for."""
+        """A subtask's open grant, unless its outcome already waits for a checkpoint."""
         found = self._open.get(subtask)
         return None if found is None or found.is_taken else found.grant
 
@@ -57,18 +54,13 @@ class Grants:
         return subtask in self._open
 
     def take(self, subtask: int) -> None:
-        """The job's outcome counts as soon as a checkpoint with it is durable."""
+        """Note that the job's outcome counts once a checkpoint with it is durable."""
         self._open[subtask].is_taken = True
 
     def end(self, subtask: int, *, has_leftovers: bool = True) -> bool:
-        """A subtask's grant is over; return whether it had one.
+        """End a subtask's grant; return whether it had one.
 
-        Parameters
-        ----------
-        subtask : int
-            The subtask.
-        has_leftovers : bool
-            Whether there may be objects of the job that no checkpoint names.
+        `has_leftovers` tells whether there may be objects of the job that no checkpoint references.
         """
         found = self._open.pop(subtask, None)
         if found is None:
@@ -79,17 +71,17 @@ class Grants:
         return True
 
     def end_taken(self, subtask: int) -> bool:
-        """The outcome that was taken of a subtask is durable; return whether there was one."""
+        """End a subtask's grant if its outcome was waiting for a checkpoint, now durable; return whether it was."""
         found = self._open.get(subtask)
         return found is not None and found.is_taken and self.end(subtask)
 
     def end_all(self) -> None:
-        """The run is over."""
+        """Forget all grants: the start is over."""
         self._open.clear()
         self._folders = frozenset()
 
     def is_open(self, name: str) -> bool:
-        """Whether an object is one that a job may still name."""
+        """Whether an open grant lets a job reference an object."""
         return name.rpartition("/")[0] in self._folders
 
     def ended(self) -> list[str]:
@@ -99,10 +91,10 @@ class Grants:
 
 
 def names_only(levels: Sequence[Level], grant: Grant) -> bool:
-    """Whether a job's levels consist of what its grant lets it name: the base's first levels, and one more.
+    """Whether a job's levels are what its grant allows: the first levels of the base, and one more.
 
-    The last level is new, with runs below the grant's folder or inside the ack. Or it is one of the base's that stands
-    for more batches, because nothing has changed since.
+    The last level either is new, with runs below the grant's folder or inside the ack; or it is one of the base's
+    levels that now stands for more batches, because nothing has changed since.
     """
     *kept, last = levels
     begins_at = grant.known[0].before if grant.known else grant.base

@@ -1,4 +1,4 @@
-"""Which checkpoints exist: the log's entries read as a stack."""
+"""The checkpoints that can be restored: the log's entries, read as a stack."""
 
 from __future__ import annotations
 
@@ -20,25 +20,17 @@ from statelog.runs.key_groups import KEY_GROUPS
 
 @dataclass(frozen=True)
 class Record:
-    """A checkpoint, and the materialized state as of it.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-        Its entry.
-    cover : BaseMap or None
-        The bases; None if the entries that say so are gone, so that the checkpoint cannot be restored.
-    cover_since : int
-        The batch from whose entry on the log tells the bases.
-    added, removed : list of BaseRange
-        What the entry changed of the bases.
-    """
+    """A checkpoint with its base map."""
 
     checkpoint: Checkpoint
     base_map: BaseMap | None
+    """None if the entries that told the bases are gone; the checkpoint then cannot be restored."""
     base_map_since: int
+    """The log tells the bases from this batch's entry on."""
     added: list[BaseRange]
+    """Base ranges that the entry added."""
     removed: list[BaseRange]
+    """Base ranges that the entry removed."""
 
     @property
     def batch(self) -> int:
@@ -54,16 +46,16 @@ class Record:
 
     @property
     def added_runs(self) -> list[StoredRun]:
-        """The runs of the pieces that it added."""
+        """The runs of the base ranges that it added."""
         return [run for base_range in self.added for run in base_range.runs]
 
     @property
     def removed_runs(self) -> list[StoredRun]:
-        """The runs of the pieces that it removed; older checkpoints need them."""
+        """The runs of the base ranges that it removed; older checkpoints need them."""
         return [run for base_range in self.removed for run in base_range.runs]
 
     def extent_of(self, segment: SegmentRef, is_shared: bool) -> Extent | None:
-        """What to read once for all subtasks of a host, if several need it or something beside it."""
+        """The bytes to read once for all subtasks of a host, if several need the segment or its neighbours."""
         if (group := self._group) is not None and segment.name == group.name:
             return group
         if is_shared and segment.length <= SHARED_BYTES:
@@ -72,7 +64,7 @@ class Record:
 
     @cached_property
     def _group(self) -> Extent | None:
-        """Where the changesets of several subtasks are together, if they are small."""
+        """The bytes that hold the changesets of several subtasks side by side; None if they are too many."""
         segments = self.checkpoint.segments
         names = [segment.name for segment in segments]
         [(name, count)] = Counter(names).most_common(1)
@@ -86,10 +78,10 @@ class Record:
 class History:
     """The checkpoints that can be restored, by batch.
 
-    A later entry for a batch replaces the earlier one and everything after it: a newer run repeated the
-    batch, or a later attempt of the same run had another result. An entry for batch 0 starts anew, unless it has a
-    cover or goes on from one before the first batch. Entries that hold
-    the whole state need none before them; others need those after the bases.
+    A later entry for a batch replaces the earlier one and all entries of later batches: a newer start repeated the
+    batch, or a later attempt of the same start had another result. An entry for batch 0 starts anew, unless it has a
+    base map or follows an initial checkpoint. Entries that hold the whole state need no earlier ones; others need the
+    entries after their bases.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -101,7 +93,7 @@ class History:
                 self.add(entry)
 
     def add(self, checkpoint: Checkpoint) -> list[Record]:
-        """Add a later entry; return those that it replaces, the newest first."""
+        """Add a later entry; return the records that it replaces, newest first."""
         replaced: list[Record] = []
         while self._records and self._records[-1].batch >= checkpoint.batch:
             replaced.append(self._records.pop())
@@ -110,7 +102,7 @@ class History:
         return replaced
 
     def copy(self) -> History:
-        """The checkpoints as they are now."""
+        """The history as it is now."""
         copied = History()
         copied._records = list(self._records)
         copied._base_map_before, copied._settled = self._base_map_before, self._settled
@@ -149,12 +141,12 @@ class History:
 
     @property
     def retained_from(self) -> int:
-        """The oldest batch that can be restored, as the newest entry says: what only older ones need may be gone."""
+        """The oldest batch that can be restored, by the newest entry; files that only older ones need may be gone."""
         latest = self.latest
         return INITIAL_BATCH if latest is None or latest.retained_from is None else latest.retained_from
 
     def whole_from(self, exists: Callable[[str], bool]) -> int:
-        """The oldest batch that can be restored from the objects that exist, as the newest and all between can."""
+        """The oldest batch such that it and all later ones can be restored from the existing objects."""
         if self.latest is None:
             return INITIAL_BATCH
         found = unseen = self.latest.batch
@@ -174,12 +166,12 @@ class History:
 
     @property
     def latest_record(self) -> Record | None:
-        """The newest checkpoint with its bases."""
+        """The newest checkpoint with its base map."""
         return self._records[-1] if self._records else None
 
     @property
     def first_missing(self) -> int | None:
-        """The oldest batch whose checkpoint is lost although a later one exists; None if all are there."""
+        """The oldest batch whose checkpoint is lost although a later one exists; None if none is lost."""
         if not self._records:
             return None
         first, newest = self._records[0], self._records[-1]
@@ -203,7 +195,7 @@ class History:
         return record.base_map is not None and record.needed_from >= self._records[0].batch
 
     def record(self, batch: int) -> Record | None:
-        """The checkpoint of a batch with its bases; None if there is none."""
+        """The checkpoint of a batch with its base map; None if there is none."""
         place = self._place(batch)
         found = self._records[place] if place < len(self._records) else None
         return found if found is not None and found.batch == batch else None
@@ -222,17 +214,20 @@ class History:
         return (self._records[place] for place in places)
 
     def _place(self, batch: int) -> int:
-        """Where the first checkpoint is that is not before a batch."""
+        """Index of the first checkpoint that is not before a batch."""
         return bisect.bisect_left(self._records, batch, key=_batch)
 
     def settle(self, oldest: int) -> list[Record]:
-        """The oldest that can be gone back to, and older ones, each once: what they removed is not needed any more."""
+        """The records up to the oldest that a rewind can reach, each returned once.
+
+        The base ranges that they removed are no longer needed.
+        """
         settled = self._records[self._place(self._settled + 1) : self._place(oldest + 1)]
         self._settled = max(self._settled, oldest)
         return settled
 
     def retain(self, oldest: int) -> list[Record]:
-        """Give up checkpoints before a batch, unless later ones build on them; return them."""
+        """Drop checkpoints before a batch, unless later ones build on them; return them."""
         count = self._place(self._needed_from(oldest))
         given_up = self._records[:count]
         if given_up:
@@ -241,21 +236,16 @@ class History:
         return given_up
 
     def _needed_from(self, oldest: int) -> int:
-        """The first batch with an entry that is needed to go back to a batch, or to the oldest one after it."""
+        """The first batch whose entry is needed to restore a batch, or the oldest one after it."""
         for place in range(self._place(oldest), len(self._records)):
             if self._is_restorable(self._records[place]):
                 return self._records[place].needed_from
         return self._records[0].batch if self._records else oldest
 
     def log_start(self, oldest: int, batch: int) -> int | None:
-        """The first log file with an entry that is needed once the checkpoint of a batch exists; None if it is its own.
+        """The first log file with a needed entry, once the checkpoint of a batch is written.
 
-        Parameters
-        ----------
-        oldest : int
-            The oldest batch that can be gone back to.
-        batch : int
-            The batch; its entry is still to be written.
+        `oldest` is the oldest batch that a rewind can reach. None if only the file of the new entry is needed.
         """
         needed = self._place(min(self._needed_from(oldest), batch))
         return self._records[needed].checkpoint.number if needed < self._place(batch) else None
@@ -267,11 +257,11 @@ class History:
 
     @property
     def records(self) -> Iterator[Record]:
-        """All checkpoints with their bases, oldest first."""
+        """All checkpoints with their base maps, oldest first."""
         return iter(self._records)
 
     def object_names(self) -> set[str]:
-        """Every object that holds a segment or a run."""
+        """All objects that hold a segment or a run."""
         names = {segment.name for record in self._records for segment in record.checkpoint.segments}
         names |= {run.name for record in self._records for run in record.added_runs + record.removed_runs}
         if self._base_map_before is not None:
@@ -279,16 +269,9 @@ class History:
         return names
 
     def digest(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> bytes:
-        """Chain digest of a subtask, of any parallelism, after a batch.
+        """Digest of a subtask's state after a batch, in any parallelism.
 
-        Parameters
-        ----------
-        origin : bytes
-            Digest of the subtask's empty state.
-        subtask, parallelism : int
-            The subtask.
-        batch : int
-            The batch; -1 for the empty state.
+        `genesis` is the digest of its empty state, the state after batch -1.
         """
         view = self._view(genesis, subtask, parallelism, batch)
         digest = view.digest
@@ -302,20 +285,15 @@ class History:
         return (base_map or BaseMap()).view_of(genesis, subtask, parallelism)
 
     def levels(self, genesis: bytes, subtask: int, parallelism: int, batch: int) -> list[Level]:
-        """The materialized state that a subtask has after a batch; the parameters are those of :meth:`digest`."""
+        """The materialized part of a subtask's state after a batch; the parameters are those of :meth:`digest`."""
         return self._view(genesis, subtask, parallelism, batch).levels
 
     def missing_segments(
         self, genesis: bytes, subtask: int, parallelism: int, batch: int, known: set[bytes]
     ) -> RestorePlan:
-        """What a subtask lacks of the state after a batch.
+        """The levels and segments that lead from a state that a subtask has to the state after a batch.
 
-        Parameters
-        ----------
-        origin, subtask, parallelism, batch
-            As for :meth:`digest`.
-        known : set of bytes
-            Digests whose state the subtask has.
+        `known` are the digests of the states that it has; the other parameters are those of :meth:`digest`.
         """
         view = self._view(genesis, subtask, parallelism, batch)
         levels = view.levels
@@ -342,7 +320,7 @@ class History:
 
 
 def overlapping(checkpoint: Checkpoint, subtask: int, parallelism: int) -> list[SegmentRef]:
-    """Segments of a checkpoint that may hold keys of a subtask of another parallelism."""
+    """The segments of a checkpoint that may hold keys of a subtask, in any parallelism."""
     if parallelism == checkpoint.parallelism:
         return checkpoint.segments_of(subtask, subtask)
     first_group = -(-subtask * KEY_GROUPS // parallelism)

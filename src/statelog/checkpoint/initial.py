@@ -1,4 +1,4 @@
-"""The first checkpoint of a location that does not begin with nothing: materialized state, and nothing before."""
+"""The initial checkpoint: materialized state that an operator has before its first batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ from statelog.runs.times import NO_TIME_MS
 
 
 def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
-    """Let a checkpoint of keyed state begin a location.
-
-    Parameters
-    ----------
-    entry : Checkpoint
-        Whose it is, and all but the state; without segments.
-    runs : mapping of int to sequence of StoredRun
-        For each of the entry's subtasks that has state the runs that hold it.
-    """
+    """Add materialized keyed state to an entry without segments; `runs` holds it by subtask, disjoint."""
     ranges: list[BaseRange] = []
     first = min(entry.batch, 0)
     for subtask in range(entry.parallelism):
@@ -36,18 +28,9 @@ def initial_checkpoint(entry: Checkpoint, runs: Mapping[int, Sequence[StoredRun]
 
 
 def initial_entry(config: OperatorConfig, epoch: int, token: bytes, log_start: int) -> Checkpoint:
-    """The checkpoint before the first batch of a run, still without its state.
+    """The checkpoint before the first batch, still without state.
 
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    epoch : int
-        Its epoch.
-    token : bytes
-        16 unique bytes.
-    log_start : int
-        The log's newest file.
+    `token` is 16 unique bytes, `log_start` the number of the log's newest file.
     """
     return Checkpoint(
         epoch=epoch,

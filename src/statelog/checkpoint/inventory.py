@@ -1,4 +1,4 @@
-"""What the store holds for an operator's checkpoints, and what of it goes when."""
+"""Tracks which stored files an operator's checkpoints need, and deletes the rest."""
 
 from __future__ import annotations
 
@@ -29,31 +29,8 @@ _log: Final = logging.getLogger(__name__)
 class Inventory:
     """The history of an operator, and the files that it needs.
 
-    Parameters
-    ----------
-    store : Store
-        The store.
-    root : str
-        The operator's folder in it.
-    name : str
-        The operator, for messages.
-    options : Options
-        Options.
-    deletes_in_background : bool
-        Whether what is not needed any more is deleted by a thread, beside the work.
-
-    Attributes
-    ----------
-    history : History
-        The checkpoints.
-    grants : Grants
-        What may be materialized.
-    gate : DeletionGate
-        Decides what may be deleted.
-    deleter : Deleter
-        Deletes objects.
-    epoch : int
-        The run's epoch.
+    It holds the parts that decide about files together: history, grants of jobs, the gate that each deletion passes,
+    and the deleter.
     """
 
     def __init__(self, store: Store, root: str, name: str, options: Options, *, deletes_in_background: bool) -> None:
@@ -69,14 +46,14 @@ class Inventory:
         self._retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
         self._truncation = Truncation()
 
-    # ---- What is there ----
+    # ---- Stored files ----
 
     def needs(self, name: str) -> bool:
-        """Whether a checkpoint that is retained or held needs something of a file."""
+        """Whether a retained or held checkpoint needs a part of a file."""
         return self._retention.needs(name)
 
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
-        """Take over what the log names for a run, and remove what earlier runs have left."""
+        """Take over the files that the log references, and delete the orphans of earlier starts."""
         self.epoch = epoch
         self.gate.begin(epoch, INITIAL_BATCH)
         entries = list(entries)
@@ -101,16 +78,9 @@ class Inventory:
         self._store.remove_unfinished(f"{self._root}/", clock.now_s() - min_age_s)
 
     def add(self, checkpoint: Checkpoint, base_map: BaseMap | None, payload_bytes: int) -> None:
-        """Count what a durable checkpoint names, and no more what it replaces.
+        """Count the files of a durable checkpoint, and drop those of the checkpoints that it replaces.
 
-        Parameters
-        ----------
-        checkpoint : Checkpoint
-            The checkpoint.
-        cover : BaseMap or None
-            What its entry repeats.
-        payload_bytes : int
-            Size of its entry without the index.
+        `base_map` is the one that its entry repeats, `payload_bytes` the entry's size without the index.
         """
         self._retention.add(checkpoint)
         replaced = self.history.add(checkpoint)
@@ -123,16 +93,16 @@ class Inventory:
         self._truncation.committed(record, base_map, payload_bytes)
 
     def base_map_to_repeat(self, batch: int) -> BaseMap | None:
-        """What the entry of a batch repeats of the materialized states; None for nothing."""
+        """The base map that the entry of a batch has to repeat; None if it need not."""
         before = self.history.record(batch - 1)
         return None if before is None else self._truncation.base_map_to_repeat(before)
 
     def is_wasteful(self, name: str) -> bool:
-        """Whether what is needed of a file is to be moved to another one, or stored again."""
+        """Whether a file has so much garbage that its needed bytes have to move to another file, or be stored again."""
         return self._retention.is_wasteful(name)
 
     def lasting(self, levels: list[Level]) -> list[Level]:
-        """Levels of a materialized state, up to the first that is to be stored again."""
+        """The levels before the first that has to be stored again."""
         for count, level in enumerate(levels):
             if any(self._retention.is_wasteful(run.name) for run in level.runs):
                 return levels[:count]
@@ -140,74 +110,66 @@ class Inventory:
 
     @property
     def has_wasteful(self) -> bool:
-        """Whether there are files to empty."""
+        """Whether there are such files."""
         return self._retention.has_wasteful
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all files of which something is needed, without changesets inside the log."""
+        """Size of all needed files, without changesets inside the log."""
         return self._retention.size_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """What is needed of them."""
+        """Size of the needed parts of these files."""
         return self._retention.needed_bytes
 
     # ---- Names ----
 
     def changes_folder(self, subtask: int) -> str:
-        """Where a subtask writes large changesets and snapshots."""
+        """The folder of a subtask's large changesets and snapshots."""
         return f"{self._root}/{CHANGES_FOLDER}/{self.epoch}/{subtask}"
 
     def _runs_folder(self, subtask: int) -> str:
-        """Where a subtask writes its materialized state."""
+        """The folder of a subtask's materialized state."""
         return f"{self._root}/{RUNS_FOLDER}/{self.epoch}/{subtask}"
 
-    # ---- What goes ----
+    # ---- Deletion ----
 
     def retained_from(self) -> int:
-        """The oldest batch that can be restored: as recorded, or what is there of a log of version 1."""
+        """The oldest batch that can be restored: as recorded, or for a log of version 1 as its existing files allow."""
         latest = self.history.latest
         if latest is None or latest.retained_from is not None:
             return self.history.retained_from
         return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
 
     def release(self, checkpoint: Checkpoint, oldest: int, log: Log) -> None:
-        """Have deleted what only checkpoints before the oldest retained one needed; the new entry is durable."""
+        """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable."""
         self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):
             self._retention.remove_runs(settled.removed_runs)
         for given_up in self.history.retain(oldest):
             self._retention.remove(given_up.checkpoint)
         released = self._retention.release()
-        # The log's files stay anyway from its start on; of operator state only the newest is certain to.
+        # Keyed: the log's files from its start on stay anyway. Unkeyed: only the newest is certain to stay.
         self._retention.choose_wasteful(log.file_name if checkpoint.is_whole else log.name_of(checkpoint.log_start))
-        # A file of the log goes when no entry in it is needed, and nothing that a later entry names.
+        # A log file is deleted once neither its entries nor bytes that a later entry references are needed.
         log_files = [name for name in log.removable(checkpoint.log_start) if not self.needs(name)]
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
 
     def begin(self, batch: int) -> None:
-        """No attempt of the batches before this one is heard any more."""
+        """Note that all earlier batches are certain: the coordinator no longer accepts their attempts."""
         self.gate.begin(self.epoch, batch)
 
     def remove_lost(self, batch: Batch, ended: Iterable[str]) -> None:
-        """Delete what is left of attempts that do not count, and of jobs; the batch is certain.
-
-        Parameters
-        ----------
-        batch : Batch
-            The batch.
-        ended : iterable of str
-            Folders of grants that have ended.
-        """
+        """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants."""
         for subtask in sorted(batch.lost):
             self.deleter.delete_below(f"{self.changes_folder(subtask)}/{batch.number}-")
         for folder in ended:
             self.deleter.delete_below(f"{folder}/")
 
     def close(self) -> None:
-        """The run is over: delete what its attempts and jobs have left, and stop deleting."""
+        """Delete the files that this start's attempts and jobs have left, and stop deleting."""
         self.gate.end()
         self.grants.end_all()
         if self.epoch:

@@ -1,4 +1,4 @@
-"""The task's side of a checkpoint: begin, restore, process, write, ack, merge. No Spark here."""
+"""A keyed operator's task: begin, restore, process, write the changeset, ack, maintain. No Spark here."""
 
 from __future__ import annotations
 
@@ -56,83 +56,43 @@ from statelog.tables.table import StateTable
 
 @dataclass(frozen=True)
 class BatchInput:
-    """All input rows of a subtask in one batch.
-
-    Parameters
-    ----------
-    rows : pyarrow.RecordBatch or pyarrow.Table
-        n rows in order of arrival; no columns if there are none.
-    hashes : numpy.ndarray of uint64, shape (n,)
-        Their key hashes.
-    subtask : int
-        The subtask that owns them.
-    time_ms : int or None
-        The batch time that they carry; None if there are none.
-    """
+    """All input rows of a subtask in one batch."""
 
     rows: pa.RecordBatch | pa.Table
+    """n rows in order of arrival; without columns if there are no rows."""
     hashes: Hashes
+    """Key hashes of the rows, shape (n,)."""
     subtask: int
     time_ms: int | None
+    """The batch time that the rows carry; None without rows."""
 
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """One attempt of one subtask in one batch.
-
-    Parameters
-    ----------
-    task : TaskId
-        Who calls.
-    partition : int
-        Spark's partition id.
-    parallelism : int
-        Number of subtasks.
-    operator : KeyedOperator
-        The operator.
-    options : Options
-        Options.
-    call : callable
-        Calls the coordinator.
-    local : LocalRuns
-        The subtask's local runs.
-    tables : MemoryTables
-        The process's memory tables.
-    open_store : callable
-        Opens a store from its location.
-    clock : Clock
-        Time.
-    token : str
-        Unique among all attempts.
-    measurements : Measurements
-        What is measured of the store.
-    """
+    """One attempt of one subtask in one batch."""
 
     task: TaskId
     partition: int
+    """Spark's partition id."""
     parallelism: int
     operator: KeyedOperator
     options: Options
     call: Callable[[Request, bytes], Reply]
+    """Sends a request and its payload to the coordinator."""
     local: LocalRuns
     tables: MemoryTables
     open_store: Callable[[str], Store]
+    """Opens the store of a location."""
     clock: Clock
     token: str
+    """Unique among all attempts."""
     measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
-        """Process the batch.
+        """Process the batch and yield the output.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Output rows. The last ones come after the coordinator has taken this subtask's changes.
-
-        Raises
-        ------
-        StatelogError
-            Of every kind; nothing of the attempt counts then.
+        The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
+        counts.
         """
         begun = self._begin(read)
         with in_use(self.local.directory, self.task.batch):
@@ -151,7 +111,7 @@ class KeyedTask:
         runs = self._restore(begun, restoring)
         chain = [local_run for local_run, _ in runs]
         maintenance = self._maintenance(begun, chain)
-        # Before the sweep: it may go on from where it was with runs that others have replaced.
+        # Before the sweep: the table may need runs that others have replaced, to continue from its own position.
         found = self._table(begun, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if found is None else found) as table:
             if found is not None:
@@ -192,7 +152,8 @@ class KeyedTask:
                     local_run, changeset = writer.finish_local(self.local, begun.head, task.batch, self._local_token)
                     materialized = maintenance.store_now(local_run)
             except (Exception, GeneratorExit):
-                # Only before the ack: once it is sent an entry may name them, whatever the answer.
+                # After the ack is sent, an entry may reference these objects even if we never see the reply. So delete
+                # them only before it.
                 uploads.abandon()
                 raise
         outcome = self._ack(
@@ -204,7 +165,7 @@ class KeyedTask:
             if outcome is not JobOutcome.OPEN:
                 maintenance.materializer.end(materialized.job)
         elif found is not None:
-            # Otherwise the table that another attempt has open will need these runs one by one.
+            # Not while another attempt has the table open: that table will need these runs one by one.
             maintenance.work()
 
     def _context(self, begun: Begun) -> BatchContext:
@@ -217,7 +178,7 @@ class KeyedTask:
         )
 
     def _operator(self, begun: Begun) -> KeyedOperator:
-        """The operator with its states under the names that they are stored under, expiring as what is stored does."""
+        """The operator with its states as they are stored: under their stored names, with their stored expiry."""
         generations, expires_by = begun.generations, begun.expires_by
         if not generations and not expires_by:
             return self.operator
@@ -241,8 +202,8 @@ class KeyedTask:
         return read_initial(self.open_store(begun.store).read(begun.initial))
 
     def _garbage(self, begun: Begun) -> Garbage:
-        # The batch may be repeated by a run with another watermark or without the deletions, so only what the
-        # checkpoint before says is gone for good.
+        # Another start may repeat the batch, with another watermark or without the deletions. So only rows that are
+        # garbage as of the previous checkpoint are garbage for good.
         return Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.certain_generations)
 
     def _begin(self, read: BatchInput) -> Begun:
@@ -268,7 +229,7 @@ class KeyedTask:
 
     @property
     def _local_token(self) -> str:
-        """Unique among the writers of local files, with the batch in front."""
+        """Unique among the writers of local files; begins with the batch."""
         return f"{self.task.batch}-{self.token}"
 
     @property
@@ -285,7 +246,7 @@ class KeyedTask:
         return reply.missing
 
     def _table(self, begun: Begun, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
-        """The table at the state before the batch; None if another attempt has it, and the runs are to be read."""
+        """The table at the state before the batch; None if another attempt has it open: then read the runs."""
         if self.options.table == "memory":
             return self.tables.at(self.local, runs, begun.head)
         if self.options.table == "rocksdb":
@@ -344,7 +305,7 @@ class KeyedTask:
             monotonic_s=self.clock.monotonic_s,
             token=self.token,
         )
-        # Everything up to the batch before is certain now, so it may be merged.
+        # All batches before this one are certain now, so their runs may be merged.
         return Maintenance(
             local=self.local,
             chain=chain,

@@ -1,4 +1,4 @@
-"""The upkeep of a subtask's state: merging its local runs, and materializing, after a batch or as a part of it."""
+"""Maintenance of a subtask's state, after a batch or as a part of it: merging local runs, and materializing."""
 
 from __future__ import annotations
 
@@ -12,54 +12,38 @@ from statelog.observer import Step
 from statelog.runs.merge import Garbage, choose_merge
 
 _AT_ONCE_ROWS: Final = 524_288
-"""Rows of a merge that is done at once, in about a fifth of a second."""
+"""Rows of a merge that is done at once: about a fifth of a second."""
 _AT_ONCE_BYTES: Final = 128 << 20
-"""And their size."""
+"""Its bytes."""
 
 
 @dataclass(frozen=True)
 class Maintenance:
-    """What a subtask can do for its state beside the changes of a batch.
-
-    Parameters
-    ----------
-    local : LocalRuns
-        The subtask's local runs.
-    path : sequence of LocalRun
-        Those of the state before the batch, oldest first; that state is certain.
-    materializer : Materializer
-        Does what takes long.
-    order : MaintenanceRequest or None
-        What the coordinator wants.
-    genesis : bytes
-        Chain digest of the empty state.
-    fan_in : int
-        As in :func:`statelog.runs.merge.choose_merge`.
-    garbage : Garbage
-        What may be left out.
-    token : str
-        Unique among all attempts.
-    step : callable
-        Told about steps.
-    """
+    """Merges a subtask's local runs and materializes its state."""
 
     local: LocalRuns
     chain: Sequence[LocalRun]
+    """The local runs of the state before the batch, oldest first; that state is certain."""
     materializer: Materializer
     request: MaintenanceRequest | None
+    """The coordinator's request; None if it has none."""
     genesis: bytes
+    """Digest of the empty state."""
     fan_in: int
+    """As in :func:`statelog.runs.merge.choose_merge`."""
     garbage: Garbage
+    """Rows that merges may drop."""
     token: str
+    """Unique among all attempts."""
     step: Callable[[Step], None]
 
     @property
     def has_backlog(self) -> bool:
-        """Whether local runs are to be merged, or being merged, that are too many for one go."""
+        """Whether local runs are being merged, or wait to be, that are too large to merge at once."""
         return self.materializer.is_merging or not self._is_done_at_once(self._to_merge())
 
     def work(self) -> None:
-        """Merge what is to be merged, and do a slice of what the coordinator wants."""
+        """Merge local runs that are due, and do a slice of the coordinator's request."""
         chain, merges = list(self.chain), self._to_merge()
         if merges and self._is_done_at_once(merges):
             self.step(Step.MERGING)
@@ -70,20 +54,14 @@ class Maintenance:
             self.materializer.work(self.request, chain, merges)
 
     def store_now(self, local_run: LocalRun) -> Materialized | None:
-        """Materialize the state after the batch; None if there is nothing new.
-
-        Parameters
-        ----------
-        edge : LocalRun
-            The local run of the batch.
-        """
+        """Materialize the state after the batch, whose changes are in `local_run`; None without new changes."""
         assert self.request is not None
         if not self.request.is_due and not self.local.open(local_run).rows:
             return None
         return self.materializer.store_now(self.request, [*self.chain, local_run])
 
     def _to_merge(self) -> list[LocalRun]:
-        """The newest runs that are to be merged, without those that a job is about."""
+        """The newest runs that are due for a merge, except the inputs of a job."""
         busy = self.materializer.inputs()
         places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
         free = list(self.chain[places[-1] + 1 if places else 0 :])

@@ -1,4 +1,4 @@
-"""What the coordinator wants of its subtasks for the upkeep of keyed state, and how it went."""
+"""The materialization policy of an operator: it asks subtasks for maintenance and judges the outcomes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,9 @@ _log: Final = logging.getLogger(__name__)
 
 
 class MaterializationPolicy:
-    """Gives orders, and takes note of what comes of them.
+    """Decides which subtask maintains its state after a batch, and whether its materialization counts.
 
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    inventory : Inventory
-        What is materialized.
-    options : Options
-        Options.
-    clock : Clock
-        Time.
-    slots : int
-        How many subtasks run at a time.
-    name : str
-        The operator, for messages.
+    `slots` is the number of subtasks that run at a time.
     """
 
     def __init__(
@@ -57,7 +44,7 @@ class MaterializationPolicy:
         )
 
     def restore(self, batch: int) -> None:
-        """Take over what a new run finds; `batch` is the one before its first."""
+        """Take over the history of earlier starts; `batch` is the one before this start's first."""
         self._schedule.restore(self._inventory.history, batch)
 
     @property
@@ -67,19 +54,11 @@ class MaterializationPolicy:
 
     @property
     def log_bytes(self) -> int:
-        """Size of the changesets since."""
+        """Size of the changesets since the materialized state."""
         return self._schedule.log_bytes
 
     def request(self, task: TaskId, genesis: bytes) -> MaintenanceRequest | None:
-        """What a subtask is to do; None for nothing.
-
-        Parameters
-        ----------
-        task : TaskId
-            The task that begins.
-        origin : bytes
-            Chain digest of the subtask's empty state.
-        """
+        """The maintenance request for a task that begins; None if there is nothing to do."""
         subtask = task.subtask
         is_part_of_batch = not self._options.changelog
         is_forced = False
@@ -101,31 +80,17 @@ class MaterializationPolicy:
     def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
 
-        It is the same after the batch for whoever gets a new grant in a repetition: a job that the batch's checkpoint
-        names was granted in this batch too, and each subtask gets one grant in a batch.
+        If the batch is repeated under a new grant, this state is the same: a job that the batch's checkpoint includes
+        was granted in this batch too, and each subtask gets one grant in a batch.
         """
         return self._inventory.history.levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
 
     def take(self, batch: Batch, taken: AcceptedAck, genesis: bytes) -> JobOutcome:
-        """Let an ack count, and decide what becomes of the materialization that came with it.
+        """Let an ack count, and decide whether the materialization that came with it does.
 
-        Parameters
-        ----------
-        batch : Batch
-            The batch.
-        taken : AcceptedAck
-            The ack; loses its levels if they do not count.
-        origin : bytes
-            Chain digest of the subtask's empty state.
-
-        Raises
-        ------
-        ConfigurationError
-            As :meth:`Batch.take`.
-        ProtocolError
-            If the batch's own changes are in levels that the ack may not name.
-        StorageError
-            If materializations of the subtask have failed too often.
+        An ack whose levels do not count loses them. Raises the errors of :meth:`Batch.take`; ProtocolError if the
+        batch's own changes are in levels that the ack may not reference; StorageError if the subtask's materializations
+        have failed too often.
         """
         subtask = taken.ack.task.subtask
         fits = self._fits(taken.ack, genesis)
@@ -137,7 +102,7 @@ class MaterializationPolicy:
         held = batch.acks.get(subtask)
         is_counted = batch.take(taken, self._name)
         if held is not None:
-            # The state of an earlier batch is the same, whichever attempt has materialized it.
+            # The state of an earlier batch is the same, whichever attempt materialized it.
             taken.levels, taken.levels_payload = held.levels, held.levels_payload
         self._note_failure(taken.ack)
         if not levels:
@@ -153,7 +118,7 @@ class MaterializationPolicy:
         return JobOutcome.TAKEN
 
     def _fits(self, ack: Ack, genesis: bytes) -> bool:
-        """Whether the levels of an ack are what the subtask's grant lets it name, and lead to its state."""
+        """Whether the subtask's grant allows the levels of an ack, and they lead to its state."""
         subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
         if grant is None or ack.job != grant.job or not ack.levels or not names_only(ack.levels, grant):
             return False
@@ -167,7 +132,7 @@ class MaterializationPolicy:
         )
 
     def _drop(self, ack: Ack) -> None:
-        """A job does not fit its grant, or has none any more: the batch goes on without it."""
+        """Continue the batch without a job that does not fit its grant, or has none any more."""
         _log.info("%s: a materialization of subtask %d came too late and is void", self._name, ack.task.subtask)
         grant = self._grants.of(ack.task.subtask)
         if grant is not None and grant.job == ack.job:
@@ -182,7 +147,7 @@ class MaterializationPolicy:
         )
 
     def _note_failure(self, ack: Ack) -> None:
-        """Take note of a failed materialization: it is tried again, unless it has failed too often."""
+        """Let a failed materialization be tried again, unless it has failed too often."""
         grant = self._grants.of(ack.task.subtask)
         if not ack.materialization_failure or grant is None or grant.job != ack.job:
             return
@@ -203,7 +168,7 @@ class MaterializationPolicy:
             )
 
     def committed(self, checkpoint: Checkpoint, taken: list[AcceptedAck]) -> None:
-        """A checkpoint of these acks is durable."""
+        """Note that a checkpoint of these acks is durable."""
         if not checkpoint.revision:
             self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])
         now_s = self._clock.monotonic_s()
@@ -212,15 +177,12 @@ class MaterializationPolicy:
                 self._schedule.materialized(base.subtask, base.length, now_s)
 
     def certain(self, lost: Collection[int]) -> list[str]:
-        """A batch can not be repeated any more; return the folders of grants that have ended.
+        """Note that a batch is certain; return the folders of grants that have ended.
 
-        Parameters
-        ----------
-        lost : collection of int
-            Subtasks of which an attempt does not count.
+        `lost` are the subtasks with an attempt that does not count.
         """
         if not self._options.changelog:
-            # The state of each batch is a job of its own.
+            # Without a changelog, each batch materializes its state in a job of its own.
             for subtask in range(self._config.parallelism):
                 self._grants.end(subtask, has_leftovers=subtask in lost)
         return self._grants.ended()

@@ -1,4 +1,4 @@
-"""What is measured of a checkpoint."""
+"""The metrics of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,22 +19,10 @@ def checkpoint_metrics(
     log_files: int,
     measured: Recorded,
 ) -> CheckpointMetrics:
-    """Put together the metrics of a durable checkpoint.
+    """Build the metrics of a durable checkpoint.
 
-    Parameters
-    ----------
-    entry : Checkpoint
-        The checkpoint.
-    taken : list of AcceptedAck
-        The acks that it consists of.
-    orders, inventory
-        Know the size of the state and of the files.
-    commit_s : float
-        From the last ack to the entry durable, seconds.
-    log_files : int
-        Files of the log that were made for it.
-    measured : Recorded
-        Requests since the checkpoint before.
+    `commit_s` is the time from the last ack until the entry was durable, `log_files` the number of log files made for
+    it, `measured` the store requests since the previous checkpoint.
     """
     uploads = sum(len(one.ack.names) for one in taken)
     return CheckpointMetrics(

@@ -1,4 +1,4 @@
-"""Removing what crashed runs left behind."""
+"""Finds orphans: stored objects that crashed starts have left behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statelog.storage import Store
 CHANGES_FOLDER = "changes"
 RUNS_FOLDER = "runs"
 INITIAL_FOLDER = "initial"
-"""Rows of an initial state, in a folder of the run that has them, until its first batch is over."""
+"""Rows of an initial state, in a folder per start, until the start's first batch is over."""
 
 
 def find_orphans(
@@ -25,32 +25,12 @@ def find_orphans(
     min_age_s: float,
     clock: Clock,
 ) -> list[str]:
-    """Objects of an operator that no checkpoint references and no live run can still reference.
+    """Objects of an operator that no checkpoint references and no live start can still reference, sorted.
 
-    Parameters
-    ----------
-    store : Store
-        The store.
-    root : str
-        The operator's own folder; nothing outside it is looked at.
-    history : History
-        The checkpoints that can be restored.
-    epoch : int
-        The epoch that was just claimed. Writers of older epochs are fenced, so what they wrote since the
-        last entry can never be referenced.
-    run_id : str
-        The run, whose initial state may still be needed.
-    fenced_runs : collection of str
-        Runs whose initial state is not needed any more. One that is in none of the log's claims may be about to claim.
-    min_age_s : float
-        Younger objects are left alone, except for the initial state of fenced runs.
-    clock : Clock
-        Tells the age.
-
-    Returns
-    -------
-    list of str
-        Names, sorted.
+    Looks only below `root`, the operator's folder. `epoch` was just claimed: writers of older epochs are fenced, so
+    objects that they wrote since the last entry can never be referenced. `run_id` is the start whose initial state may
+    still be needed. Objects younger than `min_age_s` stay, because a start without a claim in the log may be about to
+    claim. The initial state of `fenced_runs` goes at any age.
     """
     referenced = history.object_names()
     initial, own = (f"{root}/{folder}/" for folder in (INITIAL_FOLDER, f"{INITIAL_FOLDER}/{run_id}"))

@@ -1,4 +1,4 @@
-"""How far a restart has come with reading its state: told by the tasks, put together on the driver."""
+"""Progress and deadline of a restore: measured by the tasks, summed up on the driver."""
 
 from __future__ import annotations
 
@@ -20,25 +20,11 @@ _INTERVAL_S: Final = 1.0
 
 
 class Restoring:
-    """The task's side: one subtask that brings its state here.
+    """The task's side: measures one subtask's restore, and fails it after a deadline.
 
-    Parameters
-    ----------
-    clock : Clock
-        Time.
-    deadline_s : float or None
-        How long it may take.
-    report : callable
-        Tells the driver how many bytes are read, and of how many; not called by what is over within a second.
-    name : str
-        Operator and subtask, for messages.
-
-    Attributes
-    ----------
-    took_s : float
-        How long it took; set by :meth:`end`.
-    known_bytes : int
-        Size of what was not here.
+    `deadline_s` is the time that the restore may take; None for no limit. `report` gets the bytes read and the bytes in
+    total; it is not called for a restore shorter than a second. `took_s` is set by :meth:`end`; `known_bytes` is the
+    size of the state that had to be fetched.
     """
 
     def __init__(self, clock: Clock, deadline_s: float | None, report: Callable[[int, int], object], name: str) -> None:
@@ -58,7 +44,7 @@ class Restoring:
         self.known_bytes = 0
 
     def begin(self, missing: RestorePlan) -> None:
-        """It is known what is not here."""
+        """Note which levels and segments have to be fetched."""
         stored = [(run.name, run.length) for level in missing.levels for run in level.runs]
         segments = {(one.segment.name, one.segment.offset): one.segment.length for one in missing.segments}
         self._missing = stored + [(name, length) for (name, _), length in segments.items()]
@@ -66,13 +52,7 @@ class Restoring:
         self.known_bytes += missing.length
 
     def read(self) -> None:
-        """The next piece of it is here.
-
-        Raises
-        ------
-        StorageError
-            If the deadline is over.
-        """
+        """Note that the next of them is here; StorageError if the deadline is over and others are missing."""
         self._read_bytes += self._missing[self._read][1] if self._read < len(self._missing) else 0
         self._read += 1
         now_s = self._clock.monotonic_s()
@@ -81,17 +61,11 @@ class Restoring:
         self._tell_now_and_then(now_s)
 
     def begin_table(self, size_bytes: int) -> None:
-        """All pieces are here; runs of so many bytes follow into a table. A second call replaces the first."""
+        """All of them are here; now runs of so many bytes go into a table. A second call replaces the first."""
         self._read_bytes, self._table_bytes = self.known_bytes, size_bytes
 
     def added(self, size_bytes: int) -> None:
-        """So much of the runs is in the table so far.
-
-        Raises
-        ------
-        StorageError
-            If the deadline is over, and that is not all.
-        """
+        """Note how many bytes of the runs are in the table; StorageError if the deadline is over and more follow."""
         self._added_bytes = size_bytes
         now_s = self._clock.monotonic_s()
         if size_bytes < self._table_bytes and self._is_over(now_s):
@@ -108,7 +82,7 @@ class Restoring:
         return self._deadline_s is not None and now_s - self._started_s > self._deadline_s
 
     def _require_all(self, now_s: float) -> None:
-        """The deadline is over: fail if something is missing."""
+        """The deadline is over: fail if anything is missing."""
         left = self._missing[self._read :]
         if left:
             missing_mb = sum(length for _, length in left) / 1e6
@@ -122,7 +96,7 @@ class Restoring:
             )
 
     def end(self) -> None:
-        """The state can be read."""
+        """Note that the state can be read."""
         now_s = self._clock.monotonic_s()
         self.took_s = now_s - self._started_s
         if self._has_reported:
@@ -140,17 +114,7 @@ class Restoring:
 
 
 class RestoringSubtasks:
-    """The driver's side: all subtasks of an operator.
-
-    Parameters
-    ----------
-    config : OperatorConfig
-        The run.
-    observer : Observer
-        Told what the subtasks have told.
-    name : str
-        The operator, for messages.
-    """
+    """The driver's side: adds up the progress of an operator's subtasks, and tells the observer."""
 
     def __init__(self, config: OperatorConfig, observer: Observer, name: str) -> None:
         self._config = config
@@ -161,7 +125,7 @@ class RestoringSubtasks:
         self._told: dict[int, ReadProgress] = {}
 
     def note(self, progress: ReadProgress) -> None:
-        """A subtask has come so far."""
+        """Note the progress of one subtask."""
         with self._lock:
             if progress.task.batch != self._batch:
                 self._batch = progress.task.batch

@@ -1,8 +1,8 @@
-"""Which operators a query has, and where their logs are.
+"""Finds the operators of a query, and their logs.
 
-A checkpoint notes all operators of the run that wrote it, as :class:`~statelog.log.entry.QueryOperators`. So
-from any operator's log the others are found, also those with a location of their own, and an operator that the query no
-longer has is told from one whose checkpoint is missing.
+A checkpoint notes all operators of the start that wrote it, as :class:`~statelog.log.entry.QueryOperators`. So any
+operator's log leads to the others, even to those with a location of their own. The note also distinguishes an operator
+that the query has dropped from one whose checkpoint is missing.
 """
 
 from __future__ import annotations
@@ -24,25 +24,15 @@ from statelog.storage.places import is_same_place
 
 @dataclass(frozen=True)
 class OperatorLog:
-    """An operator's checkpoints, and where they are.
-
-    Parameters
-    ----------
-    uid : str
-        Its name.
-    location, root : str
-        The store's location, and the operator's folder there.
-    history : History
-        Its checkpoints; the newest is of the query.
-    runs : frozenset of str
-        Ids of the runs that it is known to have taken part in.
-    """
+    """An operator's checkpoints, and where they are."""
 
     uid: str
     location: str
     root: str
+    """The operator's folder in the location."""
     history: History
     runs: frozenset[str] = frozenset()
+    """Spark's run ids of the starts that it is known to have taken part in."""
 
     @property
     def newest(self) -> int:
@@ -52,64 +42,42 @@ class OperatorLog:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The operator's name in messages."""
         return f"operator '{self.uid}' at {self.location}/{self.root}"
 
 
 @dataclass(frozen=True)
 class BatchOperators:
-    """The operators that a query has as of a batch.
-
-    Parameters
-    ----------
-    operators : list of OperatorLog
-        Those that have a log, by uid, whether they have the batch's checkpoint or not.
-    missing : dict of str to str
-        Where the state of others should be, by uid: there is none of the query.
-    former : list of OperatorLog
-        Operators that the query had before, and went on without.
-    is_noted : bool
-        Whether a checkpoint says so; otherwise it is guessed.
-    """
+    """The operators that a query has as of a batch."""
 
     operators: list[OperatorLog]
+    """Those with a log, in order of uid, with or without the batch's checkpoint."""
     missing: dict[str, str]
+    """Locations that should hold the state of the others and hold none of this query, by uid."""
     former: list[OperatorLog]
+    """Operators that the query had before, and dropped."""
     is_noted: bool
+    """Whether a checkpoint notes the operators; otherwise they are a guess."""
 
 
 @dataclass
 class QueryLogs:
-    """The logs of a query's operators.
-
-    Parameters
-    ----------
-    query_id : str
-        The query.
-    home : str
-        The location below its checkpointLocation.
-    given : str or None
-        The location that the user has passed, whose logs count before all others.
-    open_location : callable
-        Opens the store of a location.
-    found : list of OperatorLog
-        What is known so far.
-    """
+    """The logs of a query's operators."""
 
     query_id: str
     home: str
+    """The location below the query's checkpointLocation."""
     given: str | None
+    """The location that the user has passed; its logs go before all others."""
     open_location: Callable[[str], Store]
     found: list[OperatorLog] = field(default_factory=list)
+    """The logs known so far."""
 
     @staticmethod
     def read(query_id: str, home: str, given: str | None, open_location: Callable[[str], Store]) -> QueryLogs:
         """Look for a query's operators in the location below its checkpointLocation and in a given one.
 
-        Raises
-        ------
-        CorruptionError, StorageError
-            If a log cannot be read.
+        Raises CorruptionError or StorageError if a log cannot be read.
         """
         logs = QueryLogs(query_id, home, given, open_location)
         for location in dict.fromkeys([home] if given is None else [given, home]):
@@ -119,24 +87,15 @@ class QueryLogs:
         return logs
 
     def newest(self, up_to: int | None = None) -> int | None:
-        """The newest batch, or the newest up to one, that any operator has a checkpoint of."""
+        """The newest batch with a checkpoint of any operator, among those up to `up_to`."""
         batches = (checkpoint.batch for log in self.found for checkpoint in log.history.checkpoints)
         return max((batch for batch in batches if up_to is None or batch <= up_to), default=None)
 
     def at(self, batch: int, time_ms: int | None = None) -> BatchOperators:
-        """The operators that the query has as of a batch; their logs are looked up where the checkpoints say they are.
+        """The operators that the query has as of a batch with a checkpoint; reads further logs that checkpoints name.
 
-        Parameters
-        ----------
-        batch : int
-            A batch that some operator has a checkpoint of, see :meth:`newest`.
-        time_ms : int, optional
-            Spark's time of the batch. Checkpoints of another time are of a run whose batches were taken back.
-
-        Raises
-        ------
-        CorruptionError, StorageError
-            If a log cannot be read.
+        `time_ms` is Spark's time of the batch: checkpoints of another time are from a start whose batches were taken
+        back. Raises CorruptionError or StorageError if a log cannot be read.
         """
         while True:
             noted = _newest_note([log.history.at(batch) for log in self.found], time_ms)
@@ -159,7 +118,10 @@ class QueryLogs:
         return self._chosen(uid, self.home)
 
     def _without_note(self, batch: int) -> BatchOperators:
-        """What older checkpoints tell: a query cannot begin a batch when an operator lacks the checkpoint before it."""
+        """A guess from older checkpoints, without notes.
+
+        It rests on the rule that a query cannot begin a batch while an operator lacks the previous checkpoint.
+        """
         uids = sorted({log.uid for log in self.found})
         chosen = [log for uid in uids if (log := self._chosen(uid, self.home)) is not None]
         return BatchOperators(
@@ -177,7 +139,7 @@ class QueryLogs:
         return self._add(store, location, operator_folder(store, uid), uid)
 
     def _add(self, store: Store, location: str, root: str, uid: str | None = None) -> bool:
-        """Read a log; return whether it is one of the query's, and of the operator if one is named."""
+        """Read a log; return whether it belongs to the query, and to operator `uid` if given."""
         entries = open_log(store, root, Options(), SystemClock()).read()
         history = History(entries)
         latest = history.latest
@@ -188,7 +150,7 @@ class QueryLogs:
         return True
 
     def _chosen(self, uid: str, noted: str) -> OperatorLog | None:
-        """An operator's log: of several copies that at the given location, or that where its checkpoints say it is."""
+        """An operator's log. Of several copies: the one at the given location, else the one at the noted location."""
         own = [log for log in self.found if log.uid == uid]
         for wanted in (self.given, noted):
             for log in own:
@@ -198,14 +160,14 @@ class QueryLogs:
 
 
 def noted_location(location: str | None) -> str:
-    """A location as checkpoints note it: of any folder of the driver the same, and empty if it is the query's own."""
+    """A location as checkpoints note it: independent of the driver's folder, and empty for the query's own."""
     if location is None:
         return ""
     return location if scheme_of(location) else os.path.abspath(location)
 
 
 def _newest_note(checkpoints: Sequence[Checkpoint | None], time_ms: int | None) -> QueryOperators | None:
-    """What the newest run of those that wrote checkpoints of a batch has noted."""
+    """The note of the newest start among those that wrote these checkpoints of a batch."""
     notes = [
         checkpoint.operators
         for checkpoint in checkpoints
@@ -218,5 +180,5 @@ def _newest_note(checkpoints: Sequence[Checkpoint | None], time_ms: int | None) 
 def operators_of(store: Store) -> list[str]:
     """Folders of the operators that have a log in a store."""
     names = (info.name.split("/") for info in store.list())
-    # Deeper there may be anything, a savepoint with a state that is called log among it.
+    # Deeper folders may hold anything, such as a savepoint with a state named log.
     return sorted({parts[0] for parts in names if len(parts) == 3 and parts[1] == LOG_FOLDER})

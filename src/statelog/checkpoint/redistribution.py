@@ -1,7 +1,7 @@
-"""Dealing out operator state: what each subtask of a run starts from.
+"""Redistributes operator state over the subtasks of a new start.
 
-The algorithm is Flink's RoundRobinOperatorStateRepartitioner (FLIP-8). Elements are opaque here: only their numbers
-are looked at.
+The algorithm is Flink's RoundRobinOperatorStateRepartitioner (FLIP-8). It looks only at the numbers of elements, never
+at the elements.
 """
 
 from __future__ import annotations
@@ -18,92 +18,56 @@ from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.states import OperatorStateMode
 
 LARGE_SNAPSHOT_BYTES: Final = 16 << 20
-"""Above this a subtask's operator state is larger than it was made for."""
+"""Above this size a subtask's operator state is larger than it was made for."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive elements that an old subtask held.
-
-    Parameters
-    ----------
-    subtask : int
-        The old subtask.
-    state : int
-        Index of the state.
-    first, count : int
-        The elements.
-    """
+    """Consecutive elements of one state of an old subtask."""
 
     subtask: int
+    """The old subtask."""
     state: int
+    """Index of the state."""
     first: int
     count: int
 
 
 class SnapshotSlice(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive elements of a state in a snapshot.
-
-    Parameters
-    ----------
-    snapshot : int
-        Index of the snapshot in its :class:`SnapshotView`.
-    state : str
-        The state's name.
-    first, count : int
-        The elements.
-    """
+    """Consecutive elements of a state in a snapshot."""
 
     snapshot: int
+    """Index of the snapshot in its :class:`SnapshotView`."""
     state: str
     first: int
     count: int
 
 
 class SnapshotView(msgspec.Struct, frozen=True):
-    """The operator state that a subtask starts a batch from.
-
-    Parameters
-    ----------
-    snapshots : list of SegmentRef
-        Stored snapshots.
-    slices : list of SnapshotSlice or None
-        What to take of them, in order; None if it is the one snapshot as it is.
-    is_restored : bool
-        Whether an earlier run left the state.
-    is_redistributed : bool
-        Whether that run had another parallelism.
-    """
+    """The operator state that a subtask starts a batch from."""
 
     snapshots: list[SegmentRef] = []
     slices: list[SnapshotSlice] | None = []
+    """The elements to take from the snapshots, in order; None for the only snapshot as it is."""
     is_restored: bool = False
+    """Whether an earlier start left the state."""
     is_redistributed: bool = False
+    """Whether that start had another parallelism."""
 
 
 def redistribute(
     modes: Sequence[OperatorStateMode], counts: Sequence[Sequence[int]], parallelism: int
 ) -> list[list[Share]]:
-    """Deal out the elements of old subtasks to new ones.
+    """Deal the elements of old subtasks to new ones.
 
-    With the same parallelism each subtask keeps its own, except for unions. Otherwise the elements of a list, in the
-    order of the old subtasks, are cut into contiguous pieces, the larger ones first; their sizes differ by one at most.
-    The first piece of a state goes to the subtask after the one that got the last larger piece of the state before. Of
-    a union everyone gets everything, of a broadcast one of the copies.
+    With the same parallelism each subtask keeps its own elements, except for unions. Otherwise the elements of a list,
+    in the order of the old subtasks, are cut into contiguous pieces, the larger ones first; their sizes differ by one
+    at most. The first piece of a state goes to the subtask after the one that got the last larger piece of the state
+    before. Each subtask gets all elements of a union, and one copy of a broadcast state.
 
-    Parameters
-    ----------
-    modes : sequence of OperatorStateMode
-        One per state, in order of the states' names.
-    counts : sequence of sequence of int, shape (old parallelism, states)
-        Number of elements.
-    parallelism : int
-        Number of new subtasks.
-
-    Returns
-    -------
-    list of list of Share
-        For each new subtask what it gets, by state and then by old subtask; without empty shares.
+    `modes` has one element per state, in order of the states' names; `counts` the numbers of elements, shape (old
+    parallelism, states). The result has, for each new subtask, its shares by state and then by old subtask, without
+    empty ones.
     """
     old = len(counts)
     dealt: list[list[Share]] = [[] for _ in range(parallelism)]
@@ -142,26 +106,15 @@ def _cut(held: Sequence[int], sizes: Sequence[int]) -> list[list[tuple[int, int,
 
 
 def restored_views(before: Checkpoint, declared: set[str], parallelism: int) -> list[SnapshotView]:
-    """What the subtasks of a new run start from.
+    """The views with which the subtasks of a new start begin, one per subtask.
 
-    Parameters
-    ----------
-    before : Checkpoint
-        The checkpoint that the run goes on from.
-    declared : set of str
-        The states that the run declares. Another one is kept, and dealt out as a list so that it does not multiply.
-    parallelism : int
-        Number of subtasks of the run.
-
-    Returns
-    -------
-    list of SnapshotView
-        One per subtask.
+    `declared` are the names of the states that the start declares. Other states are retained.
     """
     modes = [
         mode
         if (mode := OperatorStateMode(state.kind)) is not OperatorStateMode.UNION or state.name in declared
-        # Nobody would keep only what is its own of a union that the processor does not know.
+        # A union that the processor does not declare is never reduced to each subtask's own part. Treated as a union
+        # it would multiply.
         else OperatorStateMode.LIST
         for state in before.states
     ]
@@ -172,7 +125,7 @@ def restored_views(before: Checkpoint, declared: set[str], parallelism: int) -> 
 
 def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> SnapshotView:
     held = [sum(of_subtask) for of_subtask in before.element_counts]
-    # An empty snapshot is as good as none, and need not be written again.
+    # An empty snapshot serves as well as none, and need not be written again.
     subtasks = sorted({share.subtask for share in shares}) or [i for i, count in enumerate(held) if count == 0][:1]
     snapshots = [before.segments[subtask] for subtask in subtasks]
     if len(subtasks) == 1 and sum(share.count for share in shares) == held[subtasks[0]]:
@@ -185,19 +138,9 @@ def _view(before: Checkpoint, shares: list[Share], is_redistributed: bool) -> Sn
 
 
 def require_equal_copies(copies: Sequence[Mapping[str, bytes]], name: str) -> None:
-    """Check that the copies of each broadcast state are the same.
+    """Raise ProcessorError if the copies of a broadcast state differ.
 
-    Parameters
-    ----------
-    copies : sequence of mapping of str to bytes
-        Each subtask's checksums, by state, without those of empty states.
-    name : str
-        The operator, for messages.
-
-    Raises
-    ------
-    ProcessorError
-        If they are not.
+    `copies` holds each subtask's checksums by state, without those of empty states.
     """
     for state in sorted(set().union(*copies)):
         other = next((i for i, checksums in enumerate(copies) if checksums.get(state) != copies[0].get(state)), None)

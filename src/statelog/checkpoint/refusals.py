@@ -1,4 +1,4 @@
-"""Which calls of tasks are refused, and why."""
+"""The reasons to refuse a task's call, as checks and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError, Protocol
 
 
 def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
-    """A task of a batch that is over has called the operator `name`."""
+    """The error for a task of a batch that is over."""
     return FencedError(
         f"{name}: a task of batch {task.batch} called, but batch {current.number} has begun.",
         kind=ErrorKind.STALE_BATCH,
@@ -18,7 +18,10 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
 
 
 def incomplete_batch(batch: int, current: Batch | None, config: OperatorConfig, name: str) -> StateMissingError:
-    """A batch is over for Spark and has no checkpoint; `current` is the newest batch that subtasks have begun."""
+    """The error for a batch that is over for Spark but has no checkpoint.
+
+    `current` is the newest batch that subtasks have begun.
+    """
     if current is None or batch > current.number:
         what = f"no subtask ran in batch {batch}"
     else:
@@ -36,13 +39,7 @@ def incomplete_batch(batch: int, current: Batch | None, config: OperatorConfig, 
 
 
 def require_own_partition(request: Begin, batch: Batch, config: OperatorConfig, name: str) -> None:
-    """Refuse partitions that are not as the operator has made them, and rows of another batch.
-
-    Raises
-    ------
-    ConfigurationError
-        If so.
-    """
+    """Raise ConfigurationError for a partition that the operator has not made, or rows of another batch."""
     task = request.task
     is_misplaced = request.input_rows > 0 and request.partition != task.subtask
     if not 0 <= task.subtask < config.parallelism or is_misplaced or task.attempt in batch.begun:
@@ -65,13 +62,7 @@ def require_own_partition(request: Begin, batch: Batch, config: OperatorConfig, 
 
 
 def require_own_names(ack: Ack, folder: str, name: str) -> None:
-    """Refuse a changeset in objects that are not of the subtask's own folder and of the batch.
-
-    Raises
-    ------
-    ProtocolError
-        If it has some.
-    """
+    """Raise ProtocolError for changeset objects outside the subtask's own folder or of another batch."""
     for stored in ack.names:
         if not stored.startswith(f"{folder}/{ack.task.batch}-"):
             raise ProtocolError(

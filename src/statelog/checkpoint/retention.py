@@ -1,4 +1,4 @@
-"""Which files the checkpoints need that can be restored, and which wasteful ones are to be emptied."""
+"""Counts which stored files the checkpoints still need, and finds files with too much garbage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Segment:
 
 @dataclass
 class _File:
-    """A file: its size as far as it is known, and what is needed of it, by offset."""
+    """A file: its size as far as known, and its needed segments by offset."""
 
     size_bytes: int = 0
     needed_bytes: int = 0
@@ -26,24 +26,13 @@ class _File:
 
 
 class Retention:
-    """Counts the references of checkpoints to files, by name, whatever shares the files.
+    """Counts the references of checkpoints to files.
 
-    Changesets of keyed state inside the entry that names them are not counted: they stay as long as the entry, which
-    later checkpoints build on.
+    Changesets of keyed state inside the entry that references them are not counted: they stay as long as the entry, and
+    later checkpoints build on it.
 
-    Parameters
-    ----------
-    max_space_amplification : float
-        The size of all files divided by what is needed of them, above which files are emptied.
-    log_folder : str
-        Where the log's files are.
-
-    Attributes
-    ----------
-    size_bytes : int
-        Size of all files of which something is needed.
-    needed_bytes : int
-        What is needed of them.
+    `max_space_amplification` limits the size of all files divided by their needed bytes (`size_bytes / needed_bytes`).
+    Above the limit the most wasteful files are emptied: their needed bytes are stored again elsewhere.
     """
 
     def __init__(self, max_space_amplification: float, log_folder: str) -> None:
@@ -56,11 +45,11 @@ class Retention:
         self.needed_bytes = 0
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Count what a checkpoint names."""
+        """Count the references of a checkpoint."""
         self.add_runs(self._counted(checkpoint))
 
     def add_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
-        """Count stored runs, or segments, each as often as it is given."""
+        """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
             growth = max(segment.offset + segment.length - file.size_bytes, 0)
@@ -75,11 +64,11 @@ class Retention:
             held.references += 1
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Give up a checkpoint that was added."""
+        """Drop the references of a checkpoint that was added."""
         self.remove_runs(self._counted(checkpoint))
 
     def remove_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
-        """Give up what was counted."""
+        """Drop references that were counted."""
         for segment in runs:
             file = self._files[segment.name]
             held = file.segments[segment.offset]
@@ -92,7 +81,7 @@ class Retention:
                 self._unneeded.add(segment.name)
 
     def release(self) -> list[str]:
-        """The files outside of the log of which nothing is needed any more since the last call, sorted."""
+        """The files outside the log that have become unneeded since the last call, sorted."""
         released = sorted(self._unneeded)
         self._unneeded.clear()
         for name in released:
@@ -100,16 +89,13 @@ class Retention:
         return [name for name in released if not name.startswith(self._log_folder)]
 
     def needs(self, name: str) -> bool:
-        """Whether something is needed of a file."""
+        """Whether any part of a file is needed."""
         return name in self._files
 
     def choose_wasteful(self, log_from: str) -> None:
-        """Find the files to empty: the most wasteful ones, until the others are not too large together.
+        """Choose the files to empty: the most wasteful ones, until the others together are small enough.
 
-        Parameters
-        ----------
-        log_from : str
-            Files of the log from this one on are never emptied.
+        Log files from `log_from` on are never emptied.
         """
         self._wasteful = frozenset()
         limit = self.needed_bytes * self._max_amplification
@@ -136,12 +122,12 @@ class Retention:
         return bool(self._wasteful)
 
     def is_wasteful(self, name: str) -> bool:
-        """Whether what is needed of a file is to be moved to another one, or stored again."""
+        """Whether a file is to be emptied: its needed bytes are moved to another file, or stored again."""
         return name in self._wasteful
 
     def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:
         own = f"{self._log_folder}{base_name(checkpoint.number)}"
         for segment in checkpoint.segments:
-            # A revision names what the entry before it holds.
+            # A revision of an entry references segments in the entry before it.
             if checkpoint.is_whole or segment.name != own:
                 yield segment

@@ -1,4 +1,4 @@
-"""The checkpoint that all operators of a query can be taken back to."""
+"""Finds the checkpoint to which all operators of a query can rewind."""
 
 from __future__ import annotations
 
@@ -15,29 +15,17 @@ from statelog.storage import Store
 
 @dataclass(frozen=True)
 class RewindTarget:
-    """Where to go back to.
-
-    Parameters
-    ----------
-    batch : int
-        The newest checkpoint that every operator of the query has; -1 if one has none.
-    operators, former : list of OperatorLog
-        The operators that it goes by, and those that the query does not have any more.
-    """
+    """The checkpoint to rewind to, and the operators that it concerns."""
 
     batch: int
+    """The newest checkpoint that every operator of the query has; -1 if one of them has none."""
     operators: list[OperatorLog]
     former: list[OperatorLog]
+    """Operators that the query no longer has."""
 
     def require_restorable(self, open_location: Callable[[str], Store]) -> None:
-        """Check that every operator's checkpoint is retained, and that all objects that a restart would read are there.
-
-        Raises
-        ------
-        StateMissingError
-            If not.
-        """
-        for log in self.operators if self.batch >= 0 else []:  # Batch 0 starts from nothing.
+        """Raise StateMissingError unless every operator's checkpoint is retained and all its objects exist."""
+        for log in self.operators if self.batch >= 0 else []:  # Batch 0 starts with empty state.
             if not log.history.has_batch(self.batch):
                 oldest = log.history.oldest
                 kept = "it has none" if oldest is None else f"the oldest that is retained is checkpoint {oldest.batch}"
@@ -58,7 +46,7 @@ class RewindTarget:
 
 
 def _missing_objects(store: Store, root: str, history: History, batch: int) -> list[str]:
-    """The objects that a restart after a batch would read and not find in full length, by name."""
+    """The objects that a restart after a batch would read and that are gone or too short, by name."""
     checkpoint = history.at(batch)
     assert checkpoint is not None
     needed: list[SegmentRef | StoredRun] = list(checkpoint.segments)
@@ -75,28 +63,17 @@ def find_target(
 ) -> RewindTarget:
     """Find the newest checkpoint that all operators of a query have.
 
-    Parameters
-    ----------
-    logs : QueryLogs
-        The operators' logs.
-    commits : sequence of int
-        The batches that Spark has committed, in order.
-    time_ms : callable
-        Spark's time of a batch; None if it does not know it any more.
-    uids : sequence of str or None
-        The query's operators; None if the checkpoints are to tell.
+    `commits` are the batches that Spark has committed, in order. `time_ms` gives Spark's time of a batch; None if Spark
+    has forgotten it. `uids` are the query's operators; None to take them from the checkpoints.
 
-    Raises
-    ------
-    ConfigurationError
-        If an operator has no state, or it cannot be told whether the query still has one.
-    CorruptionError
-        If an operator has lost a checkpoint before its newest.
+    Raises ConfigurationError if an operator has no state, or if the logs do not tell whether the query still has one;
+    CorruptionError if an operator has lost a checkpoint before its newest; StateMissingError if one has no checkpoint
+    of a batch that Spark has committed.
     """
     committed = max(commits, default=-1)
     found = _of_query(logs, committed, time_ms) if uids is None else _named(logs, uids)
-    # A run that stops before its first checkpoint leaves none. So none is right after Spark's first commit; later it
-    # means that the state is elsewhere or gone.
+    # A start that ends before its first checkpoint leaves none. So after Spark's first commit a missing checkpoint is
+    # normal; later it means that the state is elsewhere or gone.
     is_first = list(commits) == [0]
     for uid, location in () if is_first else found.missing.items():
         raise ConfigurationError(
@@ -127,7 +104,7 @@ def find_target(
 def _newest_of_query(log: OperatorLog, committed: int, time_ms: Callable[[int], int | None]) -> int:
     """The newest checkpoint of a batch that Spark has committed; -1 if there is none.
 
-    Checkpoints of another time than Spark's are of batches that were taken back before, or of another copy.
+    A checkpoint with another time than Spark's is from a batch that was taken back, or from another copy of the query.
     """
     batches = [one for one in log.history.checkpoints if one.batch <= committed]
     if not batches:
@@ -149,7 +126,7 @@ def _named(logs: QueryLogs, uids: Sequence[str]) -> BatchOperators:
 
 
 def _of_query(logs: QueryLogs, committed: int, time_ms: Callable[[int], int | None]) -> BatchOperators:
-    """The operators of the query's newest run, as its checkpoints say, or as they let guess."""
+    """The operators of the query's newest start, as its checkpoints note them, or as a guess."""
     checkpoints = [checkpoint for log in logs.found for checkpoint in log.history.checkpoints]
     for batch in sorted({one.batch for one in checkpoints if one.batch <= committed + 1}, reverse=True):
         found = logs.at(batch, time_ms(batch))
@@ -164,15 +141,11 @@ def _of_query(logs: QueryLogs, committed: int, time_ms: Callable[[int], int | No
 
 
 def _require_clear(found: BatchOperators, batch: int) -> None:
-    """Refuse a guess about operators that the runs which they took part in speak against.
+    """Raise ConfigurationError if the starts that operators took part in speak against a guess.
 
-    It is that who lacks more than the newest batch is not of the query any more. But who took part in the run of that
-    batch may rather be an older copy; and who lacks just that batch, and took no part, may be of the query no more.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are such.
+    The guess: an operator that lacks more than the newest batch has left the query. But if it took part in the start of
+    that batch, its log may be an older copy. And an operator that lacks just that batch, and did not take part in that
+    start, may have left the query.
     """
     everyone = [*found.operators, *found.former]
     runs = {checkpoint.run_id for log in everyone if (checkpoint := log.history.at(batch)) is not None}

@@ -1,4 +1,4 @@
-"""When which subtask materializes its state."""
+"""Decides when each subtask materializes its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statelog.checkpoint.history import History
 from statelog.options import Options
 
 SLICE_S: Final = 0.25
-"""A batch may become longer by this for upkeep."""
+"""Maintenance may add this much to a batch."""
 
 _SMALL_BYTES: Final = 1 << 20
 _REPLAY_BYTES_PER_S: Final = 50e6
@@ -20,54 +20,34 @@ _REPLAY_CHECKPOINT_S: Final = 0.005
 
 @dataclass
 class _Subtask:
-    """What is known of a subtask.
-
-    Parameters
-    ----------
-    due_s : float
-        When the next materialization is due, by a monotonic clock.
-    base_bytes : int
-        Size of its materialized state.
-    log_bytes, checkpoints : int
-        Size and number of the changesets since.
-    log_bytes_before, checkpoints_before : int
-        Those of them that the materialization in progress takes up.
-    is_running : bool
-        Whether a materialization is in progress.
-    has_backlog : bool
-        Whether it has large local merges to do.
-    failures : int
-        Failures in a row.
-    """
+    """Sizes and progress of one subtask."""
 
     due_s: float
+    """When the next materialization is due, by a monotonic clock."""
     base_bytes: int = 0
+    """Size of the materialized state."""
     log_bytes: int = 0
+    """Size of the changesets since then."""
     checkpoints: int = 0
+    """Number of the changesets since then."""
     log_bytes_before: int = 0
+    """The part of `log_bytes` that the materialization in progress replaces."""
     checkpoints_before: int = 0
+    """The same of `checkpoints`."""
     is_running: bool = False
+    """Whether a materialization is in progress."""
     has_backlog: bool = False
+    """Whether large local merges wait."""
     failures: int = 0
+    """Failures in a row."""
 
 
 class MaterializationSchedule:
-    """Decides after which batches a subtask does a slice of upkeep.
+    """Decides after which batches a subtask does a slice of maintenance.
 
-    As many subtasks as run at a time do one after a batch, so the batch becomes longer by one slice.
-
-    Parameters
-    ----------
-    options : Options
-        Options.
-    name : str
-        The operator; with the subtask it decides by how much the first materialization is put off.
-    parallelism : int
-        Number of subtasks.
-    slots : int
-        How many subtasks run at a time.
-    now_s : float
-        The time by a monotonic clock.
+    After a batch at most `slots` subtasks do one, as many as run at a time; so the batch becomes longer by one slice.
+    `name` and the subtask decide how much later than the others its first materialization is. Times are those of a
+    monotonic clock.
     """
 
     def __init__(self, options: Options, name: str, parallelism: int, slots: int, now_s: float) -> None:
@@ -80,15 +60,7 @@ class MaterializationSchedule:
         self._batch = -1
 
     def restore(self, history: History, batch: int) -> None:
-        """Take over what a new run finds.
-
-        Parameters
-        ----------
-        history : History
-            The checkpoints.
-        batch : int
-            The batch before the first.
-        """
+        """Take over the history of earlier starts; `batch` is the one before this start's first."""
         record = history.record(batch)
         if record is None or record.base_map is None:
             return
@@ -114,33 +86,19 @@ class MaterializationSchedule:
 
     @property
     def log_bytes(self) -> int:
-        """Size of the changesets since."""
+        """Size of the changesets since the materialized state."""
         return sum([one.log_bytes for one in self._subtasks])
 
     def grant(self, subtask: int, batch: int, now_s: float, *, is_forced: bool = False) -> bool | None:
-        """Whether a subtask does upkeep after a batch.
+        """Whether a subtask materializes after a batch (True) or only merges (False); None for no maintenance.
 
-        Parameters
-        ----------
-        subtask : int
-            The subtask.
-        batch : int
-            The batch that it begins.
-        now_s : float
-            The time.
-        is_forced : bool
-            Whether it is to materialize in any case, in its turn.
-
-        Returns
-        -------
-        bool or None
-            Whether it is to materialize, or only to merge; None for no upkeep.
+        `is_forced` makes its materialization due at once.
         """
         if batch != self._batch:
             self._batch, self._granted = batch, {}
         one = self._subtasks[subtask]
         if subtask in self._granted:
-            is_over = self._granted[subtask] and not one.is_running  # an attempt before has finished it
+            is_over = self._granted[subtask] and not one.is_running  # an earlier attempt has finished it
             return None if is_over else self._granted[subtask]
         may_start = self._running < self._slots and self._is_due(one, now_s, is_forced)
         materializes = one.is_running or may_start
@@ -166,14 +124,14 @@ class MaterializationSchedule:
         )
 
     def committed(self, sizes: Iterable[int], backlogs: Iterable[bool]) -> None:
-        """A checkpoint is durable, with changesets of these sizes in bytes."""
+        """Note that a checkpoint is durable; `sizes` are those of its changesets in bytes."""
         for one, size, has_backlog in zip(self._subtasks, sizes, backlogs, strict=True):
             one.log_bytes += size
             one.checkpoints += 1
             one.has_backlog = has_backlog
 
     def materialized(self, subtask: int, base_bytes: int, now_s: float) -> None:
-        """A subtask's materialized state is durable."""
+        """Note that a subtask's materialized state is durable."""
         one = self._subtasks[subtask]
         one.base_bytes = base_bytes
         one.log_bytes = max(0, one.log_bytes - one.log_bytes_before)
@@ -183,13 +141,13 @@ class MaterializationSchedule:
         one.due_s = now_s + self._options.materialization_interval_s
 
     def dropped(self, subtask: int, now_s: float) -> None:
-        """A materialization came to nothing, and is to be begun again."""
+        """Note that a materialization was in vain and has to begin again."""
         one = self._subtasks[subtask]
         self._stop(one)
         one.due_s = now_s
 
     def failed(self, subtask: int, now_s: float) -> bool:
-        """A materialization failed and will be tried again; return whether it has been too often."""
+        """Note that a materialization has failed and has to begin again; return whether it fails too often."""
         self.dropped(subtask, now_s)
         one = self._subtasks[subtask]
         one.failures += 1
@@ -201,6 +159,6 @@ class MaterializationSchedule:
 
 
 def _spread(name: str, subtask: int) -> float:
-    """A number from 0 to 1 that differs from subtask to subtask."""
+    """A number from 0 to 1 that differs between subtasks."""
     digest = hashlib.blake2b(f"{name}/{subtask}".encode(), digest_size=4).digest()
     return int.from_bytes(digest) / (1 << 32)

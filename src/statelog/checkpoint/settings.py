@@ -1,7 +1,7 @@
-"""What a start with other settings means for the state: the one table of it, and what a run takes over.
+"""Decides what other settings at a start mean for the stored state: one table of rules, and the values taken over.
 
-A checkpoint records the settings that its state depends on. One that is another at the next start is harmless, is
-converted, or is refused by name; no run goes on in silence with state that does not fit it.
+A checkpoint records the settings that its state depends on. A setting that differs at the next start is harmless, is
+converted, or is refused by name. No start silently continues with state that does not fit it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 _CLOSED: Final = "closed_ms"
-"""Recorded beside the settings: windows that end up to then were closed by earlier runs."""
+"""Recorded beside the settings: earlier starts have closed the windows that end up to this time."""
 _LATENESS: Final = "allowedLatenessMs"
 _AGGREGATE: Final = "aggregate "
 _TTL: Final = "TTL of state "
@@ -29,7 +29,7 @@ _NO_TTL: Final = "none"
 
 
 class Verdict(StrEnum):
-    """What becomes of the state."""
+    """The consequence for the state."""
 
     EQUAL = "equal"
     CONVERT = "convert"
@@ -38,24 +38,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What the change of a setting means.
-
-    Parameters
-    ----------
-    names : tuple of str
-        The setting, or those that are judged together. One that ends with a blank stands for all that begin with it.
-    judge : callable
-        From these settings as they were recorded, and as they are now, to the verdict.
-    effect : str
-        What is done, or why nothing can be.
-    remedy : str
-        What the user can do where it is refused.
-    """
+    """The meaning of a change of one setting, or of several that are judged together."""
 
     names: tuple[str, ...]
+    """Names of the settings. A name that ends with a blank stands for all settings that begin with it."""
     judge: Callable[[Settings, Settings], Verdict]
+    """Maps these settings, as recorded and as declared now, to the verdict."""
     effect: str
+    """The conversion, or why none is possible; for users."""
     remedy: str = "Use the old setting, or start the query with a new checkpointLocation."
+    """A user's options after a refusal."""
 
 
 def _refused(stored: Settings, declared: Settings) -> Verdict:
@@ -71,7 +63,7 @@ def _unless_without_timers(stored: Settings, declared: Settings) -> Verdict:
 
 
 def _sizes(stored: Settings, declared: Settings) -> Verdict:
-    """Windows that end with whole old ones, and begin later, can be put together from the panes that are there."""
+    """Windows that end with whole old ones and begin later can be put together from the stored panes."""
     (size, slide, offset), (new_size, new_slide, new_offset) = (
         [int(settings[name]) for name in ("size_ms", "slide_ms", "offset_ms")] for settings in (stored, declared)
     )
@@ -108,7 +100,7 @@ RULES: Final = (
     Rule(
         ("size_ms", "slide_ms", "offset_ms"),
         _sizes,
-        "Open windows can only be cut shorter, by whole slides: of others a part of the rows is not kept.",
+        "Open windows can only become shorter, by whole slides: for other windows some rows are no longer stored.",
     ),
     Rule(
         ("gap_ms",),
@@ -142,15 +134,7 @@ RULES: Final = (
 
 @dataclass(frozen=True)
 class Change:
-    """A setting, or some that are judged together, that is another one at a start.
-
-    Parameters
-    ----------
-    rule : Rule
-        What is said of it.
-    stored, declared : dict
-        As it was, and as it is.
-    """
+    """A setting that differs at a start, or several that are judged together."""
 
     rule: Rule
     stored: Settings
@@ -158,7 +142,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """What becomes of the state."""
+        """The consequence for the state."""
         return self.rule.judge(self.stored, self.declared)
 
     def __str__(self) -> str:
@@ -170,7 +154,7 @@ class Change:
 
 
 def changes(stored: Settings, declared: Settings) -> Iterator[Change]:
-    """The settings that differ; one that only one side has is none."""
+    """The settings that differ; settings that only one side has do not count."""
     for rule in RULES:
         for names in _names(rule, stored):
             if names <= stored.keys() and names <= declared.keys():
@@ -180,7 +164,7 @@ def changes(stored: Settings, declared: Settings) -> Iterator[Change]:
 
 
 def _names(rule: Rule, stored: Settings) -> list[set[str]]:
-    """The settings that a rule judges, one verdict each."""
+    """The groups of settings that a rule judges, one verdict each."""
     (first, *_) = rule.names
     if not first.endswith(" "):
         return [set(rule.names)]
@@ -188,23 +172,9 @@ def _names(rule: Rule, stored: Settings) -> list[set[str]]:
 
 
 def require_convertible(settings: Settings, states: Sequence[StateSchema], before: Checkpoint, where: str) -> None:
-    """Check that a run with these settings can go on from a checkpoint.
+    """Raise ConfigurationError if a start with these settings cannot continue from a checkpoint.
 
-    Parameters
-    ----------
-    settings : dict
-        The run's settings.
-    states : sequence of StateSchema
-        The states that it declares.
-    before : Checkpoint
-        The checkpoint before its first batch; one of an earlier version has no settings to compare with.
-    where : str
-        Operator and location, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is refused.
+    `before` of an earlier version has no settings to compare with.
     """
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.REFUSE:
@@ -219,44 +189,25 @@ def _with_ttl(settings: Settings, states: Sequence[StateSchema]) -> dict[str, in
 
 @dataclass(frozen=True)
 class TakenOver:
-    """What a run takes over of those before it.
-
-    Parameters
-    ----------
-    settings : dict
-        What its checkpoints record.
-    closed_ms : int
-        Windows that end up to then are closed, whatever lateness is allowed now.
-    expires_by : dict of str to str
-        For each state that has no TTL any more the time that what is there expires by.
-    """
+    """The values that a start takes over from those before it."""
 
     settings: dict[str, int | str] = field(default_factory=dict)
+    """Recorded by the start's checkpoints."""
     closed_ms: int = NO_TIME_MS
+    """Windows that end up to this time are closed, whatever lateness is allowed now."""
     expires_by: dict[str, str] = field(default_factory=dict)
+    """For each state that no longer has a TTL, the kind of time by which its existing values still expire."""
 
 
 def take_over(settings: Settings, states: Sequence[StateSchema], before: Checkpoint | None, where: str) -> TakenOver:
-    """What a run takes over of the checkpoint before its first batch.
-
-    Parameters
-    ----------
-    settings : dict
-        The run's settings.
-    states : sequence of StateSchema
-        The states that it declares.
-    before : Checkpoint or None
-        The checkpoint; None if there is none.
-    where : str
-        Operator and location, for messages.
-    """
+    """The values that a start takes over from the checkpoint before its first batch, if there is one."""
     if before is None:
         return TakenOver(dict(settings))
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.CONVERT:
             _log.info("%s: %s. %s", where, change, change.rule.effect)
     closed_ms = _closed_ms(before)
-    # An aggregate that was removed is still in what open windows have, and may come back.
+    # Open windows still hold the results of a removed aggregate, and it may come back.
     removed = {name: value for name, value in before.settings.items() if name.startswith(_AGGREGATE)}
     declared = {state.name for state in states if not state.expires_by}
     return TakenOver(
@@ -267,7 +218,7 @@ def take_over(settings: Settings, states: Sequence[StateSchema], before: Checkpo
 
 
 def _closed_ms(before: Checkpoint) -> int:
-    """Up to when windows had been closed after a checkpoint; what they had is gone."""
+    """The time up to which windows were closed as of a checkpoint; the state of those is gone."""
     closed_ms = int(before.settings.get(_CLOSED, NO_TIME_MS))
     if _LATENESS not in before.settings:
         return closed_ms

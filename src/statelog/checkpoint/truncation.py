@@ -1,4 +1,4 @@
-"""When an entry repeats all materialized states, so that the log before it can go."""
+"""Decides when an entry repeats the base map, so that older log files can be deleted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SEGMENT_BYTES: Final = 80
 
 
 class Truncation:
-    """Decides which entries repeat the materialized states.
+    """Decides which entries repeat the base map.
 
-    One does if the log can then begin later, and if the log has grown by as much since the last time; so repeating
-    at most doubles the log.
+    An entry does if the log can then begin later, and if the log has grown by as many bytes since the last repetition.
+    So repetitions at most double the log.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Truncation:
         self._seen_bytes = 0
 
     def base_map_to_repeat(self, before: Record) -> BaseMap | None:
-        """What the entry after a checkpoint repeats; None for nothing."""
+        """The base map that the entry after a checkpoint repeats; None if it need not."""
         base_map = before.base_map
         if base_map is None:
             return None
@@ -39,7 +39,7 @@ class Truncation:
         return base_map if is_useful and self._seen_bytes <= self._grown_bytes else None
 
     def committed(self, record: Record, repeated: BaseMap | None, payload_bytes: int) -> None:
-        """An entry is durable."""
+        """Note that an entry is durable."""
         if repeated is not None:
             self._repeated_through, self._grown_bytes = self._seen_through, 0
         self._grown_bytes += payload_bytes + _SEGMENT_BYTES * len(record.checkpoint.segments)

@@ -1,4 +1,4 @@
-"""The task's side of a checkpoint for operators without keys: begin, read, process, ack. No Spark here."""
+"""An unkeyed operator's task: begin, read the snapshot, process, ack. No Spark here."""
 
 from __future__ import annotations
 
@@ -29,58 +29,29 @@ from statelog.storage import Store
 
 @dataclass(frozen=True)
 class UnkeyedTask:
-    """One attempt of one subtask in one batch.
-
-    Parameters
-    ----------
-    task : TaskId
-        Who calls.
-    partition : int
-        Spark's partition id.
-    parallelism : int
-        Number of subtasks.
-    operator : UnkeyedOperator
-        The operator.
-    options : Options
-        Options.
-    call : callable
-        Calls the coordinator.
-    local : LocalSnapshots
-        The subtask's local snapshots.
-    open_store : callable
-        Opens a store from its location.
-    clock : Clock
-        Time.
-    token : str
-        Unique among all attempts.
-    measurements : Measurements
-        What is measured of the store.
-    """
+    """One attempt of one subtask in one batch."""
 
     task: TaskId
     partition: int
+    """Spark's partition id."""
     parallelism: int
     operator: UnkeyedOperator
     options: Options
     call: Callable[[Request, bytes], Reply]
+    """Sends a request and its payload to the coordinator."""
     local: LocalSnapshots
     open_store: Callable[[str], Store]
+    """Opens the store of a location."""
     clock: Clock
     token: str
+    """Unique among all attempts."""
     measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, read: UnkeyedInput) -> Iterator[pa.RecordBatch]:
-        """Process the batch.
+        """Process the batch and yield the output.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Output rows. The last ones come after the coordinator has taken this subtask's state.
-
-        Raises
-        ------
-        StatelogError
-            Of every kind; nothing of the attempt counts then.
+        The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
+        counts.
         """
         begun, view = self._begin(read)
         with in_use(self.local.directory, self.task.batch):
@@ -116,7 +87,7 @@ class UnkeyedTask:
         return reply, reply.snapshot_view
 
     def _stored(self, begun: Begun, view: SnapshotView) -> dict[str, list[Elements]]:
-        """The state before the batch, by name."""
+        """The elements before the batch, by state."""
         if view.is_redistributed:
             remove_other_parallelisms(self.local.directory)
         found = [self.local.read(segment.checksum) for segment in view.snapshots]
@@ -144,7 +115,7 @@ class UnkeyedTask:
     def _fetch(self, begun: Begun, view: SnapshotView, segment: SegmentRef) -> bytes:
         data = read_segment(self.open_store(begun.store), segment)
         if view.slices is None:
-            # If the batch does not change it, the next one starts from it again.
+            # If the batch does not change the snapshot, the next batch starts from it again.
             self.local.write(segment.checksum, data, self.task.batch, self.token)
         return data
 
@@ -185,7 +156,10 @@ class UnkeyedTask:
         self._step(Step.ACKED)
 
     def _store_snapshot(self, begun: Begun, checksum: bytes, data: bytes) -> str:
-        """Keep the snapshot for the next batch; write it to the store if it is large, and return its name there."""
+        """Write the snapshot to the local disk for the next batch, and to the store if it is large.
+
+        Returns its name in the store; empty if it is sent with the ack.
+        """
         self.local.write(checksum, data, self.task.batch, self.token)
         if len(data) <= begun.inline_bytes:
             return ""

@@ -1,4 +1,4 @@
-"""Uploading parts of a changeset while the batch runs, with a bound on what is under way."""
+"""Uploads parts of a changeset while the batch runs, with a bound on the bytes in flight."""
 
 from __future__ import annotations
 
@@ -15,19 +15,8 @@ from statelog.storage import Store
 class Uploads:
     """The uploads of one attempt of a subtask.
 
-    The order of calls is :meth:`add` for every object, then :meth:`finish`, or :meth:`abandon` if the attempt fails.
-    Nothing is opened or started before the first object.
-
-    Parameters
-    ----------
-    open_store : callable
-        Opens the store.
-    max_bytes : int
-        While at least so many bytes are waiting or being written, :meth:`add` waits.
-    threads : int
-        Uploads at a time.
-    recorder : Recorder
-        Takes measurements.
+    The order of calls is :meth:`add` for every object, then :meth:`finish`, or :meth:`abandon` if the attempt fails. No
+    store is opened and no thread started before the first object. At most `threads` objects are uploaded at a time.
     """
 
     def __init__(self, open_store: Callable[[], Store], *, max_bytes: int, threads: int, recorder: Recorder) -> None:
@@ -42,12 +31,9 @@ class Uploads:
         self._bytes = 0
 
     def add(self, name: str, data: bytes) -> None:
-        """Have an object written under a name that is used once; wait first while too much is under way.
+        """Schedule an object under a name that is used once; wait first while `max_bytes` or more are in flight.
 
-        Raises
-        ------
-        StorageError
-            If an earlier upload has failed.
+        Raises StorageError if an earlier upload has failed.
         """
         if self._started is None:
             self._started = self._open_store(), ThreadPoolExecutor(self._threads, "statelog-upload")
@@ -61,24 +47,18 @@ class Uploads:
         self._running.append(pool.submit(self._write, store, name, data))
 
     def finish(self) -> None:
-        """Wait until everything is written.
-
-        Raises
-        ------
-        StorageError
-            If an upload has failed.
-        """
+        """Wait until all objects are stored; StorageError if an upload has failed."""
         if self._started is not None:
             self._started[1].shutdown()
         self._require_success()
 
     def abandon(self) -> None:
-        """The attempt has failed: remove what it has written, as far as that is possible."""
+        """Delete the objects of a failed attempt, as far as possible."""
         if self._started is None:
             return
         store, pool = self._started
         pool.shutdown(cancel_futures=True)
-        with suppress(StorageError):  # the coordinator finds it once the batch is over
+        with suppress(StorageError):  # the coordinator finds them once the batch is over
             store.delete(self._names)
 
     def _write(self, store: Store, name: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What the subtasks of a batch start from."""
+"""The views of a batch: the state with which each subtask starts it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,20 @@ from statelog.runs.times import NO_TIME_MS
 
 @dataclass(frozen=True)
 class Views:
-    """The state before a batch, each list with one element per subtask.
-
-    Parameters
-    ----------
-    origins : list of bytes
-        Digest of the chain without any changeset.
-    heads : list of bytes
-        Digest of the chain of all changesets before the batch.
-    timers_after_ms : list of int
-        Up to when timers have fired in this run.
-    snapshots : list of SnapshotView
-        The operator state; empty if the operator has keys.
-    """
+    """The state before a batch; each list has one element per subtask."""
 
     genesis_digests: list[bytes]
+    """Digests of the empty states."""
     heads: list[bytes]
+    """Digests of the states before the batch."""
     timers_after_ms: list[int]
+    """Up to this time all timers have fired in this start."""
     snapshots: list[SnapshotView]
+    """State of an unkeyed operator; empty if the operator is keyed."""
 
     @classmethod
     def of_first_batch(cls, config: OperatorConfig, history: History, batch: int) -> Self:
-        """Those of the first batch of a run: what is stored, dealt out to as many subtasks as the run has."""
+        """The views of a start's first batch: the stored state, redistributed over the start's subtasks."""
         subtasks = range(config.parallelism)
         genesis_digests = [
             digests.genesis(config.query_id, config.uid, subtask, config.parallelism) for subtask in subtasks
@@ -55,7 +47,7 @@ class Views:
         return cls(genesis_digests, genesis_digests, fired, restored_views(before, declared, config.parallelism))
 
     def after(self, batch: Batch) -> Views:
-        """Those of the next batch; the batch must be durable."""
+        """The views of the next batch; `batch` must be durable."""
         assert batch.durable is not None
         if self.snapshots:
             return replace(self, snapshots=[SnapshotView([segment], None) for segment in batch.durable.segments])

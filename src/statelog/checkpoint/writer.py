@@ -1,4 +1,4 @@
-"""Writing the changeset of a subtask: a local run for the next batch, and the stored form for the checkpoint."""
+"""Writes a subtask's changeset: a local run for the next batch, and the stored form for the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,59 +14,30 @@ from statelog.runs import digests
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part of a changeset, or all of it.
-
-    Parameters
-    ----------
-    checksum : bytes
-        Checksum of the stored form.
-    length : int
-        Size of the stored form in bytes.
-    rows : int
-        Number of changes.
-    name : str
-        The object that holds it; empty if it travels with the ack.
-    """
+    """A part of a changeset, or all of it, in its stored form: `length` in bytes, `rows` changes."""
 
     checksum: bytes
     length: int
     rows: int
     name: str
+    """The object that holds it; empty if it is sent with the ack."""
 
 
 @dataclass(frozen=True)
 class Changeset:
-    """A changeset that is ready to be acked.
-
-    Parameters
-    ----------
-    parts : list of StoredPart
-        Its parts in order, at least one; all but the last are objects.
-    payload : bytes
-        The last part, unless it is an object too.
-    """
+    """A changeset ready to be acked."""
 
     parts: list[StoredPart]
+    """In order, at least one; all but the last are objects."""
     payload: bytes
+    """Bytes of the last part, unless it is an object too."""
 
 
 class ChangesetWriter:
-    """Takes the changes of one attempt: large ones in parts, while the batch runs.
+    """Writes the changes of one attempt; large ones in parts, while the batch runs.
 
-    Parameters
-    ----------
-    changes : BatchChanges
-        The changes.
-    uploads : Uploads
-        Writes objects.
-    prefix : str
-        Beginning of the objects' names, which no other attempt uses.
-    part_bytes : int
-        Size in memory from which a part is written before the batch is over.
-    inline_bytes : int
-        The last part travels with the ack if it is not larger, or has no changes.
-    compression : {"lz4", "zstd", None}
-        Of the stored form.
+    Objects are named after `prefix`, which no other attempt uses. A part is written during the batch once its changes
+    take `part_bytes` in memory. The last part is sent with the ack if it has at most `inline_bytes` or no changes.
     """
 
     def __init__(
@@ -88,34 +59,15 @@ class ChangesetWriter:
         self._parts: list[StoredPart] = []
 
     def offer(self) -> None:
-        """Some changes more are there; write a part if there are enough.
-
-        Raises
-        ------
-        StorageError
-            If an upload has failed.
-        """
+        """Upload parts while enough changes have come together; StorageError if an upload has failed."""
         while self._changes.unstored_bytes >= self._part_bytes:
             self._upload(self._changes.take_part(self._compression, self._part_bytes))
 
     def finish(self, local: LocalRuns, head: bytes, batch: int, token: str) -> Changeset:
-        """Write what is left, and the local run, so that the next batch finds it.
+        """Write the remaining changes, and the local run that the next batch starts from.
 
-        Parameters
-        ----------
-        local : LocalRuns
-            Gets the run.
-        head : bytes
-            Chain digest of the state before the batch.
-        batch : int
-            Spark's batch id.
-        token : str
-            Unique among the directory's writers.
-
-        Raises
-        ------
-        StorageError
-            If an upload has failed.
+        `head` is the digest of the state before the batch, `token` unique among the directory's writers. Raises
+        StorageError if an upload has failed.
         """
         last = self._changes.take_part(self._compression)
         payload = b""
@@ -131,14 +83,9 @@ class ChangesetWriter:
         return Changeset(self._parts, payload)
 
     def finish_local(self, local: LocalRuns, head: bytes, batch: int, token: str) -> tuple[LocalRun, Changeset]:
-        """Write the local run only; the parameters are those of :meth:`finish`.
+        """Write the local run only; the changeset is one part with its checksum and rows, and no bytes.
 
-        Returns
-        -------
-        edge : LocalRun
-            The local run.
-        changeset : Changeset
-            A part with its checksum and its rows, and no bytes.
+        The parameters are those of :meth:`finish`.
         """
         written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
         with pa.memory_map(str(written)) as mapped:

@@ -1,4 +1,4 @@
-"""Input rows as the processor gets them: Spark rows, or pandas frames."""
+"""Makes a processor's keys and rows from columns: Spark rows, or pandas frames."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 16 << 20
-"""Of the rows of one key, how many become objects at once."""
+"""The rows of one key become Python objects in chunks of this size at most."""
 
 
 class RowInput:
-    """Rows as Spark's ``transformWithState`` gives them.
-
-    Parameters
-    ----------
-    columns : list of str
-        Names of the columns.
-    """
+    """Rows as Spark's ``transformWithState`` gives them."""
 
     def __init__(self, columns: list[str]) -> None:
         self._make = row_maker(columns)
@@ -45,24 +39,14 @@ class RowInput:
         return [iter(rows[start:end]) for start, end in pairwise(window.starts.tolist())]
 
     def rows(self, rows: pa.RecordBatch) -> list[Any]:
-        """The rows of columns."""
+        """A Row for each row of the columns."""
         return self._make([column.to_pylist() for column in rows.columns])
 
 
 class FrameInput:
     """Frames as Spark's ``transformWithStateInPandas`` gives them: all columns, with an index from 0.
 
-    Parameters
-    ----------
-    columns : list of str
-        Names of the columns.
-    max_rows : int
-        Rows per frame; 0 or less is no limit. Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
-    max_bytes : int
-        Bytes per frame, about. Spark's spark.sql.execution.arrow.maxBytesPerBatch.
-    keeps_integers : bool
-        Whether whole numbers keep their width, and stay whole beside nulls. Spark's
-        spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype.
+    The limits are those of :class:`statelog.convert.codecs.FrameCodecs`.
     """
 
     def __init__(self, columns: list[str], max_rows: int, max_bytes: int, *, keeps_integers: bool = False) -> None:
@@ -83,7 +67,7 @@ class FrameInput:
             yield (self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))
             return
         owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
-        # Going through groups takes a third of the time of cutting out and copying a frame for every key. They are
+        # Iterating over groups takes a third of the time of cutting out and copying a frame for every key. Groups are
         # views of a copy that nothing else reads, so the processor may change them.
         objects = self._objects_for_nulls(rows)
         for _, frame in self._frame(rows).groupby(owners, sort=False):
@@ -103,7 +87,7 @@ class FrameInput:
         return frame
 
     def _objects_for_nulls(self, rows: pa.RecordBatch) -> dict[str, Any]:
-        """The columns that are objects because of a null in them, with the type that they have without one."""
+        """The columns that hold objects because they have a null, with the NumPy type that they have without one."""
         return {
             name: column.type.to_pandas_dtype()
             for name, column in zip(self._columns, rows.columns, strict=True)
@@ -115,7 +99,7 @@ class FrameInput:
 
 
 def _narrowed(frame: pd.DataFrame, objects: dict[str, Any]) -> pd.DataFrame:
-    """The frame of a key with numbers and truth where only other keys have nulls."""
+    """A key's frame; a column gets its NumPy type back if the nulls are all in the frames of other keys."""
     whole = {name: kind for name, kind in objects.items() if not frame[name].isna().any()}
     return frame.astype(whole) if whole else frame
 
@@ -140,12 +124,9 @@ _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
 
 
 def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> pa.Array:
-    """A column of the types that Spark's frames have: wide numbers, and local times without a zone.
+    """A column in the types of Spark's frames: wide numbers, and local times without a zone.
 
-    Raises
-    ------
-    ProcessorError
-        If a time is beyond what nanoseconds reach; `subject` is the column.
+    Raises ProcessorError, with `subject` as the column, for a time beyond the reach of nanoseconds.
     """
     kind = column.type
     if pa.types.is_nested(kind):
@@ -182,7 +163,7 @@ def _object_integers(column: pa.Array) -> Any:
 
 
 def _objects(column: pa.Array) -> Any:
-    """The values of a nested column as Spark gives them in frames: dicts, and NumPy's arrays."""
+    """The values of a nested column as in Spark's frames: dicts, and NumPy arrays."""
     kind = column.type
     if not pa.types.is_struct(kind) and not _has_times(kind):
         return column.to_pandas(date_as_object=True, maps_as_pydicts="strict", integer_object_nulls=True).to_numpy()
@@ -195,7 +176,7 @@ def _has_times(kind: pa.DataType) -> bool:
 
 
 def _converter(kind: pa.DataType, *, is_key: bool = False) -> Callable[[Any], Any]:
-    """Conversion of a value, or None, that Arrow gives: timestamps become local, variants Spark's objects."""
+    """Conversion of Arrow's values, None included: timestamps become local times, variants Spark's objects."""
     if pa.types.is_timestamp(kind):
         return _local_timestamp
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""What a processor returns, rows or pandas frames, as columns of the declared output type."""
+"""Makes columns of the declared output type from a processor's rows or pandas frames."""
 
 from __future__ import annotations
 
@@ -23,23 +23,16 @@ from statelog.runs.values import MISFITS, FieldCodec
 
 
 class _HeldRow(tuple[Any, ...]):
-    """An output row's values in order, the mutable ones in storage types."""
+    """The values of an output row in the order of the columns; those of mutable types are in storage types already."""
 
     __slots__ = ()
 
 
 class RowOutput:
-    """Converts the processor's rows.
+    """Makes columns from the processor's rows.
 
-    Rows with field names are matched by name: what is missing is null, what is too much is left out. Tuples without
-    names are matched by position.
-
-    Parameters
-    ----------
-    schema : StructType
-        The declared output type.
-    uid : str
-        The operator, for warnings.
+    Rows with field names are matched by name: missing fields are null, surplus ones are dropped. Tuples without names
+    are matched by position.
     """
 
     def __init__(self, schema: StructType, uid: str) -> None:
@@ -52,7 +45,7 @@ class RowOutput:
         self.hold = self._held if self._mutable else None
 
     def _held(self, row: Any) -> Any:
-        """The row's values in order; those that the processor could change are converted, so that nothing is shared."""
+        """A copy of the row, in order; mutable values are converted, so that nothing is shared with the processor."""
         try:
             is_in_order = getattr(row, "__fields__", None) == self._names
             values = list(row if is_in_order else self._in_order([row], str)[0])
@@ -61,26 +54,10 @@ class RowOutput:
             for place in self._mutable:
                 values[place] = self._fields[place].stored(values[place])
         except (ProcessorError, *MISFITS):
-            return row  # encode() says whose it is
+            return row  # encode() raises, and names the key
         return _HeldRow(values)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows.
-
-        Parameters
-        ----------
-        rows : sequence of Row or tuple
-            The rows.
-        owner_of : callable
-            Names what returned the i-th row, for messages.
-
-        Raises
-        ------
-        ProcessorError
-            If a row does not fit the output type.
-        RowsTooLarge
-            If they are too much for one batch.
-        """
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         is_held = set(map(type, rows)) == {_HeldRow}
@@ -151,7 +128,7 @@ class RowOutput:
 
 @dataclass(frozen=True, slots=True)
 class _HeldFrame:
-    """The output columns of a frame as it was."""
+    """Copies of the output columns of a frame."""
 
     columns: list[Any]
     rows: int
@@ -161,19 +138,10 @@ class _HeldFrame:
 
 
 class FrameOutput:
-    """Converts the processor's pandas frames.
+    """Makes columns from the processor's pandas frames.
 
-    Columns with names are matched by name, those of a frame whose columns are numbered by position; what is too much is
-    left out.
-
-    Parameters
-    ----------
-    schema : StructType
-        The declared output type.
-    zone : str
-        The session's time zone, which times without a zone are in.
-    uid : str
-        The operator, for warnings.
+    Named columns are matched by name, numbered ones by position; surplus columns are dropped. Times without a zone are
+    in `zone`, the session's.
     """
 
     def __init__(self, schema: StructType, zone: str, uid: str) -> None:
@@ -184,32 +152,15 @@ class FrameOutput:
         self._warn = _NameWarning(uid, schema.names)
 
     def hold(self, frame: Any) -> Any:
-        """Copies of the output columns; of what does not fit, of the frame."""
         try:
             has_rows = self._has_rows(frame, 0, str)
             columns = self._columns_of(frame, 0, str) if has_rows else []
             held = list(map(_held_column, columns, self._fields, self._mutable))
         except (ProcessorError, *MISFITS):
-            return frame.copy() if hasattr(frame, "iloc") else frame  # encode() says whose it is
+            return frame.copy() if hasattr(frame, "iloc") else frame  # encode() raises, and names the key
         return _HeldFrame(held, len(frame))
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert frames.
-
-        Parameters
-        ----------
-        rows : sequence of pandas.DataFrame
-            The frames.
-        owner_of : callable
-            Names what returned the i-th frame, for messages.
-
-        Raises
-        ------
-        ProcessorError
-            If a frame does not fit the output type.
-        RowsTooLarge
-            If they are too much for one batch.
-        """
         frames = [(index, frame) for index, frame in enumerate(rows) if self._has_rows(frame, index, owner_of)]
         if not frames:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
@@ -253,11 +204,11 @@ class FrameOutput:
                 kind=ErrorKind.OUTPUT_MISMATCH,
                 hint="Return frames with all of these columns, or with as many columns that have numbers for names.",
             )
-        # What the frame's own methods read columns with: making a Series of each takes ten times as long.
+        # The frame's own methods read columns this way; making a Series of each takes ten times as long.
         return [frame._get_column_array(place) for place in places]
 
     def _column(self, field: FieldCodec, parts: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
-        """A column from the same column of all frames; those of one NumPy type are converted together."""
+        """An output column from that column of all frames; successive ones of one NumPy type are converted together."""
         arrays: list[pa.Array] = []
         start = 0
         for dtype, group in itertools.groupby(parts, key=lambda part: part.dtype):
@@ -276,7 +227,7 @@ class FrameOutput:
         return pa.concat_arrays(arrays)
 
     def _from_numpy(self, field: FieldCodec, values: Any) -> pa.Array | None:
-        """Convert numbers, texts and times at once; None if they have to be converted one by one."""
+        """Convert numbers, texts and times in bulk; None if the values have to be converted one by one."""
         try:
             array = pa.array(values, from_pandas=True)
             if isinstance(array, pa.ChunkedArray):
@@ -288,7 +239,7 @@ class FrameOutput:
             return None
 
     def _cast(self, array: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-        """The column as another type, None if Arrow's cast could change a value; raises Arrow's errors."""
+        """The column as another type; None if Arrow's cast could change a value. Raises Arrow's errors."""
         own = array.type
         if pa.types.is_timestamp(own) and pa.types.is_timestamp(wanted):
             if own.tz is not None:
@@ -296,7 +247,7 @@ class FrameOutput:
             local = array.cast(pa.timestamp("us"), safe=False)
             if wanted.tz is None:
                 return local
-            # Of two equal local times the later one, and after a gap: as Spark's.
+            # Of two instants with one local time the later one, and in a gap the time after it: as in Spark.
             return pc.assume_timezone(local, self._zone, ambiguous="latest", nonexistent="latest").cast(wanted)
         if _is_number(own) and _is_number(wanted):
             cast = array.cast(wanted)
@@ -309,9 +260,9 @@ class FrameOutput:
 
 
 class _NameWarning:
-    """Tells once that the names of a row or a frame are not those of the output.
+    """Warns once that the names of a row or a frame are not those of the output.
 
-    Python shows a warning of one text once per process.
+    Python itself shows a warning of one text only once per process.
     """
 
     def __init__(self, uid: str, names: list[str]) -> None:
@@ -342,7 +293,7 @@ def _is_frame(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value may be meant as a row or a frame, rather than being a part of one."""
+    """Whether a value may be meant as a row or a frame, not as a part of one."""
     return isinstance(value, (tuple, list, Mapping)) or hasattr(value, "iloc")
 
 
@@ -377,7 +328,7 @@ def _held_column(column: Any, field: FieldCodec, is_mutable: bool) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """One array of several of one type: NumPy's, or pandas' own for types that NumPy does not have."""
+    """Join arrays of one type: NumPy's, or pandas' own for types that NumPy does not have."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     return type(parts[0])._concat_same_type(parts)

@@ -1,7 +1,7 @@
-"""What becomes of a Python value in a field of a Spark type, and back; docs/conversions.md prints the table.
+"""Converts Python values to fields of Spark types, and back; docs/conversions.md has the table.
 
-A conversion loses nothing, or it fails: what Arrow would cut, round or guess never reaches it. Rows, frames, states,
-map keys and outputs all go through here.
+A conversion loses nothing, or it fails: values that Arrow would cut, round or guess never reach it. Rows, frames,
+states, map keys and outputs all go through here.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _EXACT: Final[dict[type[DataType], type]] = {
 
 
 def exact_type(kind: DataType) -> type | None:
-    """The class whose values are stored as they are; whether a number is within its range is found when it is stored.
+    """The class whose values need no conversion, or None; Arrow checks the range of a number when it is stored.
 
-    Float and decimal have none: a Python float must be rounded to 32 bits, a decimal to its scale.
+    Float and decimal have no such class: a Python float must be rounded to 32 bits, a decimal to its scale.
     """
     return _EXACT.get(type(kind))
 
@@ -74,10 +74,10 @@ def is_mutable(kind: DataType) -> bool:
 
 
 def to_storage(kind: DataType, *, nan_is_null: bool = False) -> Convert:
-    """The conversion of a value that is not None to one that Arrow takes as it is.
+    """The conversion to values that Arrow stores unchanged.
 
-    It gives None for pandas' missing values, of which NaN is none in floating-point and text fields unless
-    `nan_is_null`, as in frames. For what does not fit it raises ValueError or TypeError with the reason.
+    pandas' missing values become None. So does NaN, but in floating-point and text fields only with `nan_is_null`, as
+    in frames. The conversion raises ValueError or TypeError, with the reason, for a value that does not fit.
     """
     convert = _converter(kind, nan_is_null)
     has_nan = isinstance(kind, (FloatType, DoubleType, StringType)) and not nan_is_null
@@ -145,7 +145,7 @@ def _whole(value: Any) -> int:
 
 
 def _is_integer(value: Any) -> bool:
-    """True and False are 1 and 0; to NumPy a timedelta is an integer as well."""
+    """True and False are integers too, 1 and 0; a timedelta is not, although it is one to NumPy."""
     return isinstance(value, (int, np.integer, np.bool_)) and not isinstance(value, np.timedelta64)
 
 
@@ -178,7 +178,7 @@ def _float(value: Any) -> float:
 
 
 class _DecimalFitting:
-    """Rounds numbers to a decimal type's scale, half away from zero; too many digits after that do not fit."""
+    """Rounds numbers to a decimal type's scale, half away from zero; raises ValueError if they have too many digits."""
 
     def __init__(self, kind: DecimalType) -> None:
         self._step = Decimal(1).scaleb(-kind.scale)
@@ -204,7 +204,7 @@ class _DecimalFitting:
 
 
 def _text(value: Any) -> str:
-    """Numbers and truth as Spark writes them; of other objects Spark stores the JVM's names."""
+    """Numbers and booleans as Spark writes them; other objects are refused, where Spark stores their JVM names."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (bool, np.bool_)):
@@ -219,7 +219,7 @@ def _text(value: Any) -> str:
 
 
 def _float_text(value: float) -> str:
-    """A number as Java shows it."""
+    """A number as Java writes it."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value == 0 or 1e-3 <= abs(value) < 1e7:
@@ -388,7 +388,7 @@ def _fields(value: Any, names: list[str]) -> list[Any]:
 
 
 def from_storage(kind: DataType) -> Convert | None:
-    """The conversion of a value that Arrow does not give as Spark does; None if there is nothing to convert."""
+    """The conversion of Arrow's Python values to Spark's; None if they are the same."""
     if isinstance(kind, TimestampType):
         return _utc_to_local
     if isinstance(kind, StructType):
@@ -410,8 +410,8 @@ def from_storage(kind: DataType) -> Convert | None:
 def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
     """Make a function that turns columns of values into Spark rows.
 
-    The rows are a subclass of :class:`pyspark.sql.Row` with the field names in the class, which makes them
-    several times faster to build and to read than rows that carry the names one by one.
+    Their class, a subclass of :class:`pyspark.sql.Row`, has the field names: such rows are several times faster to
+    build and to read than rows that each carry the names.
     """
     attributes: dict[str, Any] = {"__fields__": list(names)}
     for index, name in enumerate(names):
@@ -436,15 +436,15 @@ def _same(value: Any) -> Any:
 
 def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
     try:
-        # Unlike astimezone() it says by `fold` which of two equal local times it is.
+        # Unlike astimezone() it sets `fold`, which tells two equal local times apart.
         local = datetime.datetime.fromtimestamp(value.replace(microsecond=0).timestamp())
-    except (ValueError, OverflowError):  # within a day of the first and the last that there are
+    except (ValueError, OverflowError):  # within a day of Python's first or last datetime
         return value.astimezone().replace(tzinfo=None)
     return local.replace(microsecond=value.microsecond)
 
 
 def _map_by_local_time(of_value: Convert | None) -> Convert:
-    """Convert a map with timestamps as keys; of two instants with one local time the second keeps its zone."""
+    """Convert a map with timestamps as keys; where two instants have one local time, the second keeps its zone."""
 
     def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
         converted: dict[datetime.datetime, Any] = {}

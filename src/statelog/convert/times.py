@@ -12,7 +12,7 @@ from statelog.runs.times import Moment
 
 
 class TimeMode(StrEnum):
-    """What the times and timers of an operator are."""
+    """The clock of an operator's times and timers."""
 
     NONE = "None"
     PROCESSING_TIME = "ProcessingTime"
@@ -20,13 +20,7 @@ class TimeMode(StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> TimeMode:
-        """The mode of a name; case does not matter.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none.
-        """
+        """The mode of a name, in any case; raises ConfigurationError if there is none."""
         for mode in cls:
             if str(text).lower() == mode.lower():
                 return mode
@@ -34,7 +28,7 @@ class TimeMode(StrEnum):
 
     @property
     def domain(self) -> TimeDomain | None:
-        """What fires timers; None if there are none."""
+        """The clock that fires timers; None if there are no timers."""
         return _DOMAINS.get(self)
 
 
@@ -42,7 +36,7 @@ _DOMAINS = {TimeMode.PROCESSING_TIME: TimeDomain.PROCESSING, TimeMode.EVENT_TIME
 
 
 class BatchTimes(TimerValues):
-    """Spark's times of a batch, and the watermark that its late rows are told by."""
+    """Spark's times of a batch, and the watermark that decides which of its rows are late."""
 
     def __init__(self, moment: Moment) -> None:
         super().__init__(moment.processing_ms, moment.watermark_ms)
@@ -54,13 +48,7 @@ class BatchTimes(TimerValues):
 
 
 class SparkTimes:
-    """Makes Spark's objects; without a time mode both times are -1, as there.
-
-    Parameters
-    ----------
-    mode : TimeMode
-        The operator's time mode.
-    """
+    """Makes Spark's time objects; in time mode None both times of a batch are -1, as in Spark."""
 
     def __init__(self, mode: TimeMode) -> None:
         self._mode = mode

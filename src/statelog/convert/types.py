@@ -1,4 +1,4 @@
-"""Spark's types as storage types, and the codecs of states and keys of such types."""
+"""The storage types of Spark's types, and the codecs of states and keys of these types."""
 
 from __future__ import annotations
 
@@ -57,20 +57,7 @@ _TIME_DIGITS: Final = 6
 
 
 def arrow_type(kind: DataType, subject: str) -> pa.DataType:
-    """Storage type of a Spark type.
-
-    Parameters
-    ----------
-    kind : DataType
-        The Spark type.
-    subject : str
-        What has the type, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """The storage type of a Spark type; raises ConfigurationError, with `subject` as its owner, if there is none."""
     if isinstance(kind, StringType):
         if getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY":
             raise _unsupported(kind, subject, "Strings of this collation may be equal and differ in bytes.")
@@ -108,12 +95,7 @@ def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:
 def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False) -> list[FieldCodec]:
     """Codecs of a schema's fields; `subject` names a field's owner in messages.
 
-    With `nan_is_null` NaN is null in every field, as in frames.
-
-    Raises
-    ------
-    ConfigurationError
-        If a field's type is not supported.
+    With `nan_is_null` NaN is null in every field, as in frames. Raises ConfigurationError for an unsupported type.
     """
     return [
         FieldCodec(
@@ -134,13 +116,7 @@ def row_codec(schema: StructType, subject: str) -> RowCodec:
 
 
 def state_codecs(name: str, value: StructType, entry: StructType | None) -> tuple[RowCodec, RowCodec | None]:
-    """Codecs of a state's values and, if it is a map, of its keys.
-
-    Raises
-    ------
-    ConfigurationError
-        If a field's type is not supported.
-    """
+    """Codecs of a state's values and, if it is a map, of its keys; raises ConfigurationError for unsupported types."""
     subject = f"state '{name}'"
     codec = row_codec(value, subject)
     if entry is None:
@@ -151,13 +127,7 @@ def state_codecs(name: str, value: StructType, entry: StructType | None) -> tupl
 
 
 def key_schema(columns: Iterable[StructField]) -> pa.Schema:
-    """Storage types of grouping columns.
-
-    Raises
-    ------
-    ConfigurationError
-        If a column's type cannot be a key.
-    """
+    """Storage types of grouping columns; raises ConfigurationError if a type cannot be a key."""
     fields: list[pa.Field] = []
     for column in columns:
         try:
@@ -169,7 +139,7 @@ def key_schema(columns: Iterable[StructField]) -> pa.Schema:
 
 
 def _nullable(kind: DataType) -> DataType:
-    """The type with null elements allowed, so that a key does not depend on what Spark knows of its source."""
+    """The type with null elements allowed, so that keys do not depend on the nullability that Spark infers."""
     if isinstance(kind, ArrayType):
         return ArrayType(_nullable(kind.elementType))
     if isinstance(kind, MapType):
@@ -180,15 +150,7 @@ def _nullable(kind: DataType) -> DataType:
 
 
 def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Make a function that turns canonical bytes into the key that ``handleExpiredTimer`` gets: a row, as in Spark.
-
-    Parameters
-    ----------
-    codec : KeyCodec
-        Decodes the bytes.
-    zone : str
-        The session's time zone, which timestamps of keys are in.
-    """
+    """Make the decoder of keys for ``handleExpiredTimer``: Rows, as in Spark, with times in `zone`, the session's."""
     info = ZoneInfo(zone)
 
     def in_zone(value: Any) -> Any:

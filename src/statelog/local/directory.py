@@ -1,4 +1,4 @@
-"""Where the local files of a subtask are: ``.../statelog/<operator>/<parallelism>/<subtask>``."""
+"""The directory of a subtask's local files: ``.../statelog/<operator>/<parallelism>/<subtask>``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def subtask_directory(base: Path, operator: str, parallelism: int, subtask: int)
 
 
 def remove_other_parallelisms(directory: Path) -> None:
-    """Remove what an operator has on this host with another parallelism than a subtask's: the query has left it."""
+    """Remove the operator's directories of other parallelisms than this subtask's: the query has left those."""
     own = directory.parent
     for other in own.parent.glob("*"):
         if other != own:

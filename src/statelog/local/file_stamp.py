@@ -1,9 +1,9 @@
-"""Knowing that a local file still is what was written or checked, without reading it.
+"""Tells without reading a local file whether it is unchanged since it was written or checked.
 
 A stamp is in the file's time of modification: its nanoseconds are a hash of the whole seconds, the size, and the id of
-the operating system's boot. Whoever writes to the file sets another time, and after a boot no stamp holds: what the
-system had not written to the disk before is lost then. Blocks that have changed by themselves are found by their
-checksums when they are read.
+the operating system's boot. A later write to the file sets another time. After a boot no stamp holds, because data that
+the system had not yet written to the disk is lost. Blocks that change by themselves are found by their checksums when
+they are read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ _SECOND_NS: Final = 10**9
 
 
 def stamp(path: Path) -> None:
-    """Mark a file whose content is right, where the file system lets times be set.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is gone.
-    """
+    """Mark a file whose content is right, where the file system lets times be set; raises FileNotFoundError."""
     boot = _boot()
     if boot is not None:
         status = path.stat()
@@ -35,13 +29,7 @@ def stamp(path: Path) -> None:
 
 
 def is_stamped(path: Path) -> bool:
-    """Whether a file is as it was when it was marked, on this host and since its last boot.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is gone.
-    """
+    """Whether a file is unchanged since it was marked, on this host and since its last boot; or FileNotFoundError."""
     boot = _boot()
     status = path.stat()
     return boot is not None and status.st_mtime_ns == _stamped_ns(status, boot)
@@ -54,7 +42,7 @@ def _stamped_ns(status: os.stat_result, boot: str) -> int:
 
 
 def _boot() -> str | None:
-    """The id of the boot; None where the system has none, so that all files are checked whenever they are opened."""
+    """The id of the boot; None where the system has none. Then all files are checked whenever they are opened."""
     try:
         return _BOOT_ID.read_text()
     except FileNotFoundError:

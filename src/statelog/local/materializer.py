@@ -1,6 +1,6 @@
-"""Materializing a subtask's state in slices: large merges of local runs, and storing what the store lacks.
+"""Materializes a subtask's state in slices: merges its local runs, and stores the runs that the store lacks.
 
-A job goes on from slice to slice, whichever process of the host has the subtask's task. What it has reached is in a
+A job continues from slice to slice, in whichever process of the host has the subtask's task. Its progress is saved in a
 folder beside the local runs; a job that is lost is begun again.
 """
 
@@ -39,75 +39,51 @@ _VERSION: Final = 1
 _INLINE: Final = "inline.run"
 _SLICE_ROWS: Final = 262_144
 _RUN_BYTES: Final = 16 << 20
-"""Size of a local run from which a stored one is made: about a tenth of a second of work."""
+"""Bytes of a local run per stored run: about a tenth of a second of work."""
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The coordinator's leave to materialize a subtask's state once, beginning with one base.
-
-    Parameters
-    ----------
-    job : str
-        Which job it is for, unique in the run.
-    base : bytes
-        Chain digest of the materialized state that the job begins with.
-    known : list of Level
-        That state, as far as the job may build on it; it stays in the store until the grant ends.
-    folder : str
-        The job's objects are written below this folder, and no others.
-    """
+    """The coordinator's permission to materialize a subtask's state once, beginning with one base."""
 
     job: str
+    """Name of the job, unique in the start."""
     base: bytes
+    """Chain digest of the materialized state that the job begins with."""
     known: list[Level]
+    """The levels of that state that the job may build on; they stay in the store until the grant ends."""
     folder: str
+    """The job writes its objects below this folder, and nowhere else."""
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True):
-    """What a subtask is to do for the upkeep of its state after a batch.
-
-    Parameters
-    ----------
-    slice_s : float
-        How long it may take; it ends with the step that goes beyond.
-    inline_bytes : int
-        A state whose new runs are not larger travels with the next ack instead.
-    grant : Grant or None
-        For what it may materialize; None is to merge local runs only.
-    is_due : bool
-        Whether to materialize a state that has not changed too; of use without changelog only.
-    """
+    """The coordinator's request that a subtask merges or materializes its state after a batch."""
 
     slice_s: float
+    """How long a slice may take; it ends with the step that goes beyond."""
     inline_bytes: int
+    """A new run that is not larger travels with the next ack, and is not stored as an object."""
     grant: Grant | None
+    """None: merge local runs only."""
     is_due: bool
+    """Whether to materialize even a state that has not changed; counts only without a changelog."""
 
 
 @dataclass(frozen=True)
 class Materialized:
-    """The outcome of a job.
-
-    Parameters
-    ----------
-    levels : list of Level
-        The materialized state; none if the job failed.
-    job : str
-        The job, as its grant names it.
-    payload : bytes
-        The bytes of runs without a name.
-    failure : str
-        Why it failed; empty if it did not.
-    """
+    """The outcome of a job."""
 
     levels: list[Level]
+    """The materialized state; empty if the job failed."""
     job: str
+    """The job's name in its grant."""
     payload: bytes = b""
+    """The bytes of the runs without a name."""
     failure: str = ""
+    """Why the job failed; empty if it did not."""
 
 
 class _Merging(msgspec.Struct, frozen=True):
-    """How far the merge of the inputs has come; nothing is left to do without inputs."""
+    """Progress of the merge of the inputs; without inputs nothing is left to merge."""
 
     inputs: list[str]
     position: MergePosition | None = None
@@ -116,49 +92,34 @@ class _Merging(msgspec.Struct, frozen=True):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """A job between two slices; one that only merges has no grant.
+    """A job between two slices; a job that only merges has no grant.
 
-    All of its slices leave out the same garbage. Its result stands for the batch after its last one, to which a start
-    may go back, and what has expired since would be missed there.
+    All of its slices leave out the same garbage: a start may go back to the state after the result's last batch, which
+    still needs entries that have expired since.
     """
 
     run_id: str
     target: str
+    """File name of the local run that the merge makes, or that is stored."""
     merging: _Merging
     garbage: Garbage
     grant: str = ""
     levels: list[Level] = []
+    """The levels before the one that the job adds; once the job is done, that one too."""
     prefix: str = ""
+    """Prefix of the names of the runs that the job stores."""
     runs: list[StoredRun] = []
     next_hash: int | None = None
+    """The first key hash that is not stored yet; None if none is."""
     is_done: bool = False
     failure: str = ""
 
 
 class Materializer:
-    """The upkeep of one subtask's local runs and of what the store has of them.
+    """Merges one subtask's local runs, and materializes its state.
 
-    Parameters
-    ----------
-    local : LocalRuns
-        The local runs.
-    within : HashRange
-        The subtask's hashes.
-    genesis : bytes
-        Chain digest of the empty state.
-    run_id : str
-        The run of the query. Jobs of another one are void: what they have stored may be gone, or have been stored in a
-        location that another one has replaced since.
-    compression : {"lz4", "zstd", None}
-        Of stored runs.
-    garbage : Garbage
-        What jobs that begin now may leave out.
-    open_store : callable
-        Opens the store.
-    monotonic_s : callable
-        Tells the time.
-    token : str
-        Unique among all attempts.
+    Jobs of another `run_id` (a start of the query) are void: their stored runs may be gone, or lie in a location that
+    has been replaced since. Jobs that begin now leave out `garbage`. `token` is unique among all attempts.
     """
 
     def __init__(
@@ -185,7 +146,7 @@ class Materializer:
         self._monotonic_s = monotonic_s
         self._token = token
 
-    # ---- What a job has reached ----
+    # ---- Progress of a job ----
 
     def result(self, grant: Grant | None) -> Materialized | None:
         """The outcome of a grant's job, if it is over; a job of another grant is void."""
@@ -201,7 +162,7 @@ class Materializer:
         return Materialized(job.levels, job.grant, payload)
 
     def _inline(self, job: _Job) -> bytes | None:
-        """The bytes of the job's run without a name; None if they are not here as they were written."""
+        """The bytes of the job's run without a name; empty if it has none, None if they are lost or damaged."""
         wanted = [run for run in job.levels[-1].runs if not run.name]
         if not wanted:
             return b""
@@ -212,7 +173,7 @@ class Materializer:
         return data if digests.checksum(data) == wanted[0].checksum else None
 
     def discard(self) -> None:
-        """Forget the job; it is over, or void."""
+        """Forget the job, which is over or void."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def end(self, job: str) -> None:
@@ -238,19 +199,13 @@ class Materializer:
     def work(self, request: MaintenanceRequest, chain: Sequence[LocalRun], merges: Sequence[LocalRun]) -> None:
         """Do one slice.
 
-        Parameters
-        ----------
-        order : MaintenanceRequest
-            What to do.
-        path : sequence of LocalRun
-            The local runs of a state that is certain, oldest first.
-        merges : sequence of LocalRun
-            Those of them that are to be merged anyway, adjacent; may be empty.
+        `chain` is of a state that is certain, oldest first. `merges` are adjacent runs of it that are to be merged in
+        any case; a new job does that first, if there are any.
         """
         end_s = self._monotonic_s() + request.slice_s
         with self._locked() as is_mine:
             if not is_mine:
-                return  # another attempt is at it
+                return  # another attempt works on it
             job = self._load()
             granted = request.grant.job if request.grant else ""
             is_void = job is not None and job.grant not in ("", granted)
@@ -265,14 +220,11 @@ class Materializer:
                 self._fail(request, f"{type(error).__name__}: {error}")
 
     def store_now(self, request: MaintenanceRequest, chain: Sequence[LocalRun]) -> Materialized:
-        """Materialize a state at once, however long it takes; its batch may be repeated, so its runs stay.
+        """Materialize a state at once, however long it takes; raises StorageError if it cannot be stored.
 
-        Raises
-        ------
-        StorageError
-            If it cannot be stored.
+        Its batch may be repeated, so the local runs that it merges stay.
         """
-        # Not the folder of jobs in slices: two attempts may do this at a time.
+        # Not the folder of jobs in slices, because two attempts may do this at a time.
         self._folder = self._local.directory / f"{chain[-1].last}-{self._token}.{JOB_FOLDER}"
         job = self._begin(request, chain, ())
         assert job is not None, "the batch itself is not stored yet"
@@ -293,7 +245,7 @@ class Materializer:
             if len(levels) == len(chain):
                 return None
             rows = [self._local.open(local_run).rows for local_run in chain]
-            # Levels that are small beside what is new are stored again with it, so that there are few.
+            # Levels that are small beside the new rows are stored again with them, so that levels stay few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
                 levels.pop()
             inputs = list(chain[len(levels) :])
@@ -315,7 +267,7 @@ class Materializer:
         )
 
     def _extend(self, grant: Grant, chain: Sequence[LocalRun], levels: list[Level]) -> _Job:
-        """Nothing has changed since the last level: it stands for the batches since as well."""
+        """Extend the last level to the batches since, which have changed nothing."""
         newest, last = chain[len(levels) - 1], chain[-1]
         target = LocalRun(newest.first, last.last, newest.before, last.after)
         self._local.link(newest, target)
@@ -334,7 +286,7 @@ class Materializer:
         )
 
     def _fits(self, job: _Job, chain: Sequence[LocalRun]) -> bool:
-        """Whether a job is about the state that is here."""
+        """Whether all local runs that a job reads are in the chain."""
         names = {local_run.file_name for local_run in chain}
         return (set(job.merging.inputs) or {job.target}) <= names
 
@@ -347,7 +299,7 @@ class Materializer:
         return msgspec.structs.replace(job, is_done=True)
 
     def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
-        """Merge slices until the time is over, or the result is there and replaces the inputs."""
+        """Merge slices until the time is over, or the result is complete and replaces the inputs."""
         merging, target = job.merging, named_run(job.target)
         runs = [self._local.open(named_run(name)) for name in merging.inputs]
         part = self._folder / "merge.part"
@@ -401,7 +353,7 @@ class Materializer:
         return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
 
     def _fail(self, request: MaintenanceRequest, reason: str) -> None:
-        """Give the job up, and note why for the next ack; the coordinator removes what it has stored."""
+        """Give the job up, and note why for the next ack; the coordinator removes the objects that it has stored."""
         self.discard()
         if request.grant is not None:
             try:
@@ -438,7 +390,7 @@ class Materializer:
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Whether no other process works on the subtask's job; a process that dies lets go."""
+        """Yield whether no other process works on the subtask's job; a process that dies releases the lock."""
         lock = self._local.directory / "job.lock"
         with lock.open("wb") as file:
             try:
@@ -450,7 +402,7 @@ class Materializer:
 
 
 def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
-    """The levels that are the beginning of a path, one for each of its runs."""
+    """The first levels, as far as they hold the same changes as the chain's first runs, one for one."""
     levels: list[Level] = []
     for local_run, level in zip(chain, known, strict=False):
         if (local_run.before, local_run.after) != (level.before, level.after):
@@ -460,7 +412,7 @@ def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Leve
 
 
 def _end_of_run(within: HashRange, first: int, size_bytes: int) -> int:
-    """Cut a range of hashes so that a run of about the right size is stored; hashes are evenly spread."""
+    """The last hash of a stored run of about the right size that begins at `first`; hashes are evenly spread."""
     count = -(-size_bytes // _RUN_BYTES)
     width = -(-(within.last - within.first + 1) // count)
     return min(first + width - 1, within.last)

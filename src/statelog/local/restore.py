@@ -1,4 +1,4 @@
-"""Bringing a subtask's state to where its batch starts: local runs first, then what the log has."""
+"""Restores the state that a subtask's batch starts from: from local runs first, then from the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statelog.storage import Store
 
 _ATTEMPTS: Final = 3
 _READ_THREADS: Final = 4
-"""Objects that are read from an object store at a time; a directory answers at once."""
+"""Reads from an object store at a time. One is enough for a directory, which answers at once."""
 
 
 def restore_runs(
@@ -36,42 +36,14 @@ def restore_runs(
     note_read: Callable[[], None] = lambda: None,
     shared: SharedReads | None = None,
 ) -> list[tuple[LocalRun, Run]]:
-    """Find or fetch the runs that make up a state.
+    """The local runs that make up a state, oldest first; those that were missing are fetched and written.
 
-    Parameters
-    ----------
-    local : LocalRuns
-        The subtask's local runs.
-    genesis, head : bytes
-        Chain digests of the empty state and of the state that is wanted.
-    last_batch : int
-        The batch that the wanted state comes after.
-    within : HashRange
-        Hashes of the subtask.
-    garbage : Garbage
-        What need not be kept.
-    fetch : callable
-        Asks the coordinator which segments are missing, given the digests that are here.
-    open_store : callable
-        Opens the store that holds the segments.
-    token : str
-        Unique among the directory's writers.
-    note_read : callable
-        Called whenever a run or a changeset of what is missing has been read, in order.
-    shared : SharedReads, optional
-        How to read what other subtasks of this host need as well.
+    The state is the one after `last_batch`, with the chain digest `head`; `genesis` is the digest of the empty state.
+    `fetch` asks the coordinator for a restore plan, given the digests that are here. `note_read` is called after each
+    stored run or changeset that is read. `token` is unique among the directory's writers.
 
-    Returns
-    -------
-    list of (LocalRun, Run)
-        The state, oldest first; what was missing is local now.
-
-    Raises
-    ------
-    CorruptionError
-        If a stored segment is damaged.
-    StorageError
-        If a segment cannot be read, or local files disappear again and again.
+    Raises CorruptionError if a stored segment is damaged; StorageError if one cannot be read, or if local files
+    disappear again and again.
     """
     for _ in range(_ATTEMPTS):
         chain = local.chain(genesis, head)
@@ -82,7 +54,7 @@ def restore_runs(
                 for level in missing.levels:
                     local_run = LocalRun(level.first, level.last, level.before, level.after)
                     runs = _noted(read_level(store, level), note_read)
-                    # A start may go back to a batch between, which still needs what has become garbage since.
+                    # A start may go back to a batch in between, which still needs rows that have become garbage since.
                     own = garbage if level.last == last_batch else None
                     is_bottom = level.before == genesis
                     local.write_disjoint(
@@ -101,7 +73,7 @@ def restore_runs(
         try:
             return [(local_run, local.open(local_run)) for local_run in chain]
         except (CorruptionError, FileNotFoundError):
-            # The damaged file is gone now, or another worker merged it; either way look again.
+            # The damaged file is removed now, or another worker merged it: look again.
             continue
     raise StorageError(
         f"The local runs in {local.directory} could not be opened in {_ATTEMPTS} attempts.",
@@ -125,23 +97,11 @@ def read_segments(
 ) -> Iterator[Run]:
     """Read stored changesets, some of them ahead, and yield them in order.
 
-    Parameters
-    ----------
-    store : Readable
-        Holds them.
-    segments : iterable of ClippedSegment
-        The changesets; one that counts for several ranges of hashes follows itself.
-    within : HashRange
-        The hashes that are of interest.
-    note_read : callable
-        Called whenever a changeset has been read.
+    A changeset that counts for only a part of the hashes `within` is cut to that part; others may hold more keys. One
+    that counts for several ranges of hashes is given several times in a row.
 
-    Raises
-    ------
-    CorruptionError
-        If one is damaged or shorter than recorded; names the object and the offset.
-    StorageError
-        If one cannot be read.
+    Raises CorruptionError with object and offset for a damaged or short changeset, StorageError for one that cannot be
+    read.
     """
 
     def read(segment: SegmentRef, clips: list[ClippedSegment]) -> list[Run]:
@@ -156,9 +116,9 @@ def read_segments(
 
 
 def read_level(store: Readable, level: Level) -> Iterator[Run]:
-    """Read the runs of a level, some of them ahead; raises what :func:`read_segments` does.
+    """Read the runs of a level, some of them ahead; raises the errors of :func:`read_segments`.
 
-    Each run may be used until the next one is asked for.
+    Each run is valid until the next one is asked for.
     """
     threads = _threads(store)
     memory = RunMemory() if threads == 1 else None
@@ -175,5 +135,5 @@ def _threads(store: Readable) -> int:
 
 
 def read_segment(store: Readable, segment: SegmentRef) -> bytes:
-    """Read one stored changeset or snapshot as a whole; raises what :func:`read_segments` does."""
+    """Read one stored changeset or snapshot as a whole; raises the errors of :func:`read_stored`."""
     return read_stored(store, segment, f"the changeset of subtask {segment.subtask}")

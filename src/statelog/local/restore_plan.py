@@ -1,4 +1,4 @@
-"""Where changesets are stored."""
+"""The plan of a restore: the stored levels and changesets that a subtask lacks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from statelog.log.references import Level, SegmentRef
 from statelog.runs.key_groups import HashRange
 
 SHARED_BYTES: Final = 1 << 20
-"""Of what several subtasks need as much is read at once: then it is the request that takes the time, not the bytes."""
+"""Bytes that several subtasks need are read at once up to this size: the request takes the time, not the bytes."""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A byte range of an object that several subtasks need, or parts of it."""
+    """A byte range of an object; several subtasks of a host need it or parts of it, so it is worth reading once."""
 
     name: str
     offset: int
@@ -22,25 +22,16 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A segment, and the key hashes for which it counts.
-
-    Parameters
-    ----------
-    segment : SegmentRef
-        The segment.
-    first_hash, last_hash : int
-        Key hashes for which it counts.
-    is_shared : bool
-        Whether it may hold other keys, because the checkpoint has another parallelism.
-    extent : Extent, optional
-        What is worth reading once for all subtasks of a host; it holds the segment.
-    """
+    """A segment, and the key hashes for which it counts."""
 
     segment: SegmentRef
     first_hash: int
     last_hash: int
+    """Included."""
     is_shared: bool
+    """Whether the segment may hold other keys too, because its checkpoint has another parallelism."""
     extent: Extent | None = None
+    """Holds the segment, if it is worth reading once for all subtasks of a host."""
 
     @property
     def within(self) -> HashRange:
@@ -49,29 +40,20 @@ class ClippedSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RestorePlan(msgspec.Struct, frozen=True):
-    """What a subtask lacks of a state.
-
-    Parameters
-    ----------
-    since : bytes
-        Chain digest of the newest state that the subtask has, or has with the levels; of the empty state if it has
-        none.
-    first_batch : int
-        The first batch whose changes it lacks beside the levels.
-    segments : list of ClippedSegment
-        What leads from there to the wanted state, oldest first. They may hold other subtasks' keys too.
-    levels : list of Level
-        Materialized state that it lacks, oldest first.
-    """
+    """The stored levels and changesets that a subtask lacks of a state."""
 
     since: bytes
+    """Chain digest of the newest state that the subtask has, or has with the levels; genesis if none."""
     first_batch: int
+    """The first batch whose changes are read as segments."""
     segments: list[ClippedSegment]
+    """The changes from `since` to the wanted state, oldest first. They may hold other subtasks' keys too."""
     levels: list[Level] = []
+    """Missing materialized state, oldest first."""
 
     @property
     def extents(self) -> set[Extent]:
-        """What is worth reading once for all subtasks of a host."""
+        """The extents worth reading once for all subtasks of a host."""
         segments = {clip.extent for clip in self.segments if clip.extent is not None}
         runs = {
             Extent(run.name, run.offset, run.length)
@@ -83,6 +65,6 @@ class RestorePlan(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Size of all of it in bytes."""
+        """Bytes of all levels and segments."""
         segments = {(part.segment.name, part.segment.offset): part.segment.length for part in self.segments}
         return sum([level.length for level in self.levels]) + sum(segments.values())

@@ -1,9 +1,9 @@
-"""Local copies of runs: a directory of one subtask that the host's Python workers share.
+"""Local runs: the files of one subtask's directory, which the host's Python workers share.
 
-A file is an edge between two chain digests, named by them: it holds the changes of some successive batches.
-The state of a checkpoint is a path of edges from the empty state to the checkpoint's digest, so a file of an
-attempt that failed, of another epoch or of another history is simply not on the path. Nothing here is
-needed for correctness: what is missing or damaged is fetched again.
+A local run holds the changes of some successive batches. Its name has the chain digests before and after them. The
+state of a checkpoint is a chain of local runs from the empty state to the checkpoint's digest, so a file of a failed
+attempt, another epoch or another history is simply not in the chain. Correctness does not depend on these files: one
+that is missing or damaged is fetched again.
 """
 
 from __future__ import annotations
@@ -29,36 +29,30 @@ from statelog.runs.reader import Run
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 
 JOB_FOLDER: Final = "job"
-"""What a merge in slices has reached, beside the runs."""
+"""Folder beside the runs with the progress of a materialization job."""
 ROCKSDB_FOLDER: Final = "rocksdb"
-"""A table that is made from the runs, beside them."""
+"""Folder beside the runs with the RocksDB table that is made from them."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
 _GROUP_RUNS: Final = 64
 _GROUP_BYTES: Final = 64 << 20
 _MOST_SLICE_ROWS: Final = 65_536
-"""Of a merge: its memory is used again and again, and getting new memory takes longer than merging."""
+"""Bounds the slices of a merge: their memory is used again, and getting new memory takes longer than merging."""
 _LEAST_SLICE_ROWS: Final = 16_384
 _SLICES: Final = 32
-"""As many as a run gets before they become larger: each is a block, and a search looks into every block."""
+"""Slices of a run before they become larger: each is a block, and a search looks into every block."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A local file: the changes that lead from one digest to another.
-
-    Parameters
-    ----------
-    first, last : int
-        Batches whose changes it holds.
-    before, after : bytes
-        Chain digests before the first and after the last.
-    """
+    """A local file with the changes of batches `first` to `last`, both included."""
 
     first: int
     last: int
     before: bytes
+    """Chain digest before the first batch."""
     after: bytes
+    """Chain digest after the last batch."""
 
     @property
     def file_name(self) -> str:
@@ -67,7 +61,7 @@ class LocalRun:
 
     @classmethod
     def parse(cls, file_name: str) -> LocalRun | None:
-        """The edge of a file; None for other files."""
+        """The local run of a file; None for other files."""
         found = _EDGE.fullmatch(file_name)
         if found is None:
             return None
@@ -75,7 +69,7 @@ class LocalRun:
 
 
 def named_run(file_name: str) -> LocalRun:
-    """The edge of a local run's file."""
+    """The local run of a file that is known to be one."""
     local_run = LocalRun.parse(file_name)
     assert local_run is not None, file_name
     return local_run
@@ -85,14 +79,9 @@ class LocalRuns:
     """The local runs of one subtask.
 
     Several processes may use the directory at once: files are written under other names and then renamed,
-    and a file that disappears is treated as one that was never there.
+    and a file that disappears is treated as one that was never there. The directory is made with the first file.
 
-    Parameters
-    ----------
-    directory : Path
-        The subtask's directory; it is made when the first file is written.
-    budget : Budget
-        Of merges, and of the blocks of what they make.
+    A `token` is unique among the directory's writers, and begins with the batch that writes.
     """
 
     def __init__(self, directory: Path, budget: Budget = BUDGET) -> None:
@@ -101,7 +90,7 @@ class LocalRuns:
         self._opened: dict[str, Run] = {}
 
     def local_runs(self) -> list[LocalRun]:
-        """All edges in the directory, without opening them."""
+        """All local runs in the directory, not opened."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -109,23 +98,17 @@ class LocalRuns:
         return [local_run for name in names if (local_run := LocalRun.parse(name)) is not None]
 
     def chain(self, start: bytes, head: bytes) -> list[LocalRun] | None:
-        """Edges that lead from one digest to another, oldest first, as few as there are; or None."""
+        """A chain from one digest to another, oldest first, of runs as long as possible; None if none leads there."""
         by_after: dict[bytes, list[LocalRun]] = {}
         for local_run in self.local_runs():
             by_after.setdefault(local_run.after, []).append(local_run)
         return _walk_back(by_after, start, head)
 
     def open(self, local_run: LocalRun) -> Run:
-        """Open an edge's run, mapped into memory; opened runs are kept.
+        """Map a run into memory; it stays open.
 
-        A file that is not known to be as it was written is read and checked.
-
-        Raises
-        ------
-        CorruptionError
-            If the file is damaged; it was removed.
-        FileNotFoundError
-            If another process removed it.
+        A file without a valid stamp is read and checked. A damaged file is removed, with CorruptionError; if
+        another process has removed the file, FileNotFoundError is raised.
         """
         run = self._opened.get(local_run.file_name)
         if run is None:
@@ -142,30 +125,20 @@ class LocalRuns:
         return run
 
     def write(self, local_run: LocalRun, data: bytes, token: str) -> None:
-        """Write the run of an edge.
-
-        Parameters
-        ----------
-        edge : LocalRun
-            What the run holds.
-        data : bytes
-            The run.
-        token : str
-            Unique among the directory's writers; begins with the batch that writes.
-        """
+        """Write the bytes of a local run."""
         temporary = self._temporary(token)
         write_file(temporary, data)
         self.keep(temporary, local_run)
 
     def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
-        """Have a run written into a file that :meth:`keep` gives its name; `token` is that of :meth:`write`."""
+        """Have `write` fill a temporary file; :meth:`keep` then gives it its name."""
         temporary = self._temporary(token)
         with pa.OSFile(str(temporary), "wb") as sink:
             write(sink)
         return temporary
 
     def keep(self, written: Path, local_run: LocalRun) -> None:
-        """Give a file that was written just now the name of its edge."""
+        """Rename a file that was written just now to its local run."""
         stamp(written)
         written.rename(self.directory / local_run.file_name)
 
@@ -179,25 +152,11 @@ class LocalRuns:
         within: HashRange | None = None,
         garbage: Garbage | None = None,
     ) -> None:
-        """Merge runs into the run of an edge.
+        """Merge runs, oldest first, into one local run.
 
-        However many there are, only some of them are in memory at once: groups are merged into temporary
-        files, and these, mapped, into the result.
-
-        Parameters
-        ----------
-        edge : LocalRun
-            What the result holds.
-        runs : iterable of Run
-            The inputs, oldest first.
-        token : str
-            Unique among the directory's writers; begins with the batch that writes.
-        is_bottom : bool
-            Whether the result starts at the empty state, so that removals need not be kept.
-        within : HashRange, optional
-            Keep only keys of these hashes.
-        garbage : Garbage, optional
-            What may be left out.
+        `is_bottom` says that it begins at the empty state, so that removals need not be kept. Keys of hashes outside
+        `within` are left out. However many runs there are, only some are in memory at once: groups are merged into
+        temporary files, and these, mapped, into the result.
         """
         temporary = self._temporary(token)
         merged: list[Run] = []
@@ -224,16 +183,10 @@ class LocalRuns:
         within: HashRange,
         garbage: Garbage | None,
     ) -> None:
-        """Write runs one after the other into the run of an edge; only one of them is in memory at once.
+        """Write runs one after the other into one local run; only one of them is in memory at once.
 
-        Parameters
-        ----------
-        edge, token, is_bottom, within, garbage
-            As for :meth:`write_merged`.
-        runs : iterable of Run
-            The inputs; those that hold a state are disjoint and come in order of their hashes.
-        rows : int
-            Number of their rows.
+        Runs that hold rows of the same state are disjoint, and come in order of their hashes. `rows` is the number of
+        rows of all. The other arguments are those of :meth:`write_merged`.
         """
         temporary = self._temporary(token)
         with pa.OSFile(str(temporary), "wb") as sink:
@@ -274,7 +227,7 @@ class LocalRuns:
         return self.directory / f"{token}.tmp"
 
     def _keep_open(self, written: Path, local_run: LocalRun) -> None:
-        """Give a file its name, and open it; it was written just now and need not be checked."""
+        """Give a file its name, and open it without a check, as it was written just now."""
         self.keep(written, local_run)
         self._opened[local_run.file_name] = self._map(self.directory / local_run.file_name)
 
@@ -282,26 +235,14 @@ class LocalRuns:
         return _map(path, on_damage=partial(self._discard, path))
 
     def _discard(self, path: Path) -> None:
-        """Remove a damaged file, and forget its map: another process may bring the file back."""
+        """Remove a damaged file, and forget its map, as another process may bring the file back."""
         self._opened.pop(path.name, None)
         path.unlink(missing_ok=True)
 
     def merge(
         self, local_runs: Sequence[LocalRun], genesis: bytes, token: str, *, garbage: Garbage | None = None
     ) -> LocalRun:
-        """Merge adjacent runs of a path into one, which replaces them; all must be certain.
-
-        Parameters
-        ----------
-        edges : sequence of LocalRun
-            The runs, oldest first.
-        genesis : bytes
-            Chain digest of the empty state.
-        token : str
-            Unique among the directory's writers; begins with the batch that writes.
-        garbage : Garbage, optional
-            As in :meth:`write_merged`.
-        """
+        """Merge adjacent runs of a chain, oldest first, into one that replaces them; all must be certain."""
         local_run = LocalRun(local_runs[0].first, local_runs[-1].last, local_runs[0].before, local_runs[-1].after)
         runs = [self.open(part) for part in local_runs]
         self.write_merged(local_run, runs, token, is_bottom=local_run.before == genesis, garbage=garbage)
@@ -309,30 +250,22 @@ class LocalRuns:
         return local_run
 
     def link(self, local_run: LocalRun, longer: LocalRun) -> None:
-        """Let a run stand for more batches, which have changed nothing."""
+        """Give a run a second name, for itself and later batches that have changed nothing."""
         (self.directory / longer.file_name).unlink(missing_ok=True)
         os.link(self.directory / local_run.file_name, self.directory / longer.file_name)
 
     def remove(self, file_names: Iterable[str]) -> None:
-        """Remove files that a merged one replaces."""
+        """Remove files that a merged run replaces."""
         for name in file_names:
             (self.directory / name).unlink(missing_ok=True)
 
     def sweep(self, chain: Sequence[LocalRun], certain: int, *, keeps_rocksdb: bool = False) -> None:
-        """Remove files of batches up to `certain` that are not on the chain, and forget their maps.
+        """Remove files of batches up to `certain` that are not in the chain, and forget their maps.
 
-        Such files come from attempts that failed and from other histories. None is still being written: a
-        batch that is certain has no live attempt, and a temporary file is of the batch whose attempt writes it.
-        A file that shortens the chain stays: another attempt of the batch has just merged what it replaces.
-
-        Parameters
-        ----------
-        chain : sequence of LocalRun
-            The state.
-        certain : int
-            The batch that it comes after.
-        keeps_rocksdb : bool
-            Whether the RocksDB table, if there is one, is still of use.
+        Such files come from attempts that failed and from other histories. None is still being written: a batch that is
+        certain has no live attempt, and the name of a temporary file tells the batch whose attempt writes it. A file
+        that shortens the chain stays: another attempt of the batch has just merged the runs that it replaces. The
+        RocksDB table goes unless it is still of use (`keeps_rocksdb`).
         """
         kept = {local_run.file_name for local_run in chain} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
         digests = {digest for local_run in chain for digest in (local_run.before, local_run.after)}
@@ -347,7 +280,7 @@ class LocalRuns:
             del self._opened[name]
 
     def digests(self, start: bytes) -> list[bytes]:
-        """All digests that edges lead to from `start`, itself included."""
+        """All digests that local runs lead to from `start`, itself included."""
         by_before: dict[bytes, list[LocalRun]] = {}
         for local_run in self.local_runs():
             by_before.setdefault(local_run.before, []).append(local_run)
@@ -380,7 +313,7 @@ def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
 
 
 def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
-    """Whether a file is an edge between some digests."""
+    """Whether a file is a local run between two of the digests."""
     local_run = LocalRun.parse(file_name)
     return local_run is not None and local_run.before in digests and local_run.after in digests
 
@@ -394,7 +327,7 @@ def _last_batch(file_name: str) -> int:
 
 
 def _walk_back(by_after: dict[bytes, list[LocalRun]], start: bytes, head: bytes) -> list[LocalRun] | None:
-    """Depth-first from the head to the start, taking the longest edges first."""
+    """Search depth-first from the head to the start, the longest local runs first."""
     pending: list[tuple[bytes, list[LocalRun]]] = [(head, [])]
     seen: set[bytes] = set()
     while pending:

@@ -1,4 +1,4 @@
-"""Reading what several subtasks of a host need once for all of them, into files that they share."""
+"""Reads bytes that several subtasks of a host need once for all of them, into files that they share."""
 
 from __future__ import annotations
 
@@ -21,22 +21,11 @@ _CHECKSUM_BYTES: Final = 8
 
 
 class SharedReads:
-    """What the subtasks of an operator that are restored on this host read of an object store.
+    """Reads from an object store that the subtasks of an operator, restored on this host, share.
 
-    An extent is read by whoever needs it first, while the others wait, and is a file from then on. A file that
-    is missing or damaged is read again. The files are of one batch of one run: objects never change, but another
-    run may have a store where other objects have these names.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the files are.
-    run_id : str
-        The run of the query.
-    batch : int
-        The batch that restores the state.
-    token : str
-        Unique among all attempts.
+    The first subtask that needs an extent reads it into a file, while the others wait. An extent whose file is missing
+    or damaged is read again. The files are of one batch of one start: objects never change, but in another start the
+    store may have other objects of the same names. `token` is unique among all attempts.
     """
 
     def __init__(self, folder: Path, run_id: str, batch: int, token: str) -> None:
@@ -46,25 +35,25 @@ class SharedReads:
         self._token = token
 
     def of(self, store: Store, missing: RestorePlan) -> Readable:
-        """A store's objects, of which the extents that several subtasks need are read once for this host.
+        """The store, with the shared extents of a restore plan read once for this host.
 
-        A directory is read as it is: the operating system keeps what was read of it.
+        A directory is read as it is: the operating system caches its files.
         """
         return store if store.can_append else _SharedObjects(store, missing.extents, self)
 
     def discard(self) -> None:
-        """Remove the files, as something in them is wrong: the next attempt is to read them again."""
+        """Remove the batch's files, as something in them is wrong; the next attempt reads them again."""
         for path in self._folder.glob(f"{self._batch}-*"):
             if not path.suffix:  # others may be writing theirs
                 path.unlink(missing_ok=True)
 
     def read(self, store: Store, extent: Extent) -> bytes:
-        """The bytes of an extent; raises what :meth:`Store.read` does."""
+        """The bytes of an extent; raises the errors of :meth:`Store.read`."""
         wanted = f"{self._run_id} {extent.name} {extent.offset} {extent.length}"
         path = self._folder / f"{self._batch}-{xxhash.xxh3_128_hexdigest(wanted.encode())}"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(f"{path}.lock", "wb") as lock:
-            # A process that dies lets go.
+            # A process that dies releases the lock.
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = _checked(path)
             if found is not None:
@@ -77,7 +66,7 @@ class SharedReads:
 
 
 class _SharedObjects:
-    """A store whose shared extents are read for all of the host."""
+    """A store whose shared extents are read once per host."""
 
     def __init__(self, store: Store, extents: Iterable[Extent], shared: SharedReads) -> None:
         self._store = store
@@ -104,7 +93,7 @@ class _SharedObjects:
 
 
 def remove_shared(folder: Path, certain: int) -> None:
-    """Remove the files of batches up to one that is certain: all its subtasks have their state."""
+    """Remove the files of batches up to `certain`, a batch that is certain: all its subtasks have their state."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -115,7 +104,7 @@ def remove_shared(folder: Path, certain: int) -> None:
 
 
 def _checked(path: Path) -> bytes | None:
-    """The bytes of a file that is whole; None otherwise."""
+    """The bytes of a file; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Local copies of a subtask's snapshots: files named by their checksums, shared by the host's Python workers."""
+"""Local copies of an unkeyed subtask's snapshots, named by checksum and shared by the host's Python workers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from statelog.runs import digests
 
 
 class LocalSnapshots:
-    """The local snapshots of one subtask. Nothing here is needed: what is missing or damaged is read from the store.
+    """The local snapshots of one subtask; one that is missing or damaged is read from the store.
 
-    Parameters
-    ----------
-    directory : Path
-        The subtask's directory; it is made when the first file is written.
+    The directory is made with the first file.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def read(self, checksum: bytes) -> bytes | None:
-        """The snapshot with a checksum; None if it is not here."""
+        """The snapshot with a checksum; None if it is missing or damaged."""
         try:
             data = self._path(checksum).read_bytes()
         except FileNotFoundError:
@@ -38,7 +35,7 @@ class LocalSnapshots:
         temporary.rename(self._path(checksum))
 
     def sweep(self, kept: Collection[bytes], batch: int) -> None:
-        """Remove all files but those of some checksums, and those that are still being written for a batch or later."""
+        """Remove all files but the snapshots of some checksums, and files still being written for `batch` or later."""
         names = {self._path(checksum).name for checksum in kept}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
             if name not in names and not (name.endswith(".tmp") and int(name.partition("-")[0]) >= batch):

@@ -1,4 +1,4 @@
-"""Reading stored runs: whole, or only the blocks that hold some key hashes; several at a time."""
+"""Reads stored runs, several at a time: whole, or only the blocks that hold some key hashes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from statelog.runs.reader import Run
 _TAIL_BYTES: Final = 64 << 10
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _GAP_BYTES: Final = 64 << 10
-"""Blocks that are not farther apart are read with what is between them."""
+"""Blocks that are not farther apart are read together, with the bytes between them."""
 
 
 class Readable(Protocol):
-    """What a restore needs of a store."""
+    """The part of a store that a restore needs."""
 
     @property
     def can_append(self) -> bool:
-        """Whether it is a directory, which answers at once."""
+        """Whether the store is a directory, which answers at once."""
         ...
 
     def read(self, name: str, *, offset: int, length: int) -> bytes:
@@ -43,13 +43,13 @@ class Readable(Protocol):
 
 
 class RunMemory:
-    """Memory for one run after the other: getting new memory can take longer than reading a file that is cached."""
+    """Memory that one run after the other uses: getting new memory can take longer than reading a cached file."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def of(self, length: int) -> memoryview:
-        """Some bytes; those of the call before are void."""
+        """`length` bytes; those of the call before are void."""
         if len(self._memory) < length:
             self._memory = np.empty(length, np.uint8)
         return self._memory[:length].data
@@ -60,14 +60,10 @@ _Result = TypeVar("_Result")
 
 
 def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> bytes:
-    """Read a stored run or snapshot as a whole; `what` says what it is, for messages.
+    """Read a stored run or snapshot as a whole; messages call it `what`.
 
-    Raises
-    ------
-    CorruptionError
-        If it is damaged, gone or shorter than recorded; names the object and the offset.
-    StorageError
-        If it cannot be read.
+    Raises CorruptionError with object and offset if it is damaged, gone or shorter than recorded, StorageError if it
+    cannot be read.
     """
     with _named(stored, what):
         data = store.read(stored.name, offset=stored.offset, length=stored.length)
@@ -83,26 +79,10 @@ def read_run(
     within: HashRange | None = None,
     memory: RunMemory | None = None,
 ) -> Run:
-    """Read a stored run.
+    """Read a stored run; messages call it `what`. Raises the errors of :func:`read_stored`.
 
-    Parameters
-    ----------
-    store : Readable
-        Holds it.
-    stored : SegmentRef or StoredRun
-        Where it is.
-    what : str
-        What it is, for messages.
-    within : HashRange, optional
-        Of a large run read only the blocks with these hashes. They are checked by their own checksums; the
-        others must not be looked at.
-    memory : RunMemory, optional
-        For a large run; by default it has its own.
-
-    Raises
-    ------
-    CorruptionError, StorageError
-        As :func:`read_stored`.
+    With `within`, only the blocks with these hashes are read of a large run. They are checked by their own checksums;
+    the other blocks must not be looked at. A large run uses `memory`, or memory of its own.
     """
     if stored.length <= SHARED_BYTES:
         return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
@@ -134,7 +114,7 @@ def read_run(
 
 
 def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads: int) -> Iterator[_Result]:
-    """Read items by several threads, and yield the results in order; as many are kept as there are threads."""
+    """Read items by several threads, and yield the results in order; at most `threads` results wait."""
     if threads == 1:
         yield from map(read, items)
         return
@@ -164,7 +144,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @contextmanager
 def _named(stored: SegmentRef | StoredRun, what: str) -> Iterator[None]:
-    """Say of a missing object what it holds."""
+    """Report a missing object as damage, and name its content."""
     try:
         yield
     except StorageError as error:

@@ -1,8 +1,8 @@
-"""Which subtasks still run on this host: the files of those that have moved away are removed.
+"""Tracks which subtasks still run on this host, and removes the files of those that have moved away.
 
-Every subtask runs in every batch, somewhere. So one that has not run here for some batches runs on another host, and
-if it comes back it fetches what it lacks. Beside each directory a file names the batch that last ran there; a running
-task holds it, so that no other process removes the directory meanwhile.
+Every subtask runs in every batch, somewhere. So a subtask that has not run here for some batches runs on another host,
+and if it comes back it fetches the state that it lacks. Beside each directory a file names the batch that last ran
+there; a running task locks it, so that no other process removes the directory meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from statelog.local.runs import LocalRuns
 
 SPARE_BATCHES: Final = 10
-"""For so many batches a subtask may run elsewhere before its files go."""
+"""Number of batches that a subtask may run elsewhere before its files go."""
 _SUFFIX: Final = ".used"
 _BATCH_BYTES: Final = 20
 
@@ -49,22 +49,15 @@ def _hold(directory: Path) -> int:
 
 
 def is_turn_to_remove(batch: int, subtask: int, parallelism: int) -> bool:
-    """Whether a task looks for unused directories after a batch: about one of the query's does, each in its turn."""
+    """Whether a task looks for unused directories after a batch: at most one of the operator's does, in turn."""
     period = max(SPARE_BATCHES, parallelism)
     return batch % period == subtask % period
 
 
 def remove_unused(directory: Path, batch: int, spare_batches: int = SPARE_BATCHES) -> None:
-    """Remove the directories of subtasks that have not run on this host for some batches.
+    """Remove the directories of subtasks that have not run on this host for more than `spare_batches`.
 
-    Parameters
-    ----------
-    directory : Path
-        That of a subtask that has run here; the others are beside it.
-    batch : int
-        The batch that it has run.
-    spare_batches : int
-        How long a directory may be unused.
+    `directory` is that of a subtask that has run `batch` here; the others are beside it.
     """
     for used_file in directory.parent.glob(f"*{_SUFFIX}"):
         _remove_if_unused(used_file, batch, spare_batches)
@@ -78,18 +71,18 @@ def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
     try:
         fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(used).st_nlink:
-            return  # removed by another one meanwhile; the subtask may run again, with a file of its own
+            return  # another task removed it meanwhile; the subtask may run again, with a new file
         text = os.pread(used, _BATCH_BYTES, 0)
         last = int(text) if text.strip().isdigit() else None
         if last is None or last > batch:
-            # The task died before it named its batch, or the query has gone back since: from now on it counts.
+            # The task died before it named its batch, or the query has gone back since: count from now on.
             os.pwrite(used, f"{batch:{_BATCH_BYTES}}".encode(), 0)
         elif last < batch - spare_batches:
             if used_file.with_suffix("").exists():
                 shutil.rmtree(used_file.with_suffix(""))
             used_file.unlink()
     except OSError:
-        pass  # a task runs there, or the disk fails; the next one tries again
+        pass  # a task runs there, or the disk fails; the next task tries again
     finally:
         os.close(used)
 
@@ -97,13 +90,8 @@ def _remove_if_unused(used_file: Path, batch: int, spare_batches: int) -> None:
 class LocalCache:
     """The local runs that a process has opened, of the subtasks that it has run lately.
 
-    Parameters
-    ----------
-    spare_batches : int
-        After so many batches without it a subtask's maps are released: their files may be removed already, and take
-        space as long as they are mapped.
-    released : callable
-        Called with the directory of a subtask whose maps are released.
+    After more than `spare_batches` without a subtask its maps are released: their files may be removed already, and
+    take space as long as they are mapped. `released` is then called with the subtask's directory.
     """
 
     def __init__(self, spare_batches: int = SPARE_BATCHES, released: Callable[[Path], None] = lambda _: None) -> None:
@@ -113,7 +101,7 @@ class LocalCache:
         self._batches: dict[Path, int] = {}
 
     def at(self, directory: Path, batch: int) -> LocalRuns:
-        """The local runs in a subtask's directory, with those that are mapped already."""
+        """The local runs of a subtask's directory; those opened before stay open."""
         operator = directory.parent.parent
         for other, last in list(self._batches.items()):
             if other.parent.parent == operator and other != directory and abs(batch - last) > self._spare_batches:

@@ -1,0 +1,24 @@
+"""The numbered log of an operator: which checkpoints exist, and where their state is stored.
+
+An operator's folder has one log. An object of the store that no entry of the log names does not exist. A checkpoint is
+durable as soon as the log has its entry.
+
+The life of a log:
+
+1. ``operator_folder`` finds the operator's folder in a location; ``open_store`` and ``open`` make its store and its
+   ``Log`` (the contract in ``log``, fulfilled by ``numbered``).
+2. A start of the query *claims* the log: it opens the next epoch and gets all valid entries. Older writers are now
+   fenced: their next append fails. A *fence* notes where their files ended.
+3. After each micro-batch the start *appends* a checkpoint (``entry``). Its references (``references``) say where the
+   changesets, snapshots and materialized runs are; small ones travel inside the entry, as its payload.
+4. A reader goes through the files, newest first (``frames``), back to the newest checkpoint's ``log_start``.
+5. Files before ``log_start`` may be removed, once no older writer needs to find them.
+
+Words: *entry* (a claim, fence or checkpoint), *frame* (the bytes of an entry: header, index, payload), *epoch* (a
+start's claim on a location), *segment* (where a changeset or snapshot is), *stored run*, *level* (merged changes of
+successive batches, cut by key hash into stored runs), *base* (the levels of a subtask: its materialized state) and
+*base range* (the key hashes for which a base counts).
+
+The package may import only ``storage``, ``runs`` and the core modules. The bytes are specified in ``docs/format.md``,
+the protocol in ``docs/design/0001-commit-protocol.md``.
+"""

@@ -1,4 +1,4 @@
-"""Log entries: claims, fences and checkpoints, and the frame that each is stored in.
+"""Log entries (claims, fences, checkpoints) and the frames that store them.
 
 The byte layout is specified in ``docs/format.md``.
 """
@@ -21,7 +21,7 @@ from statelog.runs.schema import StateSchema
 
 _MAGIC: Final = b"SLE"
 VERSION: Final = 2
-"""Version of the entries that are written; those of version 1 do not record what is retained."""
+"""Version of newly written entries. Entries of version 1 do not record which checkpoints are retained."""
 FRAME_MAGIC: Final = _MAGIC + b"%d" % VERSION
 _READABLE: Final = frozenset(_MAGIC + b"%d" % version for version in range(1, VERSION + 1))
 _HEADER: Final = struct.Struct("<4sIQQQ")
@@ -29,13 +29,13 @@ FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
 
 INITIAL_BATCH: Final = -1
-"""The batch of a checkpoint that holds what an operator was given before its first batch."""
+"""Batch of the initial checkpoint: the state that an operator was given before its first batch."""
 Settings = Mapping[str, int | str]
-"""Settings by the names that users know."""
+"""Settings of an operator, by the names that users know."""
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """A run takes over the location; everything written by older epochs after it is void."""
+    """A start takes over the location; entries that older epochs write after it are void."""
 
     epoch: int
     query_id: str
@@ -46,102 +46,75 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class Fence(msgspec.Struct, frozen=True, tag="fence"):
-    """Where older files end, by base name: what stands behind that does not count."""
+    """End offsets of older files, by base name: bytes behind them do not count."""
 
     epoch: int
     ends: dict[str, int]
 
 
 class QueryOperators(msgspec.Struct, frozen=True):
-    """The operators that a query has in one of its runs.
-
-    Parameters
-    ----------
-    started_ms : int
-        When the operator's part of the run began, milliseconds since the Unix epoch by the driver's clock.
-    locations : dict of str to str
-        For each operator, by uid, where its state is; empty if that is below the query's checkpointLocation.
-    """
+    """All operators of a query in one of its starts."""
 
     started_ms: int
+    """When the operator's part of the start began: milliseconds since the Unix epoch, by the driver's clock."""
     locations: dict[str, str]
+    """Location of each operator's state, by uid; empty for state below the query's checkpointLocation."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
-    """The state after one micro-batch: the changesets of all subtasks of the batch.
-
-    Parameters
-    ----------
-    epoch : int
-        The epoch that wrote the entry.
-    batch : int
-        Spark's batch id, which is the checkpoint's id; or :data:`INITIAL_BATCH`.
-    revision : int
-        0, or the number of times that an attempt with another result replaced one.
-    parallelism : int
-        Number of subtasks.
-    segments : list of SegmentRef
-        By subtask; of one that has several a later one counts more.
-    key_schema : bytes
-        Arrow IPC schema message of the key columns.
-    states : list of StateSchema
-        The operator's states, by name.
-    batch_time_ms, watermark_ms : int
-        Time and watermark of the batch, milliseconds since the Unix epoch. The watermark is Spark's, unless the
-        operator has one of its own.
-    token : bytes
-        Unique per written entry.
-    max_event_ms : list of (int or None)
-        The largest event time seen so far of each input of an operator with a watermark of its own.
-    element_counts : list of list of int, shape (parallelism, states)
-        Number of elements of each state in the subtasks' snapshots; empty if the operator has keys.
-    generations : dict
-        For each state that was ever deleted, how often. Rows of earlier generations do not count.
-    log_start : int
-        The first file of the log with an entry that is still needed; 0 if the whole log is.
-    retained_from : int or None
-        The oldest batch whose checkpoint can be restored once this entry is durable: what only older ones need may be
-        deleted from then on. None in entries of version 1.
-    operators : QueryOperators or None
-        All operators of the query in the run that wrote the entry. None in entries of version 1.
-    bases : list of Base
-        Materialized states that count from this checkpoint on.
-    base_ranges : list of BaseRange or None
-        All materialized states that count before `bases` do, so that no earlier entry is needed for them; None if the
-        entries before say so.
-    number : int
-        The log file that holds the entry; the reader sets it.
-    settings : dict
-        The settings of the operator that its state depends on, see :mod:`statelog.checkpoint.settings`. Empty in
-        entries of version 1 and of operators without keys.
-    """
+    """The state after one micro-batch: the changesets or snapshots of all its subtasks."""
 
     epoch: int
     batch: int
+    """Spark's batch id, or :data:`INITIAL_BATCH`; it is the checkpoint's id too."""
     revision: int
+    """How many times an attempt with another result has replaced the batch's checkpoint."""
     query_id: str
     run_id: str
     uid: str
     parallelism: int
     segments: list[SegmentRef]
+    """In order of their subtasks. Of several segments of a subtask the later ones win."""
     key_schema: bytes
+    """Arrow IPC schema message of the key columns; empty if the operator is unkeyed."""
     states: list[StateSchema]
+    """In order of their names."""
     batch_time_ms: int
+    """Milliseconds since the Unix epoch."""
     watermark_ms: int
+    """Milliseconds since the Unix epoch: Spark's watermark, unless the operator has one of its own."""
     token: bytes
+    """Unique per written entry."""
     max_event_ms: list[int | None] = []
+    """The largest event time so far of each input, if the operator has a watermark of its own."""
     element_counts: list[list[int]] = []
+    """Number of elements by subtask and state, of shape (parallelism, states); empty if the operator is keyed."""
     generations: dict[str, int] = {}
+    """How often each state that was ever deleted has been. Rows of earlier generations do not count."""
     log_start: int = 0
+    """The first log file with an entry that is still needed; 0 if all are."""
     bases: list[Base] = []
+    """Materialized states that count from this checkpoint on."""
     base_ranges: list[BaseRange] | None = msgspec.field(default=None, name="cover")
+    """All materialized states that counted before `bases`, repeated so that no earlier entry is needed for them.
+
+    None if they are not repeated.
+    """
     number: int = 0
+    """The log file that holds the entry; the reader sets it."""
     retained_from: int | None = None
+    """The oldest batch whose checkpoint can be restored once this entry is durable. Objects that only older ones need
+    may be deleted from then on. None in entries of version 1.
+    """
     operators: QueryOperators | None = None
+    """All operators of the query in the start that wrote the entry; None in entries of version 1."""
     settings: dict[str, int | str] = {}
+    """Settings that the state depends on, see :mod:`statelog.checkpoint.settings`. Empty in entries of version 1 and of
+    unkeyed operators.
+    """
 
     def segments_of(self, first: int, last: int) -> list[SegmentRef]:
-        """The segments of some subtasks, the last one included."""
+        """The segments of the subtasks from `first` to `last`, both included."""
         segments = self.segments
         if len(segments) == self.parallelism and self._begins(first, first) and self._begins(last + 1, last + 1):
             return segments[first : last + 1]
@@ -149,7 +122,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         return segments[start : bisect_right(segments, last, lo=start, key=_subtask)]
 
     def _begins(self, subtask: int, place: int) -> bool:
-        """Whether the segments from a subtask on are those from a place on, which is usual."""
+        """Whether the segments of `subtask` and of all later ones begin at index `place`; usually they do."""
         segments = self.segments
         is_end = place == len(segments) or segments[place].subtask >= subtask
         return is_end and (place == 0 or segments[place - 1].subtask < subtask)
@@ -162,18 +135,9 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
         return found
 
     def placed(self, header: FrameHeader, *, name: str, offset: int, number: int) -> Checkpoint:
-        """The entry as a reader sees it, with the segments' offsets made absolute.
+        """The entry as readers see it: segments and runs inside it get the object's name, and absolute offsets.
 
-        Parameters
-        ----------
-        header : FrameHeader
-            Header of its frame.
-        name : str
-            The object that holds the frame.
-        offset : int
-            Where the frame starts in it.
-        number : int
-            The object's number in the log.
+        The frame starts at `offset` of object `name`, which is file `number` of the log.
         """
         payload = offset + header.payload_offset
         segments = [
@@ -185,7 +149,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the state is all in the entry's own segments, so that no earlier entry is needed for it."""
+        """Whether the entry's own segments hold the whole state, as those of unkeyed operators do."""
         return not self.key_schema
 
 
@@ -227,13 +191,7 @@ class FrameHeader(msgspec.Struct, frozen=True):
 
 
 def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
-    """Encode an entry and the segments it carries.
-
-    Returns
-    -------
-    list of bytes
-        Parts of the frame in order: the header with the index, then the segments as given.
-    """
+    """Encode an entry as the parts of its frame, in order: header with index, then `payload` as given."""
     index = _encoder.encode(entry)
     payload_bytes = sum(map(len, payload))
     checksum = xxhash.xxh3_64_intdigest(index)
@@ -242,14 +200,9 @@ def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
 
 
 def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
-    """Decode the first FRAME_HEADER_BYTES of a frame that stands at `offset` of object `name`.
+    """Decode the first FRAME_HEADER_BYTES of a frame at `offset` of object `name`.
 
-    Raises
-    ------
-    ConfigurationError
-        If it is of a later version.
-    CorruptionError
-        If magic or checksum are wrong.
+    Raises ConfigurationError for a later version, CorruptionError for a wrong magic or checksum.
     """
     magic, index_bytes, payload_bytes, index_checksum, own = _HEADER.unpack(data)
     is_whole = own == xxhash.xxh3_64_intdigest(data[:-8])
@@ -276,20 +229,9 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
 
 
 def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, number: int) -> Entry:
-    """Decode an entry's index, with the segments' offsets made absolute.
+    """Decode an entry from its index, the `header.index_bytes` bytes behind the header; offsets become absolute.
 
-    Parameters
-    ----------
-    header : FrameHeader
-        The frame's header.
-    index : bytes
-        `header.index_bytes` bytes that follow the header.
-    name : str
-        The object that holds the frame.
-    offset : int
-        Where the frame starts in it.
-    number : int
-        The object's number in the log.
+    The frame starts at `offset` of object `name`, which is file `number` of the log. Raises CorruptionError.
     """
     if xxhash.xxh3_64_intdigest(index) != header.index_checksum:
         raise CorruptionError(

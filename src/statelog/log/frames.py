@@ -1,4 +1,4 @@
-"""Reading the frames of a log file."""
+"""Reads the frames of a log file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,9 @@ class Frame:
 
 
 class FrameReader:
-    """Reads the entries of one object by few range reads, without their payload.
+    """Reads the entries of one object with few range reads, without their payloads.
 
-    Parameters
-    ----------
-    store : Store
-        Where the object is.
-    name : str
-        The object.
-    number : int
-        Its number in the log, for the entries; 0 if they need not know it.
+    The entries get `number` as the number of their log file; 0 if nobody asks for it.
     """
 
     def __init__(self, store: Store, name: str, number: int = 0) -> None:
@@ -41,18 +34,10 @@ class FrameReader:
         self._buffer = b""
 
     def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
-        """Read the frame at `offset` of the object's first `size_bytes` bytes.
+        """Read the frame at `offset`; None if there is no complete frame before byte `size_bytes`.
 
-        Returns
-        -------
-        Frame or None
-            None if no complete frame stands there: it is cut short, or only zero bytes follow, which
-            is what a crash of the machine leaves of a write.
-
-        Raises
-        ------
-        CorruptionError
-            If the frame's header or index is damaged.
+        It is incomplete if it is cut short, or if only zero bytes follow, which a crash of the machine may leave of a
+        write. Raises CorruptionError if the frame's header or index is damaged.
         """
         if offset + FRAME_HEADER_BYTES > size_bytes:
             return None

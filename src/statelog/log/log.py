@@ -1,4 +1,4 @@
-"""The log of one operator: its contract."""
+"""The contract of an operator's log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from statelog.log.entry import Checkpoint, Claim, Entry
 
 
 class Log(ABC):
-    """What an operator's checkpoints consist of, in numbered files, extended by one writer at a time.
+    """An operator's checkpoints, as entries in numbered files that one writer at a time extends.
 
     The order of calls of a writer is :meth:`claim`, then :meth:`append` for every checkpoint, then
-    :meth:`close`. A reader only calls :meth:`read`. What no entry of the log names does not exist.
+    :meth:`close`. A reader only calls :meth:`read`. An object that no entry names does not exist.
     One thread at a time calls a log.
     """
 
@@ -24,28 +24,28 @@ class Log(ABC):
     @property
     @abstractmethod
     def file_name(self) -> str:
-        """The object that is the writer's newest file."""
+        """Object name of the writer's newest file."""
 
     @property
     @abstractmethod
     def head(self) -> bytes:
-        """How the writer's newest file begins, which tells it from any other."""
+        """The first bytes of the writer's newest file, which tell it from any other."""
 
     @abstractmethod
     def name_of(self, number: int) -> str:
-        """The object that is a file of the log."""
+        """Object name of a file of the log."""
 
     @property
     @abstractmethod
     def files_made(self) -> int:
-        """How many files the writer has made."""
+        """Number of files that the writer has made."""
 
     @abstractmethod
     def read(self) -> list[Entry]:
-        """All valid entries in order, of all epochs, from the newest one's `log_start` on; empty if there is no log.
+        """All valid entries of all epochs, in order, from the newest checkpoint's `log_start` on; empty without a log.
 
-        Entries that an older epoch wrote after a newer one claimed are left out. A torn tail (an
-        incomplete last frame) of a file is left out: nothing was committed by it.
+        Entries that an older epoch wrote after a newer one claimed are left out. So is a torn tail (an
+        incomplete last frame) of a file: it has committed nothing.
 
         Raises
         ------
@@ -60,21 +60,21 @@ class Log(ABC):
         Parameters
         ----------
         make : callable
-            Makes the claim of an epoch from its number; called again if another run takes the number.
+            Makes the claim of an epoch from its number; called again if another start takes the number.
 
         Raises
         ------
         CorruptionError
             As :meth:`read`.
         FencedError
-            If a still newer run claimed the log meanwhile.
+            If a still newer start claimed the log meanwhile.
         StorageError
             If the store fails; the claim may exist or not, and claiming again is safe.
         """
 
     @abstractmethod
     def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
-        """Make an entry durable and return it with the absolute place of its segments.
+        """Make an entry durable, and return it with absolute offsets of its segments.
 
         Raises
         ------
@@ -88,11 +88,11 @@ class Log(ABC):
 
     @abstractmethod
     def removable(self, start: int) -> list[str]:
-        """The objects of files before a number that older writers need not find any more, oldest first."""
+        """Objects of the files before `start` that no older writer needs to find any more, oldest first."""
 
     @abstractmethod
     def forget(self, names: Iterable[str]) -> None:
-        """Files are removed: do not return them from :meth:`removable` again."""
+        """Note that files are removed: :meth:`removable` does not return them again."""
 
     @abstractmethod
     def close(self) -> None:
@@ -100,5 +100,5 @@ class Log(ABC):
 
 
 def base_name(number: int) -> str:
-    """Name of a file of the log, in its folder."""
+    """Name of a log file within the log's folder."""
     return f"{number:020}.log"

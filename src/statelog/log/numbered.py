@@ -1,20 +1,20 @@
 """The numbered log: files ``00000000000000000001.log`` and so on, each made only if its number is free.
 
-The numbers decide every race. A run opens an epoch by making the next file, with its claim as the first frame; so the
+The numbers decide every race. A start opens an epoch by making the next file, with its claim as the first frame. So the
 writer of an older epoch finds the number taken when it starts a file, and knows that it is fenced.
 
 Where the store can append, an entry may also be appended to the writer's newest file. Then the order of two steps
 decides: a writer appends, and *then* looks for the next number before it reports success; a claimer makes its file, and
 *then* reads the older ones to their ends, which it writes down in a fence, the second frame of its file. So an entry
-that was reported stands before the fence, and one that stands behind it was never reported.
+that was reported stands before the fence, and an entry behind the fence was never reported.
 
-After a failed append nobody knows what of the frame is on the disk: a later sync that succeeds does not tell, because
-the system gives up what it could not write. So nothing is appended behind such a frame. The writer goes on in the next
-file, whose fence ends the one before in front of the frame; if a newer run has counted the frame, that number is taken.
-And who counts an older run's last frame writes it again before its fence says so.
+After a failed append nobody knows how much of the frame is on the disk: a later sync that succeeds does not tell,
+because the system gives up data that it could not write. So nothing is appended behind such a frame. The writer goes on
+in the next file, whose fence ends the file before in front of the frame. If a newer start has counted the frame, that
+number is taken. And a start that counts the last frame of an older one writes it again, before its own fence counts it.
 
-Files are removed in such an order that a writer who slept through it all notices: before the file of a claim goes, the
-one before it is gone. So the writer of an older epoch finds the next number taken, or its own newest file gone.
+Files are removed in such an order that even a writer who slept meanwhile notices: the file of a claim goes only after
+the file before it. So the writer of an older epoch finds the next number taken, or its own newest file gone.
 """
 
 from __future__ import annotations
@@ -46,23 +46,16 @@ _READ_ATTEMPTS: Final = 5
 
 @dataclass
 class _LogFiles:
-    """What was read of a log, newest file first.
-
-    Parameters
-    ----------
-    files : list of list of Entry
-        Claims and checkpoints of each file.
-    open_tails : dict of str to (int, int)
-        Where the last frame starts and ends in files that somebody may still append to, and that no fence covers; by
-        base name.
-    """
+    """The log files that were read, newest first."""
 
     files: list[list[Entry]] = field(default_factory=list)
+    """Claims and checkpoints of each file."""
     open_tails: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Start and end of the last frame, by base name, in files that somebody may still append to and no fence covers."""
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries in order, without what an epoch wrote after a newer one claimed."""
+        """All entries in order, without those that an epoch wrote after a newer one claimed."""
         valid: list[Entry] = []
         newest = 0
         for entry in (entry for file in reversed(self.files) for entry in file):
@@ -73,22 +66,11 @@ class _LogFiles:
 
 
 class NumberedLog(Log):
-    """A log of numbered files.
+    """A log of numbered files in the folder `prefix`.
 
-    Parameters
-    ----------
-    store : Store
-        Any store.
-    prefix : str
-        The log's folder.
-    clock : Clock
-        Tells how long the writer has not looked.
-    appends : bool
-        Whether entries are appended to the newest file; otherwise each is a file of its own. The store must be able to.
-    max_file_bytes : int
-        A file that would grow beyond this is followed by another.
-    min_age_s : float
-        How long the file of a claim stays although no entry in it is needed, so that older writers find it.
+    With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
+    each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
+    that older writers find it.
     """
 
     def __init__(
@@ -116,7 +98,7 @@ class NumberedLog(Log):
         self._is_used = False
         self._lost = "it has not claimed it"
         self._looked_s = (0.0, 0.0)
-        # In order, and quick to remove from: the files of the log as far as this run knows.
+        # The log files that this start knows of: a dictionary is in order, and quick to remove from.
         self._existing: dict[int, None] = {}
         self._claims_seen_s: dict[int, float] = {}
         self._files_made = 0
@@ -159,14 +141,14 @@ class NumberedLog(Log):
         self._files_made += 1
         contents = self._read(claimed=self._number)
         if contents.open_tails:
-            # What was read may be in the page cache only, of a writer that was killed or whose sync failed.
+            # The last entries may be in the page cache only, if their writer was killed or its sync failed.
             for name, (start, end) in contents.open_tails.items():
                 self._store.sync(f"{self._prefix}/{name}", start=start, end=end)
             ends = {name: end for name, (_, end) in contents.open_tails.items()}
             fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, ends), [])]
             self._store.append(self.name_of(self._number), fence, at=self._end)
             self._end += sum(map(len, fence))
-        # A newer epoch that claims from here on finds the fence, so both agree on what came before.
+        # A newer epoch that claims from here on finds the fence, so both agree on the entries before.
         self._require_ownership(self._end)
         self._note_claims(contents)
         self._looked_s, self._lost = looked_s, ""
@@ -197,7 +179,7 @@ class NumberedLog(Log):
         return [self.name_of(number) for number in before if self._is_removable(number, now_s)]
 
     def _is_removable(self, number: int, now_s: float) -> bool:
-        """Whether older writers need not find a file; one after another goes of those that may hold a claim."""
+        """Whether no older writer needs to find a file. Files that may hold a claim go one by one, oldest first."""
         seen_s = self._claims_seen_s.get(number)
         if seen_s is None:
             return True
@@ -229,7 +211,10 @@ class NumberedLog(Log):
         self._end, self._is_in_doubt = self._end + frame_bytes, False
 
     def _start_file(self, parts: list[bytes]) -> None:
-        """Write an entry as the next file, with the certain end of the file before if that was appended to."""
+        """Write an entry as the next file.
+
+        If the log appends to files, a fence comes first: it notes the certain end of the file before.
+        """
         was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
         while True:
             name = self.name_of(self._number + 1)
@@ -240,7 +225,7 @@ class NumberedLog(Log):
                 break
             found = self._store.read(name)
             if found == data:
-                break  # it was this very entry, whose answer was lost
+                break  # this very entry was written before, and the answer was lost
             if not (was_in_doubt and self._is_own(name, len(found))):
                 self._lose(f"entry {self._number + 1} is another run's")
             # An earlier entry of ours whose answer was lost; the new one comes after it.
@@ -250,9 +235,9 @@ class NumberedLog(Log):
         self._is_in_doubt = False
 
     def _go_on_in_next(self, data: bytes) -> None:
-        """Take the next file for the newest one, after a look at the file before.
+        """Make the next file the newest one, after a look at the file before.
 
-        If a newer run has removed its claim, which had the next number, then it has removed that one first.
+        A newer start may have removed its claim, which had the next number. Then it has removed the file before first.
         """
         if self._store.read(self.name_of(self._number), length=FRAME_HEADER_BYTES) != self._head:
             self._lose("its file was replaced")
@@ -269,14 +254,14 @@ class NumberedLog(Log):
         )
 
     def _require_ownership(self, end: int) -> None:
-        """Look for a newer claim, and at the own file, which would be deleted before a newer one."""
+        """Check that no newer claim exists, and that the own file does: it would be deleted before any newer file."""
         if self._size(self._number + 1) is not None:
             self._lose(f"file {self._number + 1} is another run's")
         if self._size(self._number) != end:
             self._lose("its file was deleted or replaced")
 
     def _look_again(self, looked_s: tuple[float, float]) -> None:
-        """After a long pause look at the whole log: the claim that fences this writer may be gone already."""
+        """List the whole log after a long pause: the claim that fences this writer may be gone already."""
         now_s = self._now_s()
         # A suspended machine stops one clock, a corrected time moves the other.
         pause_s = max(now - then for now, then in zip(now_s, self._looked_s, strict=True))
@@ -289,11 +274,11 @@ class NumberedLog(Log):
     # ---- Reading ----
 
     def _read(self, claimed: int | None = None) -> _LogFiles:
-        """Read the log, or what stands before a claim that was made just now."""
+        """Read the log, or only the files before the number of a claim that was made just now."""
         for _ in range(_READ_ATTEMPTS):
             files = self._files()
             if claimed is not None and max(files, default=0) > claimed:
-                # The number was free because newer runs had removed what they do not need any more.
+                # The number was free because newer starts had removed the files that they do not need any more.
                 self._lose("another run's files are newer than its claim")
             try:
                 return self._read_files({number: files[number] for number in files if number != claimed})
@@ -307,8 +292,8 @@ class NumberedLog(Log):
     def _read_files(self, files: dict[int, ObjectInfo]) -> _LogFiles:
         """Read the files that are needed, newest first.
 
-        A fence counts if the newer fences do not cut it off. Of several that count for a file the oldest does, because
-        its writer may have acted on it.
+        A fence counts if no newer fence cuts it off. Of several fences for a file the oldest counts, because its writer
+        may have acted on it.
         """
         contents = _LogFiles()
         fenced_ends: dict[str, int] = {}
@@ -340,9 +325,9 @@ class NumberedLog(Log):
     def _read_file(
         self, number: int, info: ObjectInfo, fenced_end: int | None, next_epoch: int
     ) -> tuple[list[Entry], tuple[int, int]]:
-        """Read all entries up to the fenced end, or else to the torn tail, or to the end of a file that has none.
+        """Read all entries up to the file's fenced end or, without a fence, up to its torn tail or its end.
 
-        Returns them, and where the last one starts and ends.
+        Returns them, and the start and end of the last one.
         """
         name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
@@ -402,9 +387,9 @@ class NumberedLog(Log):
         return self._claim.epoch if self._claim else 0
 
     def _note_claims(self, contents: _LogFiles) -> None:
-        """Remember since when this run has known the files that older writers may look for.
+        """Note since when this start has known the files that older writers may look for: those that may hold a claim.
 
-        A file that the claim did not need to read may hold a claim.
+        A file that was not read, as the claim did not need it, may hold one.
         """
         now_s = self._clock.monotonic_s()
         read = dict(zip(range(self._number - 1, 0, -1), contents.files, strict=False))

@@ -1,4 +1,4 @@
-"""From the options to the log of an operator."""
+"""Makes the log of an operator, as the options say."""
 
 from __future__ import annotations
 
@@ -13,23 +13,9 @@ LOG_FOLDER = "log"
 
 
 def open_log(store: Store, root: str, options: Options, clock: Clock) -> Log:
-    """Make the log of an operator; nothing is written yet.
+    """Make the log of the operator whose folder is `root`; nothing is written yet.
 
-    Parameters
-    ----------
-    store : Store
-        Where the operator's files are.
-    root : str
-        The operator's folder.
-    options : Options
-        Whether files are merged across checkpoints, and how large they may be.
-    clock : Clock
-        Time.
-
-    Raises
-    ------
-    ConfigurationError
-        If files are to be merged across checkpoints, and the store cannot append.
+    Raises ConfigurationError if files are to be merged across checkpoints and the store cannot append.
     """
     merging = options.file_merging
     if merging == "across" and not store.can_append:

@@ -1,4 +1,4 @@
-"""From the options to the store of a location: that of an object store repeats and hedges its requests."""
+"""Makes the store of a location, as the options say: requests to an object store are repeated and hedged."""
 
 from __future__ import annotations
 
@@ -11,22 +11,10 @@ from statelog.storage.retry_policy import RetryPolicy
 
 
 def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
-    """Make the store of a location; nothing is opened yet.
-
-    Parameters
-    ----------
-    location : str
-        The location.
-    options : Options
-        How often requests are attempted, and when.
-    clock : Clock
-        Time.
-    recorder : Recorder
-        Takes measurements.
-    """
+    """Make the store of a location; nothing is opened yet."""
     store = open_store(location)
     if store.can_append:
-        return store  # a directory: an operating system repeats what can be repeated
+        return store  # a directory: the operating system repeats whatever can be repeated
     if options.upload_attempts == 1:
         policy = RetryPolicy.none()
     else:

@@ -1,4 +1,4 @@
-"""In which folder of a location an operator's state is."""
+"""Finds the folder of an operator's state in a location."""
 
 from __future__ import annotations
 
@@ -17,22 +17,13 @@ _LONGEST_NAME: Final = 255
 def operator_folder(store: Store, uid: str) -> str:
     """The folder of an operator, also if it was made when folders had other names.
 
-    Parameters
-    ----------
-    store : Store
-        The location's store.
-    uid : str
-        The operator's name.
-
-    Raises
-    ------
-    CorruptionError, StorageError
-        If it has to be looked at whose a folder is, and its log cannot be read.
+    A folder of the former name may be another operator's, so its log is read to tell: raises CorruptionError or
+    StorageError if that fails.
     """
     folder, former = name_part(uid), former_name_part(uid)
     if folder == former or store.list(f"{folder}/{LOG_FOLDER}/"):
         return folder
-    # What a store refuses as a name was never a folder.
+    # A name that a store refuses was never a folder.
     if former == "." or len(former) > _LONGEST_NAME or not store.list(f"{former}/{LOG_FOLDER}/"):
         return folder
     entries = open_log(store, former, Options(), SystemClock()).read()

@@ -1,4 +1,4 @@
-"""The materialized part of a state: merged runs in the store, which replace the changesets before them."""
+"""References to stored state: to changesets, and to materialized runs, which replace the changesets before them."""
 
 from __future__ import annotations
 
@@ -8,53 +8,37 @@ from statelog.runs.key_groups import HashRange, hash_range
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run in the store.
-
-    Parameters
-    ----------
-    name : str
-        The object that holds it; empty while it is inside the log entry that names it.
-    offset, length : int
-        Byte range in the object; in a stored entry from the start of its payload while `name` is empty.
-    checksum : bytes
-        xxh3-128 of the run's bytes.
-    rows : int
-        Number of its rows.
-    first_hash, last_hash : int
-        Bounds of the key hashes in it.
-    """
+    """A run in the store."""
 
     name: str
+    """The object that holds the run; empty while the run is inside the log entry that names it."""
     offset: int
+    """Bytes from the start of the object or, while `name` is empty, of the entry's payload."""
     length: int
     checksum: bytes
+    """xxh3-128 of the run's bytes."""
     rows: int
     first_hash: int
+    """The run may hold key hashes from this one to `last_hash`, both included."""
     last_hash: int
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True):
-    """Merged changes of successive batches, cut by key hash into runs.
-
-    Parameters
-    ----------
-    first, last : int
-        The batches.
-    before, after : bytes
-        Chain digests of the subtask before the first and after the last of them.
-    first_hash, last_hash : int
-        Only keys of these hashes count; the runs may hold more.
-    runs : list of StoredRun
-        The runs; those that hold a state are disjoint and stand in order of their hashes.
-    """
+    """Merged changes of successive batches, cut by key hash into runs."""
 
     first: int
+    """The first batch."""
     last: int
+    """The last batch, included."""
     before: bytes
+    """Chain digest of the subtask before batch `first`."""
     after: bytes
+    """Chain digest of the subtask after batch `last`."""
     first_hash: int
+    """Only keys with hashes from this one to `last_hash`, both included, count; the runs may hold more."""
     last_hash: int
     runs: list[StoredRun]
+    """The runs that hold rows of the same state are disjoint, and in order of their hashes."""
 
     @property
     def within(self) -> HashRange:
@@ -62,7 +46,7 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
         return HashRange(self.first_hash, self.last_hash)
 
     def has_part_of(self, run: StoredRun) -> bool:
-        """Whether a run of it holds keys that do not count."""
+        """Whether a run of the level may hold keys that do not count."""
         return run.first_hash < self.first_hash or self.last_hash < run.last_hash
 
     @property
@@ -77,23 +61,16 @@ class Level(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
-    """The materialized state of a subtask.
-
-    Parameters
-    ----------
-    subtask, parallelism : int
-        The subtask.
-    levels : list of Level
-        At least one, oldest first; each goes on where the one before ends, from the empty state on.
-    """
+    """The materialized state of a subtask."""
 
     subtask: int
     parallelism: int
     levels: list[Level]
+    """At least one, oldest first. The first one begins at the empty state, each later one where the one before ends."""
 
     @property
     def through(self) -> int:
-        """The last batch that it holds."""
+        """The last batch whose changes the base holds."""
         return self.levels[-1].last
 
     @property
@@ -113,17 +90,10 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BaseRange(msgspec.Struct, frozen=True, array_like=True):
-    """A range of key hashes, and the base that counts for it.
-
-    Parameters
-    ----------
-    first_hash, last_hash : int
-        The range, within that of the base's subtask.
-    base : Base
-        The materialized state.
-    """
+    """A range of key hashes, and the base that counts for it."""
 
     first_hash: int
+    """The range, both ends included, lies within the hashes of the base's subtask."""
     last_hash: int
     base: Base
 
@@ -134,35 +104,26 @@ class BaseRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentRef(msgspec.Struct, frozen=True, gc=False):
-    """Where the changeset of one subtask is stored.
+    """Where the changeset of one subtask, or a part of it, is stored; or the snapshot of an unkeyed subtask.
 
     A driver keeps very many of them, so the garbage collector does not visit them; they refer to nothing that
     could refer back.
-
-    Parameters
-    ----------
-    subtask : int
-        Number of the subtask, of the checkpoint's parallelism.
-    attempt : int
-        Spark's task attempt id that wrote the changeset.
-    checksum : bytes
-        xxh3-128 of the changeset's bytes.
-    offset, length : int
-        Byte range. In a stored entry the offset counts from the start of the entry's payload while
-        `name` is empty; a reader sees absolute offsets in the object `name`.
-    rows : int
-        Number of changes.
-    input_rows : int
-        Number of input rows that the subtask read in this batch.
-    name : str
-        The object that holds the segment; empty while it is inside the entry itself.
     """
 
     subtask: int
+    """Of the checkpoint's parallelism."""
     attempt: int
+    """Spark's id of the task attempt that wrote the changeset."""
     checksum: bytes
+    """xxh3-128 of the segment's bytes."""
     offset: int
+    """Bytes from the start of the object `name`; in a stored entry, while `name` is empty, from the start of its
+    payload. Readers see absolute offsets only.
+    """
     length: int
     rows: int
+    """Number of changes, or of a snapshot's elements."""
     input_rows: int
+    """Number of input rows that the subtask read in this batch."""
     name: str = ""
+    """The object that holds the segment; empty while the segment is inside the entry itself."""

@@ -18,24 +18,16 @@ _US_PER_MS: Final = 1000
 
 @dataclass(frozen=True)
 class EventTime:
-    """Where rows have their event time.
-
-    Parameters
-    ----------
-    column : int
-        The column: a timestamp, or a struct whose field ``end`` is one, as Spark's ``window`` makes it.
-    drops_late : bool
-        Whether late rows are left out; otherwise the processor sees them.
-    inputs : int
-        Number of inputs whose progress is tracked for the operator's own watermark; 0 if it has none.
-    input_column : int or None
-        The column that says which input a row is of, from 0; None if there is only one.
-    """
+    """Reads the event time of rows from one of their columns."""
 
     column: int
+    """A timestamp, or a struct whose field ``end`` is one, as Spark's ``window`` makes it."""
     drops_late: bool = True
+    """Whether late rows are dropped; otherwise the processor gets them."""
     inputs: int = 0
+    """Number of inputs that the operator's own watermark follows; 0 if it has none."""
     input_column: int | None = None
+    """The column with the number of a row's input, from 0; None if there is only one input."""
 
     def times_us(self, rows: pa.RecordBatch) -> pa.Array:
         """Event time of each row, microseconds since the Unix epoch; null where the row has none."""
@@ -45,20 +37,14 @@ class EventTime:
         return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
 
     def on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> pa.BooleanArray | None:
-        """Which rows are later than a watermark, or have no event time; None if all are."""
+        """Mask of the rows that are later than a watermark, or have no event time; None if no row is late."""
         if watermark_ms <= NO_TIME_MS // _US_PER_MS:
             return None
         late = pc.less_equal(self.times_us(rows), watermark_ms * _US_PER_MS).fill_null(False)
         return pc.invert(late) if late.true_count else None
 
     def require_on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> None:
-        """Refuse output rows that the next operator would leave out as late.
-
-        Raises
-        ------
-        ProcessorError
-            If a row is not later than the watermark.
-        """
+        """Raise ProcessorError if the next operator would drop an output row as late."""
         oldest = pc.min(self.times_us(rows)).as_py()
         if oldest is not None and oldest <= watermark_ms * _US_PER_MS:
             raise ProcessorError(
@@ -69,7 +55,7 @@ class EventTime:
             )
 
     def largest_ms(self, rows: pa.RecordBatch) -> list[int | None]:
-        """The largest event time of each tracked input, milliseconds; None for an input without rows."""
+        """The largest event time of each of the `inputs`, milliseconds; None for an input without rows."""
         if not rows.num_rows:
             return [None] * self.inputs
         times = self.times_us(rows)
@@ -81,14 +67,9 @@ class EventTime:
         return [None if largest is None else largest // _US_PER_MS for largest in per_input]
 
     def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int | None]:
-        """The newest event time of each key's rows, milliseconds; None for a key without any.
+        """The newest event time of each key, milliseconds; None for a key whose rows have none.
 
-        Parameters
-        ----------
-        rows : pyarrow.RecordBatch
-            Rows by key.
-        starts : numpy.ndarray of int64, shape (n + 1,)
-            Where each of the n keys' rows start, and the last one's end.
+        The rows are sorted by key; `starts`, shape (keys + 1,), has each key's first row and then the number of rows.
         """
         times = self.times_us(rows).fill_null(NO_TIME_MS).to_numpy()
         newest = np.maximum.reduceat(times, starts[:-1]).tolist()

@@ -1,4 +1,4 @@
-"""An operator's own watermark: how far event time has come, as of a checkpoint."""
+"""An operator's own watermark: how far event time has come at a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,31 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WatermarkPolicy:
-    """The largest event time seen minus a delay; the smallest of all inputs counts.
+    """Computes the watermark: the largest event time seen, minus a delay; with several inputs the smallest counts.
 
-    It advances between batches: what a batch has seen moves the watermark of the next one. It never goes back,
-    also when the delay is raised or an input is added.
-
-    Parameters
-    ----------
-    delay_ms : int
-        How much later than the newest row a row may come.
-    inputs : int
-        Number of inputs. While one of them has had no row yet, the watermark stands still.
+    The watermark advances between batches: the rows of a batch move the watermark of the next one. It never goes back,
+    even if the delay is raised or an input is added.
     """
 
     delay_ms: int
+    """How far a row may be behind the newest one."""
     inputs: int = 1
+    """Number of inputs. Until each of them has had a row, the watermark stands still."""
 
     def advance(self, before_ms: int, max_event_ms: Sequence[int | None]) -> int:
         """The watermark after a batch.
 
-        Parameters
-        ----------
-        before_ms : int
-            The watermark of the batch.
-        max_event_ms : sequence of (int or None)
-            The largest event time seen so far of each input.
+        `before_ms` is the watermark of the batch, `max_event_ms` the largest event time of each input up to its end.
         """
         seen = [time_ms for time_ms in max_event_ms[: self.inputs] if time_ms is not None]
         if len(seen) < self.inputs:
@@ -40,7 +30,7 @@ class WatermarkPolicy:
         return max(before_ms, min(seen) - self.delay_ms)
 
     def combine(self, of_subtasks: Iterable[Sequence[int | None]]) -> list[int | None]:
-        """The largest event time of each input over all subtasks, and what was seen before."""
+        """The largest event time of each input, over all subtasks and the checkpoint before."""
         largest: list[int | None] = [None] * self.inputs
         for times in of_subtasks:
             for index, time_ms in enumerate(times[: self.inputs]):

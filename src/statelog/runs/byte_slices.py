@@ -1,7 +1,7 @@
-"""Cutting rows by their size in bytes: what bounds everything that is worked on at once, however large the rows are.
+"""Cuts and joins rows by their size in bytes, so that memory stays bounded however large rows are.
 
 Arrow's offsets of strings, binaries and lists have 32 bits, so 2 GiB of one column do not fit into a batch. Nothing
-here makes a batch larger than it is told to, unless a single row is.
+here makes a batch larger than its bound, unless a single row is larger.
 """
 
 from __future__ import annotations
@@ -17,62 +17,43 @@ import pyarrow as pa
 Positions = npt.NDArray[np.int64]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
-"""What Arrow's offsets of 32 bits reach."""
+"""The reach of Arrow's 32-bit offsets."""
 _OFFSET_BYTES: Final = 4
 _GROWTH: Final = 4
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is worked on at once; sizes are those of Arrow columns, and a single row may be larger than all but the
-    last two.
+    """How much data is worked on at once; sizes are those of Arrow columns.
 
-    Parameters
-    ----------
-    window_keys, window_rows : int
-        Keys that are processed together, and their input rows.
-    slice_bytes : int
-        Rows of a merge, of a block, of a window of keys, and of a batch of output.
-    input_bytes : int
-        Input rows that are grouped by key at once.
-    key_bytes : int
-        The most that the entries of one key may take to be read as a whole.
-    row_bytes : int
-        The most that a row may take: a value, with its key and its map key.
-    elements_bytes : int
-        The most that a state without keys may take in a subtask.
+    A single row may exceed every size but the last two.
     """
 
     window_keys: int = 16_384
+    """Keys of a key chunk: those that are processed together."""
     window_rows: int = 65_536
+    """Input rows of a key chunk."""
     slice_bytes: int = 64 << 20
+    """Rows of a merge slice, of a block, of a key chunk, and of a batch of output."""
     input_bytes: int = 256 << 20
+    """Input rows that are grouped by key at once."""
     key_bytes: int = 1 << 30
+    """Limit of the entries of one key that are read as a whole."""
     row_bytes: int = 1 << 30
+    """Limit of a row: a value, with its key and its map key."""
     elements_bytes: int = MAX_COLUMN_BYTES
+    """Limit of an unkeyed state in one subtask."""
 
 
 BUDGET: Final = Budget()
 
 
 class Pace:
-    """How many rows to convert at once, learned from the sizes of those before.
-
-    Parameters
-    ----------
-    max_bytes : int
-        How large they should be together.
-    first_rows, most_rows : int
-        How many are converted at first, and at most.
-
-    Attributes
-    ----------
-    rows : int
-        How many come next.
-    """
+    """Learns from converted rows how many to convert next, so that together they take at most about `max_bytes`."""
 
     def __init__(self, max_bytes: int, first_rows: int, most_rows: int) -> None:
         self.rows = min(first_rows, most_rows)
+        """Rows to convert next."""
         self._max_bytes = max_bytes
         self._most_rows = most_rows
 
@@ -85,53 +66,39 @@ class Pace:
 
 
 class RowsTooLarge(Exception):
-    """A column does not fit into Arrow's offsets: fewer rows may."""
+    """A column does not fit into Arrow's offsets; fewer rows may fit."""
 
 
 def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Make a column.
-
-    Raises
-    ------
-    RowsTooLarge
-        If it does not fit into Arrow's offsets.
-    """
+    """Make a column; RowsTooLarge if it does not fit into Arrow's offsets."""
     try:
         array = pa.array(values, kind)
     except pa.ArrowCapacityError as error:
         raise RowsTooLarge(str(error)) from error
-    if isinstance(array, pa.ChunkedArray):  # what PyArrow makes of long strings and binaries
+    if isinstance(array, pa.ChunkedArray):  # PyArrow's answer to long strings and binaries
         raise RowsTooLarge(f"{array.nbytes} bytes of {kind}")
     return array
 
 
 def to_batches(rows: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """The batches of rows that may be one."""
+    """The rows as batches."""
     return [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
 
 
 def joined_column(parts: Sequence[pa.Array]) -> pa.Array:
-    """One column of several; binaries get large offsets if they are too much for others."""
+    """Join columns into one; binaries too large for 32-bit offsets become large binaries."""
     if pa.types.is_binary(parts[0].type) and sum([part.nbytes for part in parts]) >= MAX_COLUMN_BYTES:
         parts = [part.cast(pa.large_binary()) for part in parts]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def size_of(batches: Sequence[pa.RecordBatch]) -> int:
-    """Size of all rows together."""
+    """Size of all rows together, in bytes."""
     return sum([batch.nbytes for batch in batches])
 
 
 def bytes_before(column: pa.Array, rows: Positions) -> Positions:
-    """How many bytes the values before some rows take, from offsets alone.
-
-    Parameters
-    ----------
-    column : pyarrow.Array
-        The column.
-    rows : numpy.ndarray of int64
-        Rows, each from 0 to the column's length.
-    """
+    """Bytes of the values before each of `rows` (0 to the length of the column), from offsets alone."""
     kind = column.type
     if pa.types.is_null(kind) or not len(column):
         return np.zeros(len(rows), np.int64)
@@ -151,7 +118,7 @@ def bytes_before(column: pa.Array, rows: Positions) -> Positions:
     try:
         bits = kind.bit_width
     except ValueError:
-        bits = -(-8 * column.nbytes // len(column))  # a type that is no state's: all values alike
+        bits = -(-8 * column.nbytes // len(column))  # no state has this type: assume that all values are of one size
     return rows * max(1, int(bits) // 8)
 
 
@@ -164,21 +131,13 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def row_ends(batch: pa.RecordBatch) -> Positions:
-    """Bytes up to each row and, last, all of them: one number more than there are rows."""
+    """Bytes up to each row and, last, of all rows: n + 1 numbers for n rows."""
     rows = np.arange(batch.num_rows + 1)
     return sum([bytes_before(column, rows) for column in batch.columns], np.zeros(len(rows), np.int64))
 
 
 def stretches(ends: Positions, max_bytes: int, max_rows: int | None = None) -> Iterator[tuple[int, int]]:
-    """Cut rows into stretches of bounded size, each with one row at least.
-
-    Parameters
-    ----------
-    ends : numpy.ndarray of int64, shape (n + 1,)
-        As :func:`row_ends` gives them for n rows.
-    max_bytes, max_rows : int
-        Bounds of a stretch.
-    """
+    """Cut rows into stretches of bounded size, each with at least one row; `ends` as from :func:`row_ends`."""
     count, start = len(ends) - 1, 0
     while start < count:
         end = int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1
@@ -197,7 +156,7 @@ def cut_rows(batch: pa.RecordBatch, max_bytes: int, max_rows: int | None = None)
 
 
 def join_rows(batches: Sequence[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of all batches, in order, in as few batches as that makes without one beyond a size."""
+    """Join batches, in order, into fewer ones of bounded size."""
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for whole in batches:
@@ -213,17 +172,7 @@ def join_rows(batches: Sequence[pa.RecordBatch], max_bytes: int) -> Iterator[pa.
 
 
 def gather_rows(batches: Sequence[pa.RecordBatch], rows: Positions, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Take rows of several batches, in any order.
-
-    Parameters
-    ----------
-    batches : sequence of pyarrow.RecordBatch
-        At least one.
-    rows : numpy.ndarray of int64
-        Which rows of all batches, counted through.
-    max_bytes : int
-        Bound of what comes out at once.
-    """
+    """Take rows of one or more batches, in any order; positions count through all batches."""
     if size_of(batches) <= max_bytes:
         yield _concatenated(batches).take(pa.array(rows))
         return
@@ -252,23 +201,10 @@ def _gathered(batches: Sequence[pa.RecordBatch], starts: Positions, rows: Positi
 def in_parts(
     count: int, make: Callable[[int, int], pa.RecordBatch], max_bytes: int, first: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Make columns of rows in as few parts as are needed for none to be beyond a size; a row alone may be.
+    """Make rows `first` to `count` - 1 in parts of bounded size, halving a range until it fits.
 
-    Parameters
-    ----------
-    count : int
-        The row after the last one.
-    make : callable
-        Makes columns of the rows from one up to, not including, another.
-    max_bytes : int
-        Bound of a part.
-    first : int
-        The first row.
-
-    Raises
-    ------
-    RowsTooLarge
-        If a row alone does not fit.
+    `make` makes the columns of the rows from its first argument up to, not including, its second. A part of one row may
+    be larger; RowsTooLarge if even one row does not fit into a column.
     """
     try:
         made = make(first, count)

@@ -1,8 +1,8 @@
-"""Chain digests: one hash that stands for everything a subtask's state is made of.
+"""Chain digests: one hash that stands for the whole history of a subtask's state.
 
-The digest after a batch covers the digest before it and the checksums of the batch's changesets, so two
-sides that agree on a digest agree on the whole history. A file of changes is an edge from one digest to
-another, and a state is a path of such edges.
+The digest after a batch covers the digest before it and the checksums of the batch's changesets. So two sides with the
+same digest agree on the whole history. A local run leads from one digest to another, and a state is a chain of local
+runs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,9 @@ def genesis(query_id: str, uid: str, subtask: int, parallelism: int) -> bytes:
 
 
 def extend(digest: bytes, batch: int, checksums: Iterable[bytes]) -> bytes:
-    """Digest after a batch.
+    """Digest after a batch; `batch` is Spark's batch id, or -1 for the initial checkpoint.
 
-    Parameters
-    ----------
-    digest : bytes
-        The digest before.
-    batch : int
-        Spark's batch id; -1 for what was there before the first.
-    checksums : iterable of bytes
-        Checksums of the changesets that hold the subtask's keys, in order of their subtasks.
+    `checksums` are those of the changesets that hold the subtask's keys, in order of their subtasks.
     """
     return xxhash.xxh3_128_digest(digest + batch.to_bytes(8, "big", signed=True) + b"".join(checksums))
 

@@ -1,8 +1,8 @@
-"""State schemas that change from run to run: what may become what, and reading old values with a new schema.
+"""State schemas that change from one start to another: the allowed changes, and reading old values with a new schema.
 
-Fields belong together by name. One may be added, which is null where it was not yet written, removed, moved, and
-widened as Avro does. Values are converted when they are read. What was removed stays in the rows until these are
-written again: a field that comes back has its old values, whether or not runs were merged in between.
+Fields match by name. A field may be added (null in older rows), removed, moved, or widened as in Avro. Values are
+converted when they are read. A removed field stays in the rows until these are written again: if it comes back it has
+its old values, whether or not runs were merged in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Join = Callable[[pa.DataType, pa.DataType], pa.DataType]
 
 @dataclass(frozen=True)
 class _Misfit:
-    """A field that cannot be read as it is wanted; without a path it is the whole row."""
+    """A field that cannot be read with the wanted type; an empty path means the whole row."""
 
     path: str
     stored: pa.DataType
@@ -42,21 +42,10 @@ class _Misfit:
 
 
 def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where: str) -> None:
-    """Check that a state may be declared so, given how it is stored.
+    """Raise ConfigurationError if the declared state cannot replace the stored one.
 
-    Parameters
-    ----------
-    stored : StateDescriptor
-        The state as the location has it.
-    declared : StateDescriptor
-        The state as the processor declares it.
-    where : str
-        Operator and location, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is of another kind, has other map keys, or a field changes in a way that is not allowed.
+    Kind and map keys must be the same, and every change of a field an allowed one. `where` names operator and location
+    in messages.
     """
     if stored == declared:
         return
@@ -80,17 +69,17 @@ def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where:
 
 
 def can_read(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
-    """Whether rows that were written with one description can be read with another."""
+    """Whether rows written with one description can be read with another."""
     if _is_other_state(stored, wanted):
         return False
     return _first_misfit(pa.struct(stored.value_schema), pa.struct(wanted.value_schema), _is_readable) is None
 
 
 def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
-    """What a checkpoint says of a state: as it is declared, with the removed fields behind its own.
+    """The schema that a checkpoint records: the declared one, with the removed fields behind its own.
 
-    So a field can only come back with a type that its old values can be read with. A state that has no TTL any more
-    is still one whose rows expire: those that were written with one.
+    So a field can only come back with a type that can read its old values. A state that has lost its TTL keeps the time
+    domain, because rows written with the TTL still expire.
     """
     if not declared.expires_by:
         declared = msgspec.structs.replace(declared, expires_by=stored.expires_by)
@@ -101,7 +90,10 @@ def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
 
 
 def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescriptor:
-    """A description that holds the rows of both, with every field of either and nothing lost."""
+    """A description that holds the rows of both without loss, with every field of either.
+
+    If the newer one cannot read the older, it is the newer one itself.
+    """
     if older == newer or not can_read(older, newer):
         return newer
     joined = _joined(older.value_schema, newer.value_schema, _common)
@@ -109,24 +101,10 @@ def merged_schema(older: StateDescriptor, newer: StateDescriptor) -> StateDescri
 
 
 def project(columns: Sequence[pa.Array], stored: StateDescriptor, wanted: StateDescriptor) -> list[pa.Array]:
-    """Convert values to another description that can read them.
+    """Convert columns with the fields of `stored` to columns with the fields of `wanted`.
 
-    Parameters
-    ----------
-    columns : sequence of pyarrow.Array
-        A column per field of `stored`.
-    stored, wanted : StateDescriptor
-        How the values were written, and how they are wanted.
-
-    Returns
-    -------
-    list of pyarrow.Array
-        A column per field of `wanted`.
-
-    Raises
-    ------
-    ConfigurationError
-        If a binary is wanted as a string and is none.
+    `wanted` must be able to read `stored`. A binary wanted as a string raises ConfigurationError if it is no valid
+    UTF-8.
     """
     held = dict(zip(stored.value_schema.names, columns, strict=True))
     rows = len(columns[0]) if columns else 0
@@ -171,7 +149,7 @@ def _below(path: str, field: pa.Field) -> str:
 
 
 def _parts(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.Field]] | None:
-    """The fields that two nested types have in common; None if they are not of one form."""
+    """The fields that two nested types have in common; None if the types are not nested alike."""
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
         if not (_has_distinct_names(stored) and _has_distinct_names(wanted)):
             return None
@@ -196,12 +174,12 @@ def _is_widening(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _is_readable(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    # Merges keep integers and floats of one field together as doubles.
+    # A merge keeps integers and floats of one field as doubles.
     return _is_widening(stored, wanted) or (stored == pa.float64() and wanted == pa.float32())
 
 
 def _common(older: pa.DataType, newer: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both, so that it does not matter whether they were merged."""
+    """The type that holds the values of both, so that a merge makes no difference."""
     if pa.types.is_null(newer):
         return older
     if older in _INTEGERS and newer == pa.float32():

@@ -1,4 +1,4 @@
-"""What runs consist of, for their writer and their reader; the byte layout is specified in ``docs/format.md``."""
+"""The parts of a run, for writer and reader; ``docs/format.md`` specifies the byte layout."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
 MAGIC: Final = b"SLRUN\x00\x00\x02"
 MAGIC_WITHOUT_EXPIRY: Final = b"SLRUN\x00\x00\x01"
+"""Starts older runs, which have no expiry column."""
 TAIL: Final = struct.Struct("<IQ4s")
 TAIL_MAGIC: Final = b"SLR1"
 ALIGNMENT: Final = 64
@@ -24,13 +25,13 @@ _COLUMNS: Final = [
     pa.field("expiry", pa.int64()),
 ]
 EXPIRY_COLUMN: Final = 4
-"""Index of the column that says from when on a put no longer counts, in milliseconds; null is never."""
+"""Index of the expiry column: the time in milliseconds from which a put no longer counts; null is never."""
 VALUE_COLUMN: Final = len(_COLUMNS)
 """Index of the first value column of a batch of changes."""
 
 
 class Operation(IntEnum):
-    """What a row does to the entry that it names."""
+    """The effect of a row on the entry that it names."""
 
     PUT = 0
     DELETE = 1
@@ -39,7 +40,10 @@ class Operation(IntEnum):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block, as the footer lists it."""
+
     state: int
+    """Index in the states of the footer."""
     offset: int
     length: int
     rows: int
@@ -47,10 +51,12 @@ class StoredBlock(msgspec.Struct, frozen=True, array_like=True):
     last_hash: int
     checksum: int
     size_bytes: int = 0
-    """As columns, without compression; 0 in older runs, which do not say."""
+    """Size of the columns without compression; 0 in older runs, which do not record it."""
 
 
 class Footer(msgspec.Struct, frozen=True):
+    """The states of a run, and its blocks."""
+
     states: list[StateSchema]
     blocks: list[StoredBlock]
 
@@ -58,7 +64,7 @@ class Footer(msgspec.Struct, frozen=True):
 def change_schema(state: StateDescriptor) -> pa.Schema:
     """Columns of a state's changes: hash, key, entry, operation, expiry and the value's fields.
 
-    Timers have one more: the rows of a block in the order of their times, which the writer fills in.
+    Timers have one more, which the writer fills in: the rows of a block in order of their times.
     """
     values = [pa.field(f"v{i}", field.type) for i, field in enumerate(state.value_schema)]
     order = [pa.field("by_time", pa.uint32())] if state.kind is StateKind.TIMER else []

@@ -1,4 +1,4 @@
-"""Key bytes of whole columns: the fields of a key, encoded for all rows at once."""
+"""Key bytes of whole columns: encodes the fields of keys for all rows at once."""
 
 from __future__ import annotations
 
@@ -38,17 +38,9 @@ def join(parts: list[pa.Array]) -> pa.Array:
 
 
 def encode_column(column: pa.Array) -> list[pa.Array]:
-    """Encode a column of a key.
+    """Encode a column of a key as one or more binary columns without nulls.
 
-    Parameters
-    ----------
-    column : pyarrow.Array of length n
-        Values of one field.
-
-    Returns
-    -------
-    list of pyarrow.Array
-        At least one binary array of length n without nulls; their concatenation, row by row, is the field's bytes.
+    Their concatenation, row by row, is the field's bytes.
     """
     kind = column.type
     if is_variable(kind):
@@ -61,7 +53,7 @@ def encode_column(column: pa.Array) -> list[pa.Array]:
 
 
 def _with_null_byte(column: pa.Array, payload: npt.NDArray[np.uint8]) -> pa.Array:
-    """Bytes 01 and the payload's row where the column has a value, else 00 alone."""
+    """01 and the bytes of the payload where the column has a value, 00 alone elsewhere."""
     count, width = payload.shape
     matrix = np.empty((count, width + 1), np.uint8)
     matrix[:, 0] = 1
@@ -97,7 +89,7 @@ def _encode_struct(column: pa.Array) -> list[pa.Array]:
 
 
 def _encode_collection(column: pa.Array) -> list[pa.Array]:
-    """An array's elements in order, a map's entries by their bytes; both after their number."""
+    """Number of elements, then an array's elements in order, or a map's entries sorted by their bytes."""
     if not len(column):
         return [pa.array([], pa.binary())]
     offsets = column.offsets.to_numpy()
@@ -108,7 +100,7 @@ def _encode_collection(column: pa.Array) -> list[pa.Array]:
         elements = _sorted_within(join(parts), counts)
     else:
         elements = join(encode_column(column.values.slice(start, count)))
-    # The elements' bytes lie one after the other, so those of a row are one stretch of the same buffer.
+    # The elements' bytes are contiguous, so those of a row are one stretch of the same buffer.
     _, ends, data = elements.buffers()
     bounds = np.zeros(1, np.int32) if count == 0 else np.frombuffer(ends, np.int32, count + 1, elements.offset * 4)
     stretches = pa.py_buffer(bounds[offsets - start])
@@ -117,7 +109,7 @@ def _encode_collection(column: pa.Array) -> list[pa.Array]:
 
 
 def _sorted_within(elements: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
-    """Sort the elements of each row; `counts` says how many a row has."""
+    """Sort the elements of each row; `counts` holds the number of elements per row."""
     if not len(counts) or counts.max() <= 1:
         return elements
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -126,7 +118,7 @@ def _sorted_within(elements: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
 
 
 def _only_of_values(column: pa.Array, part: pa.Array) -> pa.Array:
-    """The part with nothing where the column has no value: null structs and arrays may hide some."""
+    """The part, but empty where the column is null: null structs and arrays may hide values."""
     return part if column.null_count == 0 else pc.if_else(column.is_valid(), part, _EMPTY)
 
 

@@ -1,8 +1,8 @@
 """Key groups: how a key hash decides which subtask owns a key, at any parallelism.
 
-The assignment is Flink's (FLIP-8 and KeyGroupRangeAssignment): ``subtask = key group * parallelism //
-32768``. The key group is the top 15 bits of the key hash, so a subtask owns one contiguous range of
-hashes and the same sorted files serve every parallelism.
+The assignment is Flink's (FLIP-8 and KeyGroupRangeAssignment): ``subtask = key group * parallelism // 32768``. The key
+group is the top 15 bits of the key hash. So a subtask owns one contiguous range of hashes, and the same sorted files
+serve every parallelism.
 """
 
 from __future__ import annotations
@@ -32,15 +32,7 @@ class HashRange:
 
 
 def hash_range(subtask: int, parallelism: int) -> HashRange:
-    """Hashes that a subtask owns.
-
-    Parameters
-    ----------
-    subtask : int
-        Number of the subtask, from 0 to `parallelism` - 1.
-    parallelism : int
-        Number of subtasks, from 1 to 32,768.
-    """
+    """Hashes that a subtask (0 to `parallelism` - 1) owns; `parallelism` is 1 to 32,768."""
     first_group = -(-subtask * KEY_GROUPS // parallelism)
     end_group = -(-(subtask + 1) * KEY_GROUPS // parallelism)
     return HashRange(first_group << GROUP_SHIFT, (end_group << GROUP_SHIFT) - 1)

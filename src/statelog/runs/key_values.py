@@ -1,4 +1,4 @@
-"""Key bytes of single values: encoding and decoding one field of one key."""
+"""Key bytes of single values: encodes and decodes one field of one key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statelog.runs.key_columns import encode_column, is_variable
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Takes the bytes and where the value starts; gives the value and where it ends."""
+"""Takes the bytes and the start of the value; returns the value and its end."""
 
 _INT_STRUCTS: Final = {
     1: struct.Struct(">B"),
@@ -25,7 +25,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 def field_encoder(kind: pa.DataType) -> Encode:
-    """Make the encoder of a field: the null byte, and the value if there is one."""
+    """Make the encoder of a field: a null byte, then the value if there is one."""
     if pa.types.is_null(kind):
         return lambda value: b"\x00"
     encode = _value_encoder(kind)

@@ -1,10 +1,10 @@
-"""Canonical bytes of keys: equal keys have equal bytes, whatever wrote them.
+"""Canonical bytes of keys: equal keys have equal bytes, however they are encoded.
 
-A key of several fields is the concatenation of its fields. A field is a null byte ``00``, or ``01``
-followed by its value: integers, dates and times big-endian with the sign bit flipped, floats as
-IEEE 754 big-endian with ``-0.0`` as ``0.0`` and one NaN, booleans as one byte, decimals as 16 bytes
-like integers, strings and binaries as a 4-byte big-endian length and the bytes. A struct is its fields,
-an array its 4-byte big-endian length and its elements, a map the same with its entries by their bytes.
+A key of several fields is the concatenation of its fields. A field is a null byte ``00``, or ``01`` followed by its
+value: integers, dates and times big-endian with the sign bit flipped, floats as IEEE 754 big-endian with ``-0.0`` as
+``0.0`` and one NaN, booleans as one byte, decimals as 16 bytes like integers, strings and binaries as a 4-byte
+big-endian length and the bytes. A struct is its fields. An array is its 4-byte big-endian length and its elements, and
+so is a map, with its entries sorted by their bytes.
 
 The grouping keys of a batch are encoded column by column, the keys of map entries one by one.
 """
@@ -23,21 +23,10 @@ _CACHE_LIMIT: Final = 100_000
 
 
 class KeyCodec:
-    """Encodes and decodes keys of one schema.
+    """Encodes and decodes keys of one schema; ConfigurationError if the type of a field cannot be a key.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The key's fields.
-    purpose : str
-        What the key is for, in messages: "grouping column", or "map key of state 'x'".
-    with_maps : bool
-        Whether fields may be, or contain, maps.
-
-    Raises
-    ------
-    ConfigurationError
-        If a field's type cannot be a key.
+    `purpose` stands before a field's name in that error, as in "map key of state 'x'". `with_maps` allows fields that
+    are or contain maps.
     """
 
     def __init__(self, schema: pa.Schema, purpose: str = "grouping column", *, with_maps: bool = True) -> None:
@@ -56,28 +45,17 @@ class KeyCodec:
         self._decoded: dict[bytes, tuple[Any, ...]] = {}
 
     def encode_columns(self, columns: list[pa.Array]) -> pa.Array:
-        """Encode keys column by column.
-
-        Parameters
-        ----------
-        columns : list of pyarrow.Array
-            One per field of the schema, all of the same length n.
-
-        Returns
-        -------
-        pyarrow.Array
-            n canonical keys, binary.
-        """
+        """Encode n keys, given as a column of length n per field, into a binary column of length n."""
         return join([part for column in columns for part in encode_column(column)])
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
-        """Encode one key whose values are as Arrow gives them: structs as dicts, arrays as lists."""
+        """Encode one key of values as Arrow gives them: structs as dicts, arrays as lists."""
         return b"".join([encode(value) for encode, value in zip(self._encoders, key, strict=True)])
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one key into values as Arrow gives them: structs as dicts, maps as lists of pairs."""
         if self._has_nested:
-            return self._decode(data)  # lists and dicts are the caller's own
+            return self._decode(data)  # not cached: the caller may change lists and dicts
         key = self._decoded.get(data)
         if key is None:
             if len(self._decoded) >= _CACHE_LIMIT:

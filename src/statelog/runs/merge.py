@@ -1,7 +1,8 @@
-"""Merging runs into one, and deciding which to merge.
+"""Merges runs into one, and decides which runs to merge.
 
-A merge goes through its inputs in slices of the hash range, bounded in rows and in bytes, so its memory is bounded by a
-slice. Of a slice that is larger all the same, as when one key has that much, only keys and entries are held at once.
+A merge goes through its inputs in slices of the hash range, bounded in rows and in bytes, so its memory is bounded by
+one slice. Of a slice that is still larger, for example because of one large key, only keys and entries are held at
+once.
 """
 
 from __future__ import annotations
@@ -27,43 +28,25 @@ from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 _SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
 _SLACK: Final = 2
-"""How many times larger a slice may become than it was meant to be: hashes are not spread that evenly."""
+"""How many times larger than intended a slice may become: hashes are not spread that evenly."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What a merge may leave out.
-
-    Parameters
-    ----------
-    moment : Moment
-        Entries that have expired by then; only a merge that starts at the empty state can leave them out.
-    generations : mapping of str to int
-        For each state that was ever deleted, how often; what was stored before is garbage.
-    """
+    """Rows that a merge may leave out."""
 
     moment: Moment
+    """Entries expired by then are garbage, but only a merge that starts at the empty state can leave them out."""
     generations: Mapping[str, int]
+    """How often each state was deleted, if ever; all rows of earlier generations are garbage."""
 
 
 def choose_merge(rows: Sequence[int], fan_in: int) -> int:
-    """Decide how many of the newest runs to merge: size-tiered compaction of adjacent runs.
+    """Decide how many of the newest runs to merge, or 0: size-tiered compaction of adjacent runs.
 
-    Runs belong to tiers, each `fan_in` times larger than the one below. Once a tier has `fan_in` runs they become one,
-    with the smaller ones among and after them; so a row is rewritten about once per tier, and a search visits at most
-    ``fan_in - 1`` runs per tier.
-
-    Parameters
-    ----------
-    rows : sequence of int
-        Rows of each run, oldest first.
-    fan_in : int
-        At least 2.
-
-    Returns
-    -------
-    int
-        The number of newest runs to merge; 0 for none.
+    `rows` are those of each run, oldest first. Runs belong to tiers, each `fan_in` (at least 2) times larger than the
+    one below. Once a tier has `fan_in` runs they become one, together with the smaller ones among and after them. So a
+    row is rewritten about once per tier, and a search visits at most ``fan_in - 1`` runs per tier.
     """
     tiers = [_tier(count, fan_in) for count in rows]
     for tier in sorted(set(tiers)):
@@ -94,32 +77,11 @@ def merge_runs(
     slice_rows: int = LOCAL_BLOCK_ROWS,
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> int:
-    """Merge runs into one: of each entry the newest change stays.
+    """Merge runs, oldest first, into one: the newest change of each entry stays. Returns the number of rows written.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        The inputs, oldest first. Runs of one checkpoint, whose keys are disjoint, may stand in any order.
-    writer : RunWriter
-        Takes the result.
-    is_bottom : bool
-        Whether nothing older exists, so that removals need not be kept.
-    within : HashRange, optional
-        Keep only keys of these hashes.
-    garbage : Garbage, optional
-        What may be left out.
-    slice_rows, slice_bytes : int
-        About how many input rows are in memory at once, and their size.
-
-    Returns
-    -------
-    int
-        Rows written.
-
-    Raises
-    ------
-    CorruptionError
-        If an input is damaged.
+    Runs of one checkpoint, whose keys are disjoint, may stand in any order. `is_bottom`: nothing older exists, so
+    removals need not stay. `within`: only keys of these hashes stay. About `slice_rows` input rows, or `slice_bytes` of
+    them, are in memory at once. A damaged input raises CorruptionError.
     """
     add_runs(
         runs,
@@ -143,7 +105,7 @@ def add_runs(
     slice_rows: int,
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> None:
-    """Merge runs as :func:`merge_runs` does, into a run that goes on."""
+    """Merge runs as :func:`merge_runs` does, without finishing the result."""
     merge = RunMerge(
         runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
     )
@@ -152,36 +114,32 @@ def add_runs(
 
 
 def clip_run(run: Run, within: HashRange) -> Run:
-    """The rows of a run whose hashes lie in a range, as a run in memory."""
+    """The rows of a run in a range of hashes, as a run in memory."""
     sink = pa.BufferOutputStream()
     merge_runs([run], RunWriter(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS), is_bottom=False, within=within)
     return Run(sink.getvalue(), run.name)
 
 
 class ChangeSink(Protocol):
-    """What takes the result of a merge, as a :class:`RunWriter` does."""
+    """Receives the result of a merge, as a :class:`RunWriter` does."""
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
-        """Take changes of a state, in run order."""
+        """Receive changes of a state, in run order."""
         ...
 
 
 class MergePosition(NamedTuple):
-    """How far a merge has come: everything before a hash of a state is written, and all states before that one."""
+    """Progress of a merge: earlier states are written as a whole, this one up to, not including, a hash."""
 
     state: int
     first_hash: int
 
 
 class RunMerge:
-    """A merge that can be stopped after every slice and gone on with, also by another process.
+    """A merge that can stop after every slice and resume later, even in another process.
 
-    The parameters are those of :func:`merge_runs`, and:
-
-    Parameters
-    ----------
-    keeps_blocks : bool
-        Whether the inputs' blocks stay as they were read: good for mapped ones, of which several slices take a part.
+    The parameters are those of :func:`merge_runs`, and `keeps_blocks`: the inputs' blocks stay in memory once they are
+    read. This suits mapped runs, because several slices take parts of one block.
     """
 
     def __init__(
@@ -209,7 +167,7 @@ class RunMerge:
         self._states = list(states.values())
 
     def write(self, writer: ChangeSink, start: MergePosition | None = None) -> Iterator[MergePosition]:
-        """Write slice after slice, and say after each where the next one begins; `start` is where to begin."""
+        """Write slice after slice from `start` on, and yield the position of the next one after each."""
         first_state, first_hash = start or MergePosition(0, 0)
         for number, state in enumerate(self._states[first_state:], first_state):
             if self._garbage is not None and is_deleted(state.name, self._garbage.generations):
@@ -220,10 +178,10 @@ class RunMerge:
                 if number == first_state:
                     if last < first_hash:
                         continue
-                    first = max(first, first_hash)  # of slices that were cut in another way
+                    first = max(first, first_hash)  # the slices may have been cut differently before
                 for batch in self._merged(state, sections, first, last):
                     writer.add(state, batch)
-                    del batch  # the next one gets its memory
+                    del batch  # frees its memory for the next one
                 yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
 
     def _merged(
@@ -235,7 +193,7 @@ class RunMerge:
         )
 
     def _slices(self, sections: Sequence[RunSection]) -> Iterator[tuple[int, int]]:
-        """Cut the hash range into slices of about the right size, as hashes are evenly spread."""
+        """Cut the hash range into slices of about the right size, on the assumption of evenly spread hashes."""
         first, last = (self._within.first, self._within.last) if self._within else (0, (1 << 64) - 1)
         blocks = [block for section in sections for block in section.blocks_between(first, last)]
         if len(sections) == 1 and all(
@@ -263,11 +221,11 @@ def _even_slices(blocks: Sequence[RunBlock], first: int, last: int, count: int) 
 def _whole_blocks(
     blocks: Sequence[RunBlock], first: int, last: int, slice_rows: int, slice_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Cut the hash range of one input between blocks, so that each is read once."""
+    """Cut the hash range of a single input between blocks, so that each block is read once."""
     rows = size_bytes = before = 0
     for block in blocks:
         is_full = rows + block.rows > slice_rows or size_bytes + block.size_bytes > slice_bytes
-        # Blocks that share a hash, because its rows are larger than a block, stay together.
+        # Blocks that share a hash, because its rows exceed one block, stay together.
         if rows and is_full and block.first_hash > max(first, before):
             yield first, block.first_hash - 1
             first, rows, size_bytes = block.first_hash, 0, 0
@@ -280,7 +238,7 @@ def _whole_blocks(
 def _read_slice(
     sections: Sequence[RunSection], first: int, last: int, *, keeps_blocks: bool
 ) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
-    """The inputs' rows in a range of hashes, the newest input first, and the age of each row's input."""
+    """The inputs' rows in a range of hashes, newest input first, and the age of each row's input (0: newest)."""
     batches: list[pa.RecordBatch] = []
     ages: list[npt.NDArray[np.int64]] = []
     for age, section in enumerate(reversed(sections)):
@@ -305,14 +263,14 @@ def _merge_slice(
         return
     is_one_run = ages[0] == ages[-1]
     if is_one_run and not is_bottom:
-        yield from join_rows(batches, max_bytes)  # sorted, and each entry is there once
+        yield from join_rows(batches, max_bytes)  # sorted already, each entry once
         return
     is_small = size_of(batches) <= max_bytes
     rows = pa.concat_batches(batches) if is_small else _without_values(batches)
     kept = _kept_rows(state, rows, ages, is_one_run=bool(is_one_run), is_bottom=is_bottom, garbage=garbage)
     if is_small:
         merged = rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
-        del batches, rows  # before what is merged is written, and the next slice read
+        del batches, rows  # before the result is written and the next slice read
         yield merged
     else:
         del rows
@@ -320,7 +278,7 @@ def _merge_slice(
 
 
 def _without_values(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The columns that decide which rows stay."""
+    """Only the columns that decide which rows stay."""
     columns = [joined_column([batch.column(index) for batch in batches]) for index in range(VALUE_COLUMN)]
     return pa.RecordBatch.from_arrays(columns, names=batches[0].schema.names[:VALUE_COLUMN])
 
@@ -352,9 +310,9 @@ def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatc
 
 
 def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions of the rows that a merge keeps, in run order.
+    """Positions of the rows that survive a merge, in run order.
 
-    `rows` holds the inputs one after the other, the newest first; `ages` counts the inputs from the newest.
+    `rows` holds the inputs one after the other, newest first; `ages` counts the inputs from the newest.
     """
     hashes = rows.column(0).to_numpy()
     order = np.argsort(hashes, kind="stable")
@@ -391,6 +349,7 @@ def _sort_shared(
     groups: npt.NDArray[np.int64],
     ages: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Sort rows that share hashes by group, key, entry and age; returns the rows and their groups."""
     picked = pa.array(shared)
     columns: dict[str, Any] = {
         "group": groups,
@@ -409,7 +368,7 @@ def _newest_of_each(
     groups: npt.NDArray[np.int64],
     ages: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Which of the sorted rows are the newest of their entry and not cleared by a newer run."""
+    """Mask of the sorted rows that are the newest of their entry, and not cleared by a newer run."""
     picked = pa.array(shared)
     same_key = np.zeros(len(shared), bool)
     same_key[1:] = groups[1:] == groups[:-1]

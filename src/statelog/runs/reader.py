@@ -1,4 +1,4 @@
-"""Runs: sorted, immutable files of state changes that can be searched as they are.
+"""Reads runs: sorted, immutable files of state changes that can be searched in place.
 
 A changeset is a run; a merge of runs is a run.
 """
@@ -40,25 +40,12 @@ _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class Run:
-    """A run that can be searched.
+    """A run that can be searched; CorruptionError if its bytes are no run or its footer is damaged.
 
-    Parameters
-    ----------
-    buffer : pyarrow.Buffer
-        The run's bytes; a memory map is read only where it is searched.
-    name : str
-        Where the bytes come from, for messages.
-    offset : int
-        Where the run starts in that object, for messages.
-    is_stored : bool
-        Whether it may be compressed, as stored runs are. Blocks of others are not copied when they are read.
-    on_damage : callable, optional
-        Called when a block is found damaged: removes a copy that can be had again.
-
-    Raises
-    ------
-    CorruptionError
-        If the bytes are not a run, or the footer is damaged. Blocks are checked when first read.
+    Blocks are checked when they are first read, and a memory map is read only where it is searched. `name` and `offset`
+    say in messages where the bytes come from. Only blocks of a stored run (`is_stored`) may be compressed; those of
+    others are not copied when they are read. `on_damage` is called for a damaged block, to remove a copy that can be
+    fetched again.
     """
 
     def __init__(
@@ -115,12 +102,10 @@ class Run:
             raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
 
     def section(self, state: StateDescriptor) -> RunSection | None:
-        """The changes of one state, with the fields that are wanted; None if the run has none.
+        """The changes of one state, with the fields of `state`; None if the run has none.
 
-        Raises
-        ------
-        CorruptionError
-            If the run holds the state with another kind, or with fields that cannot be those.
+        Raises CorruptionError if the run holds the state with another kind, or with fields that cannot become those of
+        `state`.
         """
         section = self.sections.get(state.name)
         if section is None or section.state == state:
@@ -142,7 +127,7 @@ class Run:
         ]
 
     def verify(self) -> None:
-        """Read every block and check it."""
+        """Read and check every block."""
         for section in self.sections.values():
             for block in section.blocks:
                 block.load()
@@ -163,7 +148,7 @@ class RunSection:
 
 
 class RunBlock:
-    """Rows of one state whose hashes lie between two bounds; read and checked on first use."""
+    """Rows of one state between two hashes; read and checked on first use."""
 
     def __init__(
         self,
@@ -191,12 +176,12 @@ class RunBlock:
 
     @property
     def byte_range(self) -> tuple[int, int]:
-        """Where the block is in its run: first byte, and the one after the last."""
+        """Position in the run: first byte, and the one after the last."""
         return self._stored.offset, self._stored.offset + self._stored.length
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        """The block's rows as they were written, kept once they are read."""
+        """The rows as they were written, kept after the first read."""
         return self.load()
 
     def take(self, rows: Positions) -> pa.RecordBatch:
@@ -206,13 +191,7 @@ class RunBlock:
         return self.batch.take(pa.array(rows))
 
     def load(self) -> pa.RecordBatch:
-        """Read the block's rows without keeping them.
-
-        Raises
-        ------
-        CorruptionError
-            If the bytes are not those that were written.
-        """
+        """Read the rows without keeping them; CorruptionError if the bytes have changed since they were written."""
         stored = self._stored
         if stored.offset + stored.length > self._buffer.size:
             raise self._found_damaged("reaches beyond the run's end", ErrorKind.FORMAT)
@@ -234,7 +213,7 @@ class RunBlock:
         )
 
     def due(self, after_ms: int, until_ms: int) -> Positions:
-        """Rows of timers whose times lie after one and up to another, found by bisection."""
+        """Positions of timers later than `after_ms` and not later than `until_ms`, found by bisection."""
         times = self.batch.column(VALUE_COLUMN).to_numpy()
         by_time = self.batch.column(VALUE_COLUMN + 1).to_numpy()
         first = bisect.bisect_right(by_time, after_ms, key=lambda row: times[row])
@@ -248,13 +227,7 @@ class RunBlock:
         return hashes
 
     def spans(self, hashes: Hashes) -> tuple[Positions, Positions]:
-        """First row of each hash, and the row after its last; equal where the block has none.
-
-        Parameters
-        ----------
-        hashes : numpy.ndarray of uint64, shape (n,)
-            Key hashes, ascending.
-        """
+        """First row of each hash, and the row after its last; equal where the block has none. `hashes` ascend."""
         own = self.hashes
         low = np.searchsorted(own, hashes, "left")
         inside = np.minimum(low, len(own) - 1)
@@ -280,19 +253,10 @@ class RunBlock:
         return low if found else None
 
     def match(self, hashes: Hashes, keys: pa.Array) -> tuple[Positions, Positions]:
-        """Find all rows of some keys.
+        """Find all rows of some keys, given by ascending hashes and the bytes of each key.
 
-        Parameters
-        ----------
-        hashes : numpy.ndarray of uint64, shape (n,)
-            Key hashes, ascending.
-        keys : pyarrow.Array of binary, length n
-            The keys that they belong to; only rows with equal key bytes match.
-
-        Returns
-        -------
-        queries, rows : numpy.ndarray of int64, shape (m,)
-            Pairs of position in `hashes` and row of the block, both ascending.
+        Returns pairs of a position in `hashes` and a row of the block, both ascending. Only rows with equal key bytes
+        match.
         """
         low, high = self.spans(hashes)
         queries = np.flatnonzero(high > low)
@@ -310,7 +274,7 @@ class RunBlock:
 
 
 class _EvolvedBlock(RunBlock):
-    """A block whose state has other fields by now; values are converted when they are taken or loaded."""
+    """A block of a state whose fields have changed since; values are converted when rows are taken or loaded."""
 
     def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
         self.rows = block.rows
@@ -337,7 +301,7 @@ class _EvolvedBlock(RunBlock):
 
 
 def _decompress(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Decode a block on this thread: a host's subtasks keep its cores busy, and those of a pool keep memory each."""
+    """Decode a block on this thread: subtasks keep the host's cores busy, and threads of a pool each keep memory."""
     stream = pa.py_buffer(b"".join((schema.serialize(), data)))
     with pa.ipc.open_stream(stream, options=_ONE_THREAD) as reader:
         return reader.read_next_batch()

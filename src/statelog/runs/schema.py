@@ -1,4 +1,4 @@
-"""Descriptions of states: name, kind and the types of their values."""
+"""Descriptions of states: name, kind, and the types of their values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StateKind(StrEnum):
 
 
 class StateLife(StrEnum):
-    """How long a state keeps its values; only one that ``init`` deletes as well does not keep them."""
+    """How long a state keeps its values: for good, unless ``init`` also deletes it."""
 
     KEPT = "kept"
     BATCH = "batch"
@@ -42,69 +42,51 @@ class StateLife(StrEnum):
 
 
 class TimeDomain(StrEnum):
-    """What moves a clock: the batches' processing time, or the watermark."""
+    """The clock that counts: the batches' processing time, or the watermark."""
 
     PROCESSING = "processing"
     EVENT = "event"
 
 
 class StateSchema(msgspec.Struct, frozen=True):
-    """A state's description as it is stored.
-
-    Parameters
-    ----------
-    name : str
-        The state's name, unique in its operator.
-    kind : str
-        A :class:`StateKind`.
-    entry_schema : bytes
-        Arrow IPC schema message of the map key's fields; empty for other kinds.
-    value_schema : bytes
-        Arrow IPC schema message of the value's fields.
-    expires_by : str
-        The :class:`TimeDomain` that its rows expire by; empty if they never do.
-    """
+    """A state's description as it is stored."""
 
     name: str
+    """Unique in the operator."""
     kind: str
+    """A :class:`StateKind`."""
     entry_schema: bytes
+    """Arrow IPC schema message of the map key's fields; empty for other kinds."""
     value_schema: bytes
+    """Arrow IPC schema message of the value's fields."""
     expires_by: str = ""
+    """The :class:`TimeDomain` that rows expire by; empty if they never do."""
 
 
 @dataclass(frozen=True)
 class StateDescriptor:
-    """A state's description in memory.
-
-    Parameters
-    ----------
-    name : str
-        The state's name, unique in its operator.
-    kind : StateKind
-        What kind of state it is.
-    value_schema : pyarrow.Schema
-        Fields of the value.
-    entry_schema : pyarrow.Schema or None
-        Fields of the map key; None for other kinds.
-    expires_by : TimeDomain or None
-        Which time its rows expire by; None if they never do. It may differ from run to run, so it does not
-        count when descriptors are compared.
-    """
+    """A state's description in memory."""
 
     name: str
+    """Unique in the operator."""
     kind: StateKind
     value_schema: pa.Schema
     entry_schema: pa.Schema | None = None
+    """Fields of the map key; None for other kinds."""
     expires_by: TimeDomain | None = field(default=None, compare=False)
+    """The clock that rows expire by; None if they never do.
+
+    It may differ from run to run, so comparisons ignore it.
+    """
 
     def to_stored(self) -> StateSchema:
-        """The description as it is stored."""
+        """Encode the description for storage."""
         entry = b"" if self.entry_schema is None else encode_schema(self.entry_schema)
         return StateSchema(self.name, str(self.kind), entry, encode_schema(self.value_schema), self.expires_by or "")
 
     @classmethod
     def from_stored(cls, stored: StateSchema) -> StateDescriptor:
-        """The description that was stored."""
+        """Decode a stored description."""
         entry = decode_schema(stored.entry_schema) if stored.entry_schema else None
         expires_by = TimeDomain(stored.expires_by) if stored.expires_by else None
         return cls(stored.name, StateKind(stored.kind), decode_schema(stored.value_schema), entry, expires_by)
@@ -118,21 +100,21 @@ class StateDescriptor:
 
 
 def stored_name(name: str, generation: int) -> str:
-    """The name that a state has in runs, after it was deleted and declared anew `generation` times.
+    """The name of a state in runs, after it was deleted and declared anew `generation` times.
 
-    Rows of a deleted state stay in runs until these are merged, so the name must not find them.
+    Rows of a deleted state stay in runs until these are merged, so the new name must not find them.
     """
     return name if generation == 0 else f"${generation}${name}"
 
 
 def plain_name(stored: str) -> str:
-    """The name that a state is declared by, of one that it has in runs."""
+    """The declared name of a state, from its name in runs."""
     found = _GENERATION.fullmatch(stored)
     return found[2] if found else stored
 
 
 def is_deleted(stored: str, generations: Mapping[str, int]) -> bool:
-    """Whether a stored name is of a generation before the one that counts."""
+    """Whether a stored name is of an earlier generation than the current one."""
     found = _GENERATION.fullmatch(stored)
     name, generation = (found[2], int(found[1])) if found else (stored, 0)
     return generation < generations.get(name, 0)

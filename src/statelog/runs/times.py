@@ -1,4 +1,4 @@
-"""Time as states, timers and merges see it: the two clocks of a batch, and how long a state lives."""
+"""Time in states, timers and merges: the two clocks of a batch, and how long entries live."""
 
 from __future__ import annotations
 
@@ -14,24 +14,16 @@ NO_TIME_MS: Final = -(1 << 63)
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens, in milliseconds since the Unix epoch.
-
-    Parameters
-    ----------
-    processing_ms : int
-        The batch's processing time.
-    watermark_ms : int
-        The batch's watermark: timers up to it fire.
-    late_watermark_ms : int
-        The watermark of the batch before: rows up to it are late.
-    """
+    """The time of a batch by both clocks, in milliseconds since the Unix epoch."""
 
     processing_ms: int
     watermark_ms: int
+    """Timers up to it fire."""
     late_watermark_ms: int = NO_TIME_MS
+    """The watermark of the batch before; rows up to it are late."""
 
     def now_ms(self, domain: TimeDomain) -> int:
-        """The time of one of the two clocks."""
+        """The time by one of the two clocks."""
         return self.processing_ms if domain is TimeDomain.PROCESSING else self.watermark_ms
 
 
@@ -39,20 +31,21 @@ class Moment:
 class Watermark:
     """An operator's own watermark: the largest event time seen in all its subtasks minus a delay.
 
-    It advances between batches, is kept in the checkpoint and never goes back, whatever the parallelism. Spark's
-    ``withWatermark`` is not needed with it; the column may have it all the same.
+    It advances between batches, is stored in the checkpoint and never goes back, whatever the parallelism. It does not
+    need Spark's ``withWatermark``, but works beside it.
 
     Parameters
     ----------
     column : str
         The input column with the event time, a timestamp.
     delay_ms : int
-        How much later than the newest row a row may come, milliseconds.
+        How much later than the newest row a row may come, in milliseconds.
     inputs : int
-        Number of inputs, if the operator reads a union of several. The smallest watermark of them counts, and until
-        each has had a row there is none.
+        Number of inputs, if the operator reads a union of several. Their smallest watermark counts, and until each
+        input has had a row there is none.
     input_column : str, optional
-        The column that says which input a row is of: an integer from 0 to `inputs` - 1. Needed with several.
+        The column with the number of a row's input, an integer from 0 to `inputs` - 1. Required
+        with several inputs, not allowed with one.
 
     Raises
     ------
@@ -81,17 +74,16 @@ class Watermark:
 class Ttl:
     """How long the entries of a state live; each value, list element and map entry on its own.
 
-    Spark's ``ttlDurationMs`` takes a number of milliseconds, which is ``Ttl(duration_ms)``; this class has what
-    Flink's StateTtlConfig has beyond that.
+    Spark's ``ttlDurationMs`` is ``Ttl(duration_ms)``; the other parameters are those that Flink's StateTtlConfig adds.
 
     Parameters
     ----------
     duration_ms : int
-        Milliseconds from the last write on; at least 1.
+        Lifetime after the last write, in milliseconds; at least 1.
     time : {"processing", "event"}
-        Which clock counts. In processing time an entry lives until the batch's time has come to its last write
-        plus the duration. In event time it lives until the watermark has come to the newest event time of the
-        rows during whose handling it was written (or to the time of the timer) plus the duration.
+        The clock that counts. In processing time an entry lives until the batch's time reaches its last write plus the
+        duration. In event time it lives until the watermark reaches the event time of its last write plus the duration.
+        The event time of a write is the newest of the rows being handled, or the time of the timer.
     renew_on_read : bool
         Whether reading an entry counts as writing it.
 

@@ -1,4 +1,4 @@
-"""Values as the user sees them (tuples) and as they are stored (Arrow columns)."""
+"""Conversion of values between the form that users see (tuples) and the stored one (Arrow columns)."""
 
 from __future__ import annotations
 
@@ -17,38 +17,30 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.runs.byte_slices import to_array
 
 MISFITS: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What a value raises that does not fit its field; converters call methods of values of any class."""
+"""Errors of a value that does not fit its field; converters call methods of values of any class."""
 
 
 @dataclass(frozen=True)
 class FieldCodec:
-    """How one field is stored and read.
-
-    Parameters
-    ----------
-    name : str
-        The field's name.
-    type : pyarrow.DataType
-        Storage type.
-    exact : type or None
-        Values of exactly this Python class are stored as they are; others are converted one by one. None
-        if every value must be converted, as mutable ones must.
-    to_storage, from_storage : callable or None
-        Convert a value that is not None before Arrow takes it, and after Arrow gave it. The first may give None, and
-        raises one of `MISFITS` for a value that does not fit.
-    declared : str
-        What the user calls the type, for messages; the default is Arrow's name.
-    """
+    """How one field is stored and read."""
 
     name: str
     type: pa.DataType
+    """Storage type."""
     exact: type | None = None
+    """Values of exactly this class are stored as they are; others are converted one by one.
+
+    None if every value must be converted, as mutable ones must.
+    """
     to_storage: Callable[[Any], Any] | None = None
+    """Converts a value that is not None for Arrow. May return None; raises one of `MISFITS`."""
     from_storage: Callable[[Any], Any] | None = None
+    """Converts a value that is not None from Arrow to the form that users see."""
     declared: str = ""
+    """The user's name of the type, for messages; empty stands for Arrow's name."""
 
     def normalize(self, value: Any) -> Any:
-        """The value as it would be read back, without sharing anything with `value`."""
+        """The value as it would be read back, sharing nothing mutable with `value`."""
         if value is None or type(value) is self.exact or self.to_storage is None:
             return value
         stored = self.to_storage(value)
@@ -59,14 +51,14 @@ class FieldCodec:
         return value if value is None or self.to_storage is None else self.to_storage(value)
 
     def to_array(self, values: Sequence[Any]) -> pa.Array:
-        """A column of values; raises one of `MISFITS` if one does not fit, and RowsTooLarge."""
+        """A column of values; raises RowsTooLarge, or one of `MISFITS` if a value does not fit."""
         convert = self.to_storage
         if convert is not None and not {self.exact, NoneType}.issuperset(map(type, values)):
             values = [None if value is None else convert(value) for value in values]
         return to_array(values, self.type)
 
     def misfit(self, value: Any) -> Exception | None:
-        """Why a value cannot be stored; None if it can."""
+        """The error that storing a value raises; None if it can be stored."""
         try:
             pa.scalar(self.stored(value), self.type)
         except MISFITS as error:
@@ -75,22 +67,17 @@ class FieldCodec:
 
 
 _SCALARS: Final = (str, bytes, bytearray, int, float, Decimal, date, time, timedelta, np.generic)
-"""What can only be the value of a single field."""
+"""Classes of values that can only be the value of a single field."""
 
 
 class _NoValue:
-    """Stands for the type of no value."""
+    """A class that no value has."""
 
 
 class RowCodec:
     """Converts tuples of one schema to columns and back.
 
-    Parameters
-    ----------
-    fields : sequence of FieldCodec
-        The fields in order.
-    subject : str
-        What the rows are, in messages: "state 'x'", "map key of state 'x'".
+    `subject` names the rows in messages: "state 'x'", "map key of state 'x'".
     """
 
     def __init__(self, fields: Sequence[FieldCodec], subject: str) -> None:
@@ -98,20 +85,17 @@ class RowCodec:
         self.subject = subject
         self.schema = pa.schema([(field.name, field.type) for field in fields])
         self.is_mutable = any(pa.types.is_nested(field.type) for field in fields)
-        # What is of a field's exact class is stored as it is, without being converted.
+        # Normalized values of a field with an exact class are stored as they are.
         self._converts = [field.to_storage if field.exact is None else None for field in fields]
         self._is_converted = any(self._converts)
         self._exact_types = tuple(field.exact for field in fields)
-        # A class that no value has, if the schema has several fields or its field takes no value as it is.
+        # The exact class of a single field; _NoValue if there are several, or if every value must be converted.
         self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
 
     def normalize(self, row: Any) -> tuple[Any, ...]:
-        """Check a row that the user gives, and convert its values to the schema's types.
+        """Check a user's row, and convert its values to the schema's types.
 
-        Raises
-        ------
-        ProcessorError
-            If the row is no tuple of the schema's length, or a value does not fit its field.
+        Raises ProcessorError if the row is no tuple of the schema's length, or a value does not fit its field.
         """
         # This runs for every update, so the plain cases come first.
         if type(row) is tuple:
@@ -138,7 +122,7 @@ class RowCodec:
         return tuple(values)
 
     def decode(self, rows: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
-        """Convert columns to tuples, a tuple per row."""
+        """Convert columns to tuples, one per row."""
         columns: list[list[Any]] = []
         for field, column in zip(self.fields, rows.columns, strict=True):
             values = column.to_pylist(maps_as_pydicts="strict")
@@ -151,19 +135,8 @@ class RowCodec:
     def encode(self, rows: Sequence[tuple[Any, ...] | None], owner_of: Callable[[int], str]) -> list[pa.Array]:
         """Convert normalized tuples to columns; None is a row of nulls.
 
-        Parameters
-        ----------
-        rows : sequence of tuple or None
-            The rows.
-        owner_of : callable
-            Names the key that the i-th row belongs to, for messages.
-
-        Raises
-        ------
-        ProcessorError
-            If a number is too large for its field.
-        RowsTooLarge
-            If a column does not fit into Arrow's offsets.
+        `owner_of` names the key of the i-th row in messages. Raises ProcessorError if a number is too large for its
+        field, and RowsTooLarge if a column does not fit into Arrow's offsets.
         """
         if None in rows:
             nulls = (None,) * len(self.fields)
@@ -183,14 +156,14 @@ class RowCodec:
         )
 
     def misfit(self, row: tuple[Any, ...], error: Exception, owner: str = "") -> ProcessorError:
-        """The error of a normalized row that could not be stored: names the field and the value."""
+        """The error of a normalized row that could not be stored; names the field and the value."""
         for field, value in zip(self.fields, row, strict=True):
             if (reason := field.misfit(value)) is not None:
                 return self._misfit(field, value, reason, owner)
         return self._misfit(self.fields[0], row[0], error, owner)
 
     def from_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """One row of storage types as the user sees it."""
+        """One row of storage types in the form that users see."""
         return tuple(
             value if value is None or field.from_storage is None else field.from_storage(value)
             for field, value in zip(self.fields, row, strict=True)
@@ -198,7 +171,7 @@ class RowCodec:
 
     def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
         try:
-            # Without a form of its own for the user, a normalized value is what is stored.
+            # Without from_storage users see the stored form, so normalized values are in that form already.
             return field.to_array(values) if field.from_storage is not None else to_array(values, field.type)
         except MISFITS:
             for index, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Writing runs."""
+"""Writes runs."""
 
 from __future__ import annotations
 
@@ -29,37 +29,22 @@ _footer_encoder: Final = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True)
 class StateChanges:
-    """Changes of one state, to be written.
-
-    Parameters
-    ----------
-    state : StateDescriptor
-        The state.
-    batches : list of pyarrow.RecordBatch
-        Changes of `change_schema(state)`; the concatenation is sorted by hash, key and entry.
-    """
+    """Changes of one state, to be written."""
 
     state: StateDescriptor
     batches: list[pa.RecordBatch]
+    """Columns as in `change_schema(state)`; all batches together are sorted by hash, key and entry."""
 
 
 class RunWriter:
-    """Writes a run block by block, so that a run larger than the memory can be written.
+    """Writes a run block by block, so that it may exceed the memory.
 
-    The order of calls is :meth:`add` for every batch, those of one state by hash, then :meth:`finish`.
+    Order of calls: :meth:`add` for every batch, those of one state in order of hash, then :meth:`finish`. `sink` must
+    be at its start; with `written`, the footer of an unfinished run that is in the sink, at its end. `compression` is
+    ``lz4``, ``zstd`` or None; uncompressed blocks can be mapped.
 
-    Parameters
-    ----------
-    sink : pyarrow.NativeFile
-        Where the bytes go; it must be at its start.
-    compression : {"lz4", "zstd", None}
-        How the blocks' buffers are compressed; uncompressed blocks can be mapped.
-    block_rows : int
-        Rows per block; a block grows beyond it when rows of one hash would be parted.
-    block_bytes : int
-        Size of a block as columns. Rows of one hash are parted only if they are larger.
-    written : Footer, optional
-        What is in the sink already; then the sink must be at its end.
+    A block has `block_rows` rows, or more where it would part rows of one hash. Such rows are parted only if they
+    exceed `block_bytes`, the size of a block as columns.
     """
 
     def __init__(
@@ -82,19 +67,13 @@ class RunWriter:
 
     @property
     def written(self) -> Footer:
-        """What has been written, to go on with later."""
+        """The footer so far, with which another writer can go on."""
         return Footer(self._states, self._blocks)
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
-        """Write changes of a state.
+        """Write changes of a state, with the columns of :func:`change_schema`.
 
-        Parameters
-        ----------
-        state : StateDescriptor
-            The state.
-        batch : pyarrow.RecordBatch
-            Changes of `change_schema(state)`, sorted by hash, key and entry, and after those of the calls before for
-            this state.
+        They are sorted by hash, key and entry, and come after those of earlier calls for the state.
         """
         if batch.num_rows == 0:
             return
@@ -127,7 +106,7 @@ class RunWriter:
             self._blocks.append(block)
 
     def _block_bounds(self, batch: pa.RecordBatch, hashes: Hashes) -> Iterator[tuple[int, int]]:
-        """Split rows into blocks without parting rows of one hash, unless these are larger than a block."""
+        """Split rows into blocks; rows of one hash stay together unless they exceed a block."""
         ends = row_ends(batch) if batch.nbytes > self._block_bytes else None
         start = 0
         while start < len(hashes):

@@ -1,4 +1,28 @@
-"""Where checkpoints are kept: the store contract and the stores that fulfil it."""
+"""The store contract and its stores: named, immutable objects under one root.
+
+Everything durable goes through a store: log entries, changesets, materialized runs, savepoints. A store knows nothing
+of their content. It promises two things: a write that has returned survives a crash, and of several writers that create
+the same name exactly one wins. With these two the log always has a single owner.
+
+The life of a store:
+
+1. A user writes a location. `location` parses it, `places` compares it with others, `open` makes its store.
+2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
+   meaning of failures: `object_errors`). Both make each request once.
+3. `retry` wraps the store of a bucket. `attempts` runs a request until it succeeds: `retry_policy` limits and delays
+   its attempts, `hedging` decides when a slow write gets a second one, `races` runs attempts in threads.
+4. `probe` checks, before anything depends on the store, that it honours the contract and that hosts see the same place.
+5. The store is pickled to the executors. Each process connects at its first request and disconnects with `close`.
+
+Words:
+
+- location: a directory or a folder in a bucket, as users write it.
+- object: bytes with a name; a name is used once. `names` makes names from users' texts.
+- attempt (at a request): one try. After a transient failure another attempt makes sense.
+- hedge: an attempt that starts beside a slow one; the first to succeed counts.
+
+This package imports only `clock`, `errors`, `files` and `metrics`.
+"""
 
 from statelog.storage.local import LocalStore
 from statelog.storage.open import open_store

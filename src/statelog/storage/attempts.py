@@ -20,23 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all requests of a store in one process share.
-
-    Parameters
-    ----------
-    policy : RetryPolicy
-        How often a request is attempted, and when.
-    clock : Clock
-        Source of the current time.
-    recorder : Recorder
-        Told about attempts.
-    random : random.Random
-        Source of delays.
-    races : Races
-        What runs the attempts.
-    hedging : Hedging
-        When uploads are hedged.
-    """
+    """Shared by all requests of a store in one process."""
 
     policy: RetryPolicy
     clock: Clock
@@ -47,16 +31,9 @@ class Conditions:
 
 
 class Request(Generic[_T]):
-    """One request, attempted until it succeeds or the policy gives no more; each attempt in the caller's thread.
+    """Attempts one request until it succeeds or the policy allows no further attempt.
 
-    Parameters
-    ----------
-    conditions : Conditions
-        What it goes by.
-    attempt : callable
-        Makes the request once.
-    retries : Metric
-        What a repetition counts as.
+    Attempts run in the caller's thread, one after the other. `retries` is the metric that counts repetitions.
     """
 
     def __init__(self, conditions: Conditions, attempt: Callable[[], _T], retries: Metric) -> None:
@@ -67,21 +44,18 @@ class Request(Generic[_T]):
         self._active = 0
         self._failures = 0
         self._failure: BaseException | None = None
-        # When the next attempt starts; None if there is none to come.
+        # When the next attempt starts; None if none is planned.
         self._due_s: float | None = None
         self._due_is_hedge = False
         self.started = 0
         """Attempts started so far."""
         self.winner = 0
-        """Number of the attempt that succeeded, from 1; 0 if none did, as far as is known."""
+        """Number of the attempt that succeeded, from 1; 0 while none is known to have succeeded."""
 
     def run(self) -> _T:
-        """Return what the first attempt to succeed returned.
+        """Return the result of the first attempt to succeed.
 
-        Raises
-        ------
-        StorageError
-            The error after which there was no sense in another attempt, else the last one.
+        If none succeeds, the first error that is not transient is raised, else the last error.
         """
         self._due_s = self._conditions.clock.monotonic_s()
         while True:
@@ -101,22 +75,22 @@ class Request(Generic[_T]):
                 raise self._failure
 
     def _make_attempt(self) -> _T:
-        """Make an attempt; on any thread."""
+        """Make one attempt; called on any thread."""
         try:
             return self._attempt()
         except StorageError as error:
-            # Here, so that also those count that nobody waits for any more.
+            # Counted here, because nobody may wait for this attempt any more.
             if error.kind == ErrorKind.STORE_BUSY:
                 self._conditions.recorder.count(Metric.SLOW_DOWNS)
                 self._conditions.hedging.slow_down()
             raise
 
     def _patience_s(self) -> float | None:
-        """How long an attempt may take before another one is started beside it; None is for ever."""
+        """How long an attempt may take before another one starts beside it; None is for ever."""
         return None
 
     def _start_next(self) -> None:
-        """Start the attempt that is due, if that is possible now."""
+        """Start the due attempt; if no hedge or no thread is available, put it off by the policy's timeout."""
         conditions, is_hedge = self._conditions, self._due_is_hedge
         if is_hedge and not conditions.hedging.take_hedge():
             self._plan(conditions.policy.timeout_s, is_hedge=True)
@@ -133,7 +107,7 @@ class Request(Generic[_T]):
         self._plan(self._patience_s(), is_hedge=True)
 
     def _fail(self, error: BaseException) -> None:
-        """Take note of an attempt that failed."""
+        """Record a failed attempt, and plan another one unless the failure is permanent."""
         conditions = self._conditions
         self._failures += 1
         if self._failure is None or _is_transient(self._failure):
@@ -145,7 +119,7 @@ class Request(Generic[_T]):
             self._due_s = None
 
     def _plan(self, after_s: float | None, *, is_hedge: bool) -> None:
-        """Set when the next attempt starts, if the policy gives one."""
+        """Plan the next attempt, unless `after_s` is None or the policy allows no more attempts."""
         self._due_is_hedge = is_hedge
         if after_s is None or self.started >= self._conditions.policy.attempts:
             self._due_s = None
@@ -153,23 +127,14 @@ class Request(Generic[_T]):
             self._due_s = self._conditions.clock.monotonic_s() + after_s
 
     def _left_s(self) -> float | None:
-        """How long until the next attempt is due."""
+        """Seconds until the next attempt is due; None if none is planned."""
         return None if self._due_s is None else max(self._due_s - self._conditions.clock.monotonic_s(), 0.0)
 
 
 class Upload(Request[_T]):
-    """The request to write an object: hedged if the policy says so, and measured.
+    """Writes an object of `size_bytes`: hedged if the policy says so, and measured.
 
-    As a context manager it measures what is done with it, and an exception is an upload that failed.
-
-    Parameters
-    ----------
-    conditions : Conditions
-        What it goes by.
-    attempt : callable
-        Writes the object once.
-    size_bytes : int
-        Size of the object.
+    As a context manager it measures its body; an exception counts as a failed upload.
     """
 
     def __init__(self, conditions: Conditions, attempt: Callable[[], _T], size_bytes: int) -> None:
@@ -199,7 +164,7 @@ class Upload(Request[_T]):
             recorder.observe(Metric.UPLOAD_SIZE_BYTES, self._size_bytes)
 
     def give_up(self) -> None:
-        """Say that the object was not written because another one has its name: neither success nor failure."""
+        """Count the upload neither as success nor as failure: another object has its name."""
         self._is_needless = True
 
     def _make_attempt(self) -> _T:

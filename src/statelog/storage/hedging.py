@@ -1,4 +1,4 @@
-"""When a second attempt is started beside one that takes long ("The Tail at Scale", Dean and Barroso 2013)."""
+"""Hedging: a second attempt beside a slow write ("The Tail at Scale", Dean and Barroso 2013)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from statelog.clock import Clock
 
 HEDGED_SHARE: Final = 0.05
-"""At most so many hedges per request."""
+"""Upper bound of hedges per request."""
 
 _QUANTILE: Final = 0.97
 _KEPT: Final = 500
@@ -21,21 +21,15 @@ _CALM_AFTER_S: Final = 30.0
 
 
 class Hedging:
-    """What the hedges of one process go by: how long writes take, and what they may cost. Used from any thread.
+    """Decides which writes of a process are hedged, by their usual duration and a budget. Used from any thread.
 
-    A write is hedged when it has taken longer than the 97th percentile of the latest 500 writes of about its size (as
-    soon as there are 100 of them), and at the latest after a fixed time. The budget is a token bucket: a request adds
-    0.05 tokens, a hedge takes one, and at most 10 are saved, so a store that has become slow altogether is not
-    sent a burst of hedges for its calm past. The very first hedge may be owed, because the first requests of
-    a process can hang as well as later ones; so at any time there were at most max(1, 5 % of the requests). For 30
-    seconds after the store has asked for fewer requests there is none.
+    A write is hedged once it has taken longer than the 97th percentile of the latest 500 writes of about its size (as
+    soon as there are 100 of them), and at the latest after `timeout_s`. If that is None, nothing is hedged.
 
-    Parameters
-    ----------
-    timeout_s : float or None
-        The fixed time; None if nothing is hedged.
-    clock : Clock
-        Source of the current time.
+    The budget is a token bucket: a request adds 0.05 tokens, a hedge takes one, and at most 10 are saved. So a store
+    that becomes slow as a whole does not get a burst of hedges saved up in calm times. The first hedge may go into
+    debt, because the first requests of a process can hang like any others. So there are never more than max(1, 5 % of
+    the requests) hedges. For 30 seconds after the store has asked for fewer requests there are none.
     """
 
     def __init__(self, timeout_s: float | None, clock: Clock) -> None:
@@ -49,7 +43,7 @@ class Hedging:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is hedged."""
+        """Whether any write is hedged."""
         return self._timeout_s is not None
 
     def patience_s(self, size_bytes: int) -> float | None:
@@ -67,21 +61,21 @@ class Hedging:
             self._tokens = min(self._tokens + HEDGED_SHARE, _SAVED_HEDGES)
 
     def add_latency(self, size_bytes: int, latency_s: float) -> None:
-        """Take note of a write that succeeded.
+        """Record the duration of a write that succeeded.
 
-        Those that lost a race must be told too: without the slowest writes the percentile would fall, and
-        with more hedges it would fall further.
+        Writes that lost a race must be recorded too: without the slowest writes the percentile would fall, and with
+        more hedges it would fall further.
         """
         with self._lock:
             self._recent.setdefault(_size_class(size_bytes), _Recent()).add(latency_s)
 
     def slow_down(self) -> None:
-        """Take note that the store asks for fewer requests."""
+        """Stop hedging for a while, because the store asks for fewer requests."""
         with self._lock:
             self._calm_from_s = self._clock.monotonic_s() + _CALM_AFTER_S
 
     def take_hedge(self) -> bool:
-        """Whether a hedge may be started now; if so, it is taken from the budget."""
+        """Take a hedge from the budget; False if none may start now."""
         with self._lock:
             is_calm = self._clock.monotonic_s() >= self._calm_from_s
             # The sum of many 0.05 is not exact.
@@ -98,7 +92,7 @@ class Hedging:
 
 
 class _Recent:
-    """The latest samples of a quantity, also in order of size."""
+    """The latest samples of a quantity, in order of time and in order of size."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
@@ -111,10 +105,11 @@ class _Recent:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
 
     def quantile(self) -> float | None:
+        """The 97th percentile; None while there are too few samples."""
         count = len(self._ordered)
         return self._ordered[math.ceil(_QUANTILE * count) - 1] if count >= _NEEDED else None
 
 
 def _size_class(size_bytes: int) -> int:
-    """A number for sizes that differ by less than a factor of four."""
+    """The class of a size; each class spans a factor of four."""
     return size_bytes.bit_length() // 2

@@ -1,4 +1,4 @@
-"""A directory as a store: on a local disk, or on a file system that all hosts mount."""
+"""A store in a directory: on a local disk, or on a file system that all hosts mount."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ _DIRECTORY_RACES: Final = 100
 
 
 class LocalStore(Store):
-    """Objects as files below a root directory, which is made by the first write.
+    """Objects as files below a root directory, which the first write creates.
 
-    A whole object is written to a temporary file, synced, then linked or renamed to its name, and the
-    directory is synced. Temporary files of writers that crashed stay behind: they are hidden from
-    :meth:`list` and cost only their space. Files and directories are private to their owner.
+    A relative root is resolved at once, so that other processes see the same directory. A whole object is written to a
+    temporary file and synced; the file is then linked or renamed to its name, and the directory is synced. Temporary
+    files of crashed writers stay until :meth:`remove_unfinished`: :meth:`list` hides them, and they cost only their
+    space. Files and directories are private to their owner.
 
-    Parameters
-    ----------
-    root : str or Path
-        The directory; a relative path is resolved now, so that other processes see the same one.
-    new_token : callable
-        Makes the unique part of a temporary file's name.
+    `new_token` makes the unique part of a temporary file's name.
     """
 
     def __init__(self, root: str | Path, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
@@ -146,7 +142,7 @@ class LocalStore(Store):
 
     def _append_files(self) -> dict[str, AppendFile]:
         if self._pid != os.getpid():
-            # After a fork the open files are copies of the parent's, which are not used here.
+            # After a fork the open files are copies of the parent's; do not use them.
             self._appended, self._pid = {}, os.getpid()
         return self._appended
 
@@ -174,7 +170,7 @@ class LocalStore(Store):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 break
             except FileNotFoundError:
-                # Another process removed a directory that was empty until now.
+                # Another process removed the directory while it was empty.
                 self._durable_directories.clear()
                 if attempt + 1 == _DIRECTORY_RACES:
                     raise
@@ -191,8 +187,8 @@ class LocalStore(Store):
     def _make_directory(self, directory: str) -> None:
         """Make a directory and its parents, durably.
 
-        Below the root every parent is synced once, also if the directory exists: the process that
-        made it may not have come that far.
+        Below the root every parent is synced once, even if the directory exists: the process that made it may not have
+        synced it yet.
         """
         if directory in self._durable_directories:
             return
@@ -202,7 +198,7 @@ class LocalStore(Store):
                 made = True
             except OSError as error:
                 try:
-                    mode = os.lstat(path).st_mode  # one look: meanwhile others may remove it and make it again
+                    mode = os.lstat(path).st_mode  # one look: others may remove and remake it meanwhile
                 except FileNotFoundError:
                     if isinstance(error, FileExistsError):
                         raise FileNotFoundError(errno.ENOENT, "another process removed it just now") from error
@@ -215,7 +211,7 @@ class LocalStore(Store):
         self._durable_directories.add(directory)
 
     def _settle_deletion(self, directory: str) -> None:
-        """Remove a directory and its parents as far as they are empty, and sync what remains."""
+        """Remove a directory and its parents as far as they are empty, and sync the first that remains."""
         while directory != self._root:
             try:
                 os.rmdir(directory)
@@ -236,7 +232,7 @@ def _is_temporary(base_name: str) -> bool:
 
 
 def _walk(directory: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
-    """Files of a directory and below whose own name starts with `start`; what vanishes is passed over."""
+    """Objects in and below a directory whose path from there begins with `start`; files that vanish are skipped."""
     try:
         with os.scandir(directory) as entries:
             children = [entry for entry in entries if entry.name.startswith(start)]
@@ -255,7 +251,7 @@ def _walk(directory: str, prefix: str, start: str) -> Iterator[ObjectInfo]:
 
 @contextmanager
 def _reported(operation: str, path: str, *, missing: bool = False) -> Iterator[None]:
-    """Turn an OSError into a StorageError; `missing` says that a missing file has a kind of its own."""
+    """Turn an OSError into a StorageError; with `missing`, a missing file is of kind ``object-missing``."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Locations as users write them, taken apart."""
+"""Parsing of locations as users write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OBJECT_STORES: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "az": "az", "abfs":
 """The service behind each scheme of an object store."""
 
 AZURE_HOST: Final = ".dfs.core.windows.net"
-"""What the host of a storage account ends with."""
+"""End of the host name of a storage account."""
 
 _HINT: Final = (
     "Write s3://bucket/folder, gs://bucket/folder, az://container/folder,"
@@ -25,31 +25,21 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ObjectLocation:
-    """A folder in a bucket.
-
-    Parameters
-    ----------
-    service : str
-        ``s3``, ``gs`` or ``az``.
-    bucket : str
-        The bucket or container; for ``abfss:`` also ``container@host of the account``.
-    folder : str
-        What the names of all objects begin with, without slashes at the ends; may be empty.
-    """
+    """A folder in a bucket."""
 
     service: str
+    """``s3``, ``gs`` or ``az``."""
     bucket: str
+    """Bucket or container; for ``abfss:`` also ``container@host of the account``."""
     folder: str
+    """Prefix of all objects' names, without slashes at its ends; may be empty."""
 
     @staticmethod
     def parse(location: str) -> ObjectLocation:
-        """Take a location apart; what follows the bucket is the folder as it is, without percent escapes.
+        """Parse a location such as ``s3://bucket/folder``; the folder is taken literally, without percent escapes.
 
-        Raises
-        ------
-        ConfigurationError
-            If it is not of a form like ``s3://bucket/folder``. The message shows no more than the scheme where
-            the rest may hold credentials.
+        Any other form raises ConfigurationError. Where the rest may hold credentials, the message shows only the
+        scheme.
         """
         scheme, separator, rest = location.partition("://")
         service = OBJECT_STORES.get(scheme.lower())
@@ -73,6 +63,6 @@ class ObjectLocation:
 
 
 def scheme_of(location: str) -> str:
-    """The scheme of a location in lower case; empty for a path."""
+    """The scheme of a location, in lower case; empty for a path."""
     scheme = _SCHEME.match(location)
     return "" if scheme is None else scheme[1].lower()

@@ -1,4 +1,4 @@
-"""Names of objects from names that users give."""
+"""Object names made from names that users give."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from urllib.parse import quote
 import xxhash
 
 _MOST_CHARACTERS: Final = 200
-"""File systems take 255; some writers of files add to a name."""
+"""File systems allow 255; some writers of files append to a name."""
 
 
 def name_part(text: str) -> str:
-    """A text as one part of an object's name; no two texts have the same.
+    """Encode a text as one part of an object's name; different texts give different parts.
 
-    Letters and digits of ASCII, ``.``, ``_`` and ``-`` stay, and every other byte of UTF-8 becomes ``%`` and two
-    hexadecimal digits, as in a URL. So do dots that a file system would read as a folder. What would be too long ends
-    with ``%~`` and the text's xxh3-128 instead.
+    ASCII letters and digits, ``.``, ``_`` and ``-`` stay, and every other byte of UTF-8 becomes ``%`` and two
+    hexadecimal digits, as in a URL. So do dots that a file system would read as a folder. A part that would be too long
+    ends with ``%~`` and the text's xxh3-128 instead.
     """
     quoted = quote(text, safe="").replace("~", "%7E").replace("..", "%2E%2E")
     if quoted == ".":
@@ -31,7 +31,7 @@ def name_part(text: str) -> str:
 
 
 def distinct_parts(texts: Iterable[str]) -> dict[str, str]:
-    """:func:`name_part` of each text; those that a file system may take for one, such as `A` and `a`, are numbered."""
+    """Encode texts with :func:`name_part`; parts that a file system may confuse, such as `A` and `a`, are numbered."""
     parts: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for text in sorted(texts):
@@ -43,5 +43,8 @@ def distinct_parts(texts: Iterable[str]) -> dict[str, str]:
 
 
 def former_name_part(text: str) -> str:
-    """What :func:`name_part` was: codes beyond U+00FF are of other lengths, so two texts may have the same name."""
+    """The encoding of older locations, by code point instead of UTF-8.
+
+    Codes beyond U+00FF have more than two digits, so two texts may have the same part.
+    """
     return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"%{ord(found[0]):02X}", text).replace("..", "%2E%2E")

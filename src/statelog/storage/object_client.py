@@ -1,4 +1,4 @@
-"""Clients of object stores: made at the first request, shared within a process, and never used across a fork."""
+"""Clients of object stores: made at the first request, shared within a process, never used across a fork."""
 
 from __future__ import annotations
 
@@ -23,31 +23,25 @@ _SETTINGS: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a client is made for.
-
-    Parameters
-    ----------
-    service : str
-        ``s3``, ``gs`` or ``az``.
-    name : str
-        The bucket; for ``az`` the container, or ``container@host of the account``.
-    timeout_s, connect_timeout_s : float
-        Limits of one request as a whole, and of connecting.
-    """
+    """The bucket of a client, and the limits of its requests."""
 
     service: str
+    """``s3``, ``gs`` or ``az``."""
     name: str
+    """The bucket; for ``az`` the container, or ``container@host of the account``."""
     timeout_s: float
+    """Limit of a whole request."""
     connect_timeout_s: float
 
 
 class Clients:
-    """The clients of this process.
+    """The clients of this process, one per bucket.
 
     A client costs some 10 ms to make and a handshake per connection, and stores are made for every task; so the stores
-    of one bucket share it. It is made again when the settings in the environment have changed. Clients may be
-    called from any thread; that two threads may make one at the same time does no harm, and no lock is needed that
-    a fork could copy.
+    of one bucket share a client. It is made again after the settings in the environment have changed.
+
+    Clients may be called from any thread. Two threads may make a client at the same time without harm, so there is no
+    lock that a fork could copy.
     """
 
     def __init__(self) -> None:
@@ -59,13 +53,9 @@ class Clients:
     def get(self, bucket: Bucket) -> Client:
         """Return the client for the next request.
 
-        Raises
-        ------
-        StorageError
-            If this process is a fork of one that made requests. The client library's threads exist only there, and
-            any request would wait for them forever.
-        ConfigurationError
-            If the environment's settings are not enough to make a client.
+        In a fork of a process that has made requests this raises StorageError: the client library's threads exist only
+        in the parent, and any request would wait for them forever. Settings that are not enough for a client raise
+        ConfigurationError.
         """
         if self._is_fork:
             raise StorageError(
@@ -83,7 +73,7 @@ class Clients:
         return client
 
     def forget(self, bucket: Bucket) -> None:
-        """Let the connections to a bucket end with the requests under way."""
+        """Drop the client of a bucket; its connections end with the requests under way."""
         self._made.pop(bucket, None)
 
     def _start_fork(self) -> None:
@@ -94,7 +84,7 @@ class Clients:
 def _require_addresses(settings: dict[str, str]) -> None:
     for name, value in settings.items():
         if ("ENDPOINT" in name or name.endswith("_URL")) and not value.startswith(("http://", "https://")):
-            # The client would fail with an assertion of its own.
+            # The client library would fail with an assertion instead.
             raise ConfigurationError(
                 f"The environment's {name} does not start with http:// or https://.", hint="Write it as an address."
             )
@@ -102,12 +92,12 @@ def _require_addresses(settings: dict[str, str]) -> None:
 
 def _make_client(bucket: Bucket) -> Client:
     """Make a client; everything but bucket and limits comes from the environment."""
-    # Limits are passed among the settings, because client_options would replace those that the environment has.
+    # Limits go among the settings: client_options would replace those of the environment.
     config: Any = {
         "timeout": f"{round(bucket.timeout_s * 1000)} ms",
         "connect_timeout": f"{round(bucket.connect_timeout_s * 1000)} ms",
     }
-    # Without retries of its own: it cannot tell its first attempt to create an object from somebody else's.
+    # No retries by the client: it would take an object that its own first attempt created for somebody else's.
     name, _, account = bucket.name.partition("@")
     if account:
         config["account_name"] = account.removesuffix(AZURE_HOST)

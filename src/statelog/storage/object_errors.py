@@ -1,4 +1,4 @@
-"""What a failed request to an object store means: told from the text of obstore's error, which has no other form."""
+"""Meaning of a failed request to an object store, read from the text of obstore's error: it has no other form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CREDENTIALS: Final = re.compile(r"TokenRequest|/latest/(?:api/token|meta-data|d
 _URL: Final = re.compile(r"https?://\S+")
 
 _BUSY: Final = frozenset(("SlowDown", "ServerBusy", "Throttling", "ThrottlingException", "RequestLimitExceeded"))
-# Where the status does not say so: the first two mean that another request for the same object is under way.
+# Transient whatever the status; the first two mean that another request for the same object is under way.
 _PASSING: Final = frozenset(
     ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "InternalError", "ServiceUnavailable")
 )
@@ -29,28 +29,18 @@ _LONGEST: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request.
-
-    Parameters
-    ----------
-    status : int
-        The HTTP status; 0 if there was no answer, none that could be understood, or one that names an error in spite
-        of a good status.
-    code : str
-        The store's own code, such as ``SlowDown``; empty if the answer had none.
-    message : str
-        The store's own words.
-    transport : str
-        Without an answer, where it ended, such as ``Connect`` or ``Timeout``; empty if no request was sent.
-    cause : str
-        Without an answer, the operating system's or the TLS library's words.
-    """
+    """The store's answer to a failed request, or the reason why there is none."""
 
     status: int = 0
+    """HTTP status; 0 if there was no answer, an unreadable one, or an error in spite of a good status."""
     code: str = ""
+    """The store's own code, such as ``SlowDown``; empty if the answer had none."""
     message: str = ""
+    """The store's own words."""
     transport: str = ""
+    """Without an answer: where the request ended, such as ``Connect`` or ``Timeout``; empty if none was sent."""
     cause: str = ""
+    """Without an answer: the operating system's or the TLS library's words."""
 
     @staticmethod
     def of(error: BaseException) -> Answer:
@@ -60,7 +50,7 @@ class Answer:
             status, body = int(found[1]), (found[2] or "").replace('\\"', '"')
             return Answer(0 if status == 200 else status, _first(_CODE, body), _first(_MESSAGE, body)[:_LONGEST])
         if found := _PART.search(details):
-            # One of the objects of a request to delete many; Azure puts its status where S3 has its code.
+            # One object of a request to delete many; Azure gives a status where S3 gives a code.
             status, code = (int(found[2]), "") if found[2].isdigit() else (0, found[2])
             return Answer(status, code, found[3][:_LONGEST])
         if transport := _TRANSPORT.search(details):
@@ -72,7 +62,7 @@ class Answer:
 
     @property
     def is_taken(self) -> bool:
-        """Whether an object of the name exists, as the reason why it was not created."""
+        """Whether the object was not created because its name exists."""
         return self.status == 412 or (self.status == 409 and self.code == "BlobAlreadyExists")
 
     @property
@@ -82,18 +72,10 @@ class Answer:
 
 
 def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
-    """Turn an error of obstore into one of ours.
+    """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
 
-    Nothing of the error's own text is passed on but what the store said, because that text can hold a whole request.
-
-    Parameters
-    ----------
-    error : BaseException
-        What obstore raised.
-    operation, where : str
-        What was done to what.
-    missing : bool
-        Whether a missing object is an answer of its own to this operation.
+    The error's text can hold a whole request. So the message shows only the store's own words, or without these the
+    first line, shortened and without addresses.
     """
     answer = Answer.of(error)
     if missing and _is_missing_object(error, answer):
@@ -108,13 +90,13 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
 
 
 def _is_missing_object(error: BaseException, answer: Answer) -> bool:
-    """Whether the object is not there, and not the bucket, or what was asked for credentials."""
+    """Whether the object is missing, rather than the bucket or the source of credentials."""
     return answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
 
 
 def _judge(answer: Answer) -> tuple[ErrorKind, str]:
     status, code = answer.status, answer.code
-    # An answer to HEAD never has a code, and 503 with one means what the code says.
+    # An answer to HEAD never has a code; for a 503 with a code, the code decides.
     if status == 429 or code in _BUSY or (status == 503 and not code):
         return ErrorKind.STORE_BUSY, "The store asks for fewer requests; it may allow more to several folders."
     if status >= 500 or code in _PASSING or (answer.transport and answer.cause != "no TLS connection"):

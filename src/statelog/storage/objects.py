@@ -1,4 +1,4 @@
-"""A folder in a bucket as a store: Amazon S3 and servers that speak its protocol, Google Cloud Storage, Azure."""
+"""A store in a folder of a bucket: Amazon S3 and servers that speak its protocol, Google Cloud Storage, Azure."""
 
 from __future__ import annotations
 
@@ -15,29 +15,20 @@ from statelog.storage.object_client import Bucket, Client, Clients
 from statelog.storage.object_errors import Answer, storage_error
 from statelog.storage.store import ObjectInfo, Store
 
-# The library's threads and connections belong to the process, and so do the clients that use them.
+# The client library's threads and connections belong to the process, so the clients do too.
 _CLIENTS: Final = Clients()
 # Azure takes no more in one request.
 _DELETED_AT_ONCE: Final = 250
 
 
 class ObjectStore(Store):
-    """Objects below a folder of a bucket.
+    """Objects below a folder of a bucket, which must exist.
 
-    The bucket must exist. Credentials, region and endpoint are read from the environment of each process that
-    uses the store, and never kept in it: a pickled store carries its location and limits only.
+    Each process reads credentials, region and endpoint from its environment. The store never keeps them: pickled, it
+    carries only its location and limits. `timeout_s` limits a request from connecting to the last byte; it must suit
+    the largest object.
 
-    A request is made once. It is repeated by who knows whether that is right, see
-    :class:`statelog.storage.retry.RetryingStore`.
-
-    Parameters
-    ----------
-    location : str
-        Such as ``s3://bucket/folder``; see :class:`statelog.storage.location.ObjectLocation`.
-    timeout_s : float
-        Limit of one request from connecting to the last byte; it must suit the largest object.
-    connect_timeout_s : float
-        Limit of connecting.
+    A request is made once; :class:`statelog.storage.retry.RetryingStore` knows which ones may be repeated.
     """
 
     def __init__(self, location: str, *, timeout_s: float = 60.0, connect_timeout_s: float = 5.0) -> None:
@@ -61,7 +52,7 @@ class ObjectStore(Store):
         key = self._key(name)
         with self._request("read", name, missing=True) as client:
             if length == 0:
-                # There is no request for a range of nothing; a missing object is an error all the same.
+                # No request can ask for an empty range; a missing object is still an error.
                 client.head(key)
                 return b""
             try:
@@ -81,7 +72,7 @@ class ObjectStore(Store):
     def put(self, name: str, data: bytes | memoryview) -> None:
         key = self._key(name)
         with self._request("put", name) as client:
-            # In one request: it is atomic, and an upload in parts would leave parts behind when it is cut off.
+            # One request is atomic; an interrupted upload in parts would leave its parts behind.
             client.put(key, memoryview(data).cast("B"), use_multipart=False)
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
@@ -90,7 +81,7 @@ class ObjectStore(Store):
             try:
                 client.put(key, memoryview(data).cast("B"), mode="create", use_multipart=False)
             except AlreadyExistsError as error:
-                # The library calls every conflict so, also one with a write or delete whose outcome is open.
+                # The library raises this for every conflict, also for one with a write or delete whose outcome is open.
                 if Answer.of(error).is_taken:
                     return False
                 raise
@@ -118,7 +109,7 @@ class ObjectStore(Store):
         found = [
             ObjectInfo(meta["path"][len(self._folder) :], meta["size"], meta["last_modified"].timestamp())
             for meta in listed
-            # Not what tools make to show that a folder exists: the name of that is the folder itself.
+            # Skips the marker that tools make for a folder: its name is the folder's own.
             if meta["path"].startswith(self._folder + prefix)
         ]
         return sorted(found, key=lambda info: info.name)
@@ -132,7 +123,7 @@ class ObjectStore(Store):
         return self._folder + name
 
     def _delete(self, keys: Sequence[str]) -> None:
-        """Delete at once; or one by one, where a missing object is an error that hides what became of the others."""
+        """Delete keys in one request; one by one if the error of a missing object hides the others' outcome."""
         try:
             with self._request("delete", keys[0].removeprefix(self._folder), missing=True) as client:
                 client.delete(keys)
@@ -145,7 +136,7 @@ class ObjectStore(Store):
 
     @contextmanager
     def _request(self, operation: str, name: str, *, missing: bool = False) -> Iterator[Client]:
-        """Give the client, and turn its errors into a StorageError; `missing` as in :func:`storage_error`."""
+        """Give the client, and turn its errors into StorageErrors; `missing` as in :func:`storage_error`."""
         client = _CLIENTS.get(self._bucket)
         try:
             yield client
@@ -153,7 +144,8 @@ class ObjectStore(Store):
             # Without the cause: its text can hold a whole request.
             raise storage_error(error, operation, f"{self._location}/{name}", missing=missing) from None
         except BaseException as error:
-            # The client library's own assertions, for example about an endpoint without http://; it exports no name.
+            # An assertion of the client library, for example about an endpoint without http://. The library does not
+            # export the class.
             if type(error).__name__ != "PanicException":
                 raise
             raise storage_error(error, operation, f"{self._location}/{name}") from None

@@ -1,4 +1,4 @@
-"""From a location, as users write it, to the store behind it."""
+"""From a location to its store."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ _SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}
 
 
 def open_store(location: str) -> Store:
-    """Make the store of a location; nothing is opened or created yet.
+    """Make the store of a path, a ``file:`` URI, or a location such as ``s3://bucket/folder``; nothing is created yet.
 
-    Parameters
-    ----------
-    location : str
-        As for :func:`local_path`, or one in an object store, such as ``s3://bucket/folder``.
-
-    Raises
-    ------
-    ConfigurationError
-        If the location is empty, malformed, or of a scheme that is not supported.
+    Raises ConfigurationError if the location is empty, malformed, or of an unsupported scheme.
     """
     if scheme_of(location) in OBJECT_STORES:
-        # Not at the top: a location in a directory does without the client of object stores.
+        # Not at the top: a directory needs no client of object stores.
         from statelog.storage.objects import ObjectStore
 
         return ObjectStore(location)
@@ -34,18 +26,9 @@ def open_store(location: str) -> Store:
 
 
 def local_path(location: str) -> str:
-    """The path of a location on a local or mounted file system.
+    """The path of a location on a file system: a path, or a ``file:`` URI as Hadoop writes it, without percent escapes.
 
-    Parameters
-    ----------
-    location : str
-        A path, or a ``file:`` URI as Hadoop writes it: what follows the scheme is the path as it is,
-        without percent escapes.
-
-    Raises
-    ------
-    ConfigurationError
-        If the location is empty, malformed, or not on a file system.
+    Raises ConfigurationError if the location is empty, malformed, or not on a file system.
     """
     if not location.strip():
         raise ConfigurationError("The location is empty.", hint=f"Supported are: {_SUPPORTED}.")

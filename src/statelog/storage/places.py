@@ -1,4 +1,4 @@
-"""Whether two locations are one place, and whether one is within the other."""
+"""Comparison of locations: the same place, or one within the other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statelog.storage.open import local_path
 
 
 def is_same_place(one: str, other: str) -> bool:
-    """Whether two locations are spellings of one place."""
+    """Whether two locations name one place."""
     return _parts(one) == _parts(other)
 
 
 def is_within(location: str, folder: str) -> bool:
-    """Whether a location is a folder or below it; for directories links are followed."""
+    """Whether a location is a folder or lies below it; in directories, links are followed."""
     parts = _parts(folder)
     return _parts(location)[: len(parts)] == parts
 

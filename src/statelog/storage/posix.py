@@ -1,4 +1,4 @@
-"""Reading, writing and syncing of files, with short reads and writes taken care of."""
+"""Reads, writes and syncs of files; short reads and writes are continued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ sync_data: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)
 
 
 class AppendFile:
-    """An object kept open for appending; threads take turns. It is closed at the latest when it is collected."""
+    """A file kept open for appending; threads take turns. The garbage collector closes it at the latest."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -26,7 +26,10 @@ class AppendFile:
         self._closer: weakref.finalize[..., AppendFile] | None = None
 
     def append(self, parts: list[bytes | memoryview], at: int) -> None:
-        """Drop what stands beyond `at`, write the parts there, and make them durable."""
+        """Drop everything beyond `at`, write the parts there, and make them durable.
+
+        Raises FileNotFoundError if the file was deleted while it was open, another OSError if it ends before `at`.
+        """
         with self._lock:
             if self._fd is None:
                 self._fd = os.open(self._path, os.O_WRONLY)
@@ -42,7 +45,7 @@ class AppendFile:
             sync_data(self._fd)
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is used again."""
+        """Close the file; the next append opens it again."""
         with self._lock:
             if self._closer is not None:
                 self._closer()
@@ -58,7 +61,7 @@ def read_all(fd: int, length: int, offset: int) -> bytes:
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer from `offset`, and return how many bytes there are; fewer only at the end of the file."""
+    """Fill a buffer from `offset` and return the number of bytes read; fewer only at the end of the file."""
     done = 0
     while done < len(buffer) and (read := os.preadv(fd, [buffer[done:]], offset + done)):
         done += read
@@ -86,7 +89,7 @@ def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
 
 
 def rewrite(fd: int, start: int, end: int) -> None:
-    """Write the bytes of a file from `start` to `end` as they are; the file must be that long."""
+    """Write the bytes from `start` to `end` again, unchanged; the file must reach `end`."""
     while start < end:
         data = read_all(fd, min(end - start, WRITE_BYTES), start)
         if not data:

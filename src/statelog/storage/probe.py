@@ -1,4 +1,4 @@
-"""Whether a store can be trusted with a log: questions that are asked once, before anything depends on them."""
+"""Checks of a store, made once before anything depends on it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,14 @@ from statelog.storage.store import Store
 
 
 def check_put_if_absent(store: Store, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
-    """Make sure that a store refuses to create an object that exists.
+    """Raise ConfigurationError (kind ``store-unsafe``) unless the store creates an object exactly once.
 
-    Some servers that speak the protocol of S3 take the condition of such a request and ignore it. An object below
-    ``probe/`` is created twice, and removed.
-
-    Parameters
-    ----------
-    store : Store
-        Where.
-    new_token : callable
-        Makes the unique part of the object's name.
-
-    Raises
-    ------
-    ConfigurationError
-        If it does not (kind ``store-unsafe``).
-    StorageError
-        If the store failed.
+    Some servers that speak the protocol of S3 accept the condition of such a request and ignore it. The check creates
+    an object below ``probe/`` twice, and removes it.
     """
     name = f"probe/{new_token()}"
     try:
-        # Other bytes each time, as whoever calls put_if_absent must: a store may find out by them who has won.
+        # Different bytes each time, as put_if_absent demands: a store may recognize the winner by them.
         created = store.put_if_absent(name, b"first")
         created_again = store.put_if_absent(name, b"second")
     finally:
@@ -52,23 +38,9 @@ def check_put_if_absent(store: Store, *, new_token: Callable[[], str] = secrets.
 
 
 def require_shared(store: Store, name: str, head: bytes, *, host: str, who: str) -> None:
-    """Make sure that a host sees the same place as the driver, which has written an object there.
+    """Raise ConfigurationError (kind ``location-not-shared``) unless this host sees the object that the driver wrote.
 
-    Parameters
-    ----------
-    store : Store
-        The place, as this host sees it.
-    name, head : str, bytes
-        The object, and how it begins.
-    host, who : str
-        This host and who asks, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If it sees no such object, or another one (kind ``location-not-shared``).
-    StorageError
-        If the store failed.
+    `head` is the beginning of the object. The message names `host` and `who` asks.
     """
     try:
         found = store.read(name, length=len(head))

@@ -1,4 +1,4 @@
-"""Attempts at one request, one after the other or side by side; the first to end is heard first."""
+"""Attempts at one request, one after the other or side by side; the first to end is reported first."""
 
 from __future__ import annotations
 
@@ -21,24 +21,14 @@ _Job = tuple[Callable[[], Any], Callable[[Any], None]]
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[_T]):
-    """How an attempt ended.
-
-    Parameters
-    ----------
-    number : int
-        Which attempt of the race, from 1.
-    value : object
-        What it returned; None if it failed.
-    error : BaseException or None
-        What it raised.
-    """
+    """The outcome of attempt `number` (from 1) of a race; `error` is None if it succeeded."""
 
     number: int
     value: _T | None
     error: BaseException | None
 
     def result(self) -> _T:
-        """Return or raise what the attempt did."""
+        """Return the value or raise the error of the attempt."""
         if self.error is not None:
             raise self.error
         return cast(_T, self.value)
@@ -48,43 +38,36 @@ class Race(Protocol[_T]):
     """The attempts of one request."""
 
     def start(self, attempt: Callable[[], _T]) -> bool:
-        """Start an attempt; False if it cannot be started beside those that are under way."""
+        """Start an attempt; False if it cannot run beside those under way."""
         ...
 
     def wait(self, timeout_s: float | None) -> Ended[_T] | None:
-        """Wait for the next attempt to end; None if none has ended in time."""
+        """Wait for the next attempt to end; None if none ends in time. Without a timeout there is no limit."""
         ...
 
 
 class Races(Protocol):
-    """Makes the race of each request, and with it decides how attempts run and how time passes."""
+    """Makes the race of each request, and so decides how attempts run and how time passes."""
 
     def in_line(self) -> Race[_T]:
-        """A race whose attempts run in the caller's thread, so one after the other."""
+        """A race that runs attempts in the caller's thread, one after the other."""
         ...
 
     def side_by_side(self) -> Race[_T]:
-        """A race whose attempts run beside each other while the caller waits."""
+        """A race that runs attempts beside each other while the caller waits."""
         ...
 
     def close(self) -> None:
-        """Release what is not in use."""
+        """Release whatever is idle."""
         ...
 
 
 class ThreadedRaces:
-    """Races whose attempts run in daemon threads, at most so many at a time in all races together.
+    """Runs attempts in daemon threads, at most `threads` at a time in all races together.
 
-    Threads are started when they are needed, and end when they have had nothing to do for a while. An attempt that
-    nobody waits for any more runs to its end, and cannot keep the process from ending. If all threads are taken, for
-    example by requests that hang, a first attempt runs in its caller's thread, as it would without a race.
-
-    Parameters
-    ----------
-    threads : int
-        How many there may be.
-    sleep : callable
-        Waits for some seconds.
+    Threads start when they are needed, and end after some time without work. An attempt that nobody waits for any more
+    runs to its end, but cannot keep the process from ending. If all threads are busy, for example with requests that
+    hang, a first attempt runs in its caller's thread, as it would without a race.
     """
 
     def __init__(self, threads: int = _THREADS, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -149,27 +132,22 @@ class _SideBySide(Generic[_T]):
 
 
 class _Pool:
-    """Daemon threads that wait for some time for more work.
+    """At most `threads` daemon threads, which wait some time for more work.
 
-    The pool of the standard library keeps the process until all its work is done.
-
-    Parameters
-    ----------
-    threads : int
-        How many there may be.
+    The pool of the standard library keeps the process alive until all its work is done.
     """
 
     def __init__(self, threads: int) -> None:
         self._most = threads
         self._lock = threading.Lock()
         self._threads = 0
-        # Threads that wait, less those that a job in the queue is meant for.
+        # Waiting threads, less those that a queued job is meant for.
         self._idle = 0
         # Not a SimpleQueue: CPython 3.11's waits for ever if its thread is held up until the timeout has passed.
         self._jobs: Queue[_Job | None] = Queue()
 
     def start(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
-        """Do some work and tell its result, in a thread; False if all of them are taken."""
+        """Do some work in a thread and pass its result to `tell`; False if all threads are busy."""
         with self._lock:
             is_waited_for = self._idle > 0
             if is_waited_for:
@@ -180,12 +158,12 @@ class _Pool:
                 return False
         if not is_waited_for and not self._start_thread():
             return False
-        # Not as an argument of a new thread, which would keep it for as long as it lives.
+        # Not an argument of a new thread: the thread would hold it for as long as it lives.
         self._jobs.put((work, tell))
         return True
 
     def close(self) -> None:
-        """End the threads that wait."""
+        """End the waiting threads."""
         with self._lock:
             waiting, self._idle = self._idle, 0
             self._threads -= waiting
@@ -193,7 +171,7 @@ class _Pool:
             self._jobs.put(None)
 
     def _start_thread(self) -> bool:
-        """Start a thread that was counted already; False, and it is not, if the system has no more."""
+        """Start a thread that is already counted; if the system has no more, uncount it and return False."""
         try:
             threading.Thread(target=self._run, name="statelog-request", daemon=True).start()
         except RuntimeError:
@@ -208,15 +186,15 @@ class _Pool:
             work, tell = job
             result = work()
             with self._lock:
-                # First, so that who is told finds the thread free.
+                # First, so that the receiver finds the thread free.
                 self._idle += 1
             tell(result)
-            # Nothing is kept alive by a thread that waits.
+            # A waiting thread keeps nothing alive.
             del job, work, tell, result
             job = self._next()
 
     def _next(self) -> _Job | None:
-        """Wait for a job; None if the thread is to end."""
+        """Wait for a job; None means that the thread ends."""
         while True:
             try:
                 return self._jobs.get(timeout=_IDLE_S)
@@ -226,11 +204,11 @@ class _Pool:
                         self._idle -= 1
                         self._threads -= 1
                         return None
-                # All that wait are meant for jobs that are being put into the queue now.
+                # Every waiting thread is meant for a job that is being put into the queue now.
 
 
 def _try(number: int, attempt: Callable[[], _T]) -> Ended[_T]:
     try:
         return Ended(number, attempt(), None)
-    except BaseException as error:  # a panic of a native library too: somebody waits
+    except BaseException as error:  # even a panic of a native library: somebody waits for the outcome
         return Ended(number, None, error)

@@ -1,4 +1,4 @@
-"""A store whose requests are repeated when they fail for a moment, and hedged when they take long."""
+"""A store that repeats requests after transient failures, and hedges slow writes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,20 @@ _T = TypeVar("_T")
 class RetryingStore(Store):
     """Forwards every call to another store, as often as its policy allows.
 
-    A call is repeated if it failed for a moment (:attr:`statelog.errors.StorageError.is_transient`), after an
-    exponential delay with full jitter; any other error is raised at once. ``put`` and ``put_if_absent`` are hedged
-    besides: while an attempt takes long another one is started, and the first to succeed counts. A failed
-    attempt is no failure while another one is under way. Stores that can append are not hedged, because an attempt that
-    comes late would undo what was appended meanwhile.
+    A call whose failure is transient (:attr:`statelog.errors.StorageError.is_transient`) is repeated after an
+    exponential delay with full jitter; any other error is raised at once. ``put`` and ``put_if_absent`` are also
+    hedged: while an attempt takes long another one starts, and the first to succeed counts. A failed attempt does not
+    fail the call while another one is under way. Stores that can append are not hedged, because a late attempt would
+    undo later appends.
 
     All attempts at a write have the same name and the same bytes, so it does not matter which of them takes effect.
-    ``put_if_absent`` finds out whether a conflict is with an earlier attempt of its own by reading the object back.
-    An attempt that nobody waits for any more can write its object even after somebody has deleted it; who
-    deletes objects must look for such orphans later.
+    ``put_if_absent`` reads the object back to find out whether it conflicts with an earlier attempt of its own. An
+    attempt that nobody waits for any more can write its object even after a deletion; whoever deletes objects must look
+    for such orphans later.
 
-    A pickled store carries the other store and the policy. Where it is unpickled it starts with no experience, the
-    machine's clock, and a recorder that nobody reads.
-
-    Parameters
-    ----------
-    inner : Store
-        The other store. Its calls should end by themselves: one that hangs is hedged, but never cut off.
-    policy : RetryPolicy
-        How often, and when.
-    clock : Clock
-        Source of the current time.
-    recorder : Recorder
-        Told about uploads, their attempts and durations.
-    new_random : callable
-        Makes the source of delays, once in each process.
-    new_races : callable
-        Makes what runs the attempts, once in each process.
+    The calls of `inner` should end by themselves: one that hangs is hedged, but never cut off. `new_random` (the source
+    of delays) and `new_races` are called once in each process. A pickled store carries the inner store and the policy.
+    Where it is unpickled it starts with no recorded durations, the machine's clock, and a recorder that nobody reads.
     """
 
     def __init__(
@@ -88,7 +74,7 @@ class RetryingStore(Store):
         return self._repeat(lambda: self._inner.size_bytes(name))
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        # A copy, because an attempt may still read it when the call is over.
+        # A copy: an attempt may still read it after the call has returned.
         kept = bytes(data)
         with Upload(self._here(), lambda: self._inner.put(name, kept), len(kept)) as upload:
             upload.run()
@@ -102,7 +88,7 @@ class RetryingStore(Store):
         return is_ours
 
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
-        # Not hedged: the late one of two attempts could cut off what was appended after the first.
+        # Not hedged: the later of two attempts could cut off bytes appended after the first.
         self._repeat(lambda: self._inner.append(name, parts, at=at), Metric.UPLOAD_RETRIES)
 
     def sync(self, name: str, *, start: int, end: int) -> None:
@@ -147,12 +133,12 @@ class RetryingStore(Store):
             ) from error
 
     def _here(self) -> Conditions:
-        """What holds in this process: threads and locks do not survive a fork, and delays must differ after it."""
+        """The conditions of this process: threads and locks do not survive a fork, and delays must differ after it."""
         pid = os.getpid()
         return self._conditions.get(pid) or self._conditions.setdefault(pid, self._new_conditions())
 
     def _new_conditions(self) -> Conditions:
-        # Never beside an append: an attempt that comes late would undo it.
+        # No hedges for a store that can append: a late attempt would undo an append.
         timeout_s = None if self._inner.can_append else self._policy.timeout_s
         return Conditions(
             policy=self._policy,

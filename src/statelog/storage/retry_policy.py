@@ -13,31 +13,20 @@ _MAX_DOUBLINGS: Final = 60
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a request is attempted, and when.
-
-    Parameters
-    ----------
-    attempts : int
-        Attempts at a request at most, the first one and hedges included.
-    timeout_s : float or None
-        A write that has taken so long gets another attempt beside it, at once and within a budget; earlier if it takes
-        longer than writes usually do. None is never. It is no limit: how long an attempt may take is up to the store.
-    delay_s : float
-        Before a failed request is repeated, a random time from 0 to this passes; from 0 to twice this before the
-        next repetition, and so on.
-    max_delay_s : float
-        But no more than this.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of its range.
-    """
+    """How often a request is attempted, and when; a value out of range raises ConfigurationError."""
 
     attempts: int = 3
+    """Upper bound of attempts at a request, including the first one and hedges."""
     timeout_s: float | None = 1.0
+    """A write that takes longer is hedged at once, within a budget; None hedges nothing.
+
+    A write that takes longer than usual is hedged sooner. This is no limit: the store decides how long an attempt may
+    take.
+    """
     delay_s: float = 0.5
+    """Upper end of the random delay (from 0) before the first repetition; it doubles with each further one."""
     max_delay_s: float = 10.0
+    """Limit of that upper end."""
 
     def __post_init__(self) -> None:
         is_whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
@@ -53,13 +42,7 @@ class RetryPolicy:
         return cls(attempts=1, timeout_s=None)
 
     def longest_delay_s(self, failures: int) -> float:
-        """The longest time that may pass before the next attempt.
-
-        Parameters
-        ----------
-        failures : int
-            How many attempts have failed, at least one.
-        """
+        """The longest delay before the next attempt, after `failures` (at least one) failed attempts."""
         return min(self.max_delay_s, self.delay_s * 2.0 ** min(failures - 1, _MAX_DOUBLINGS))
 
 

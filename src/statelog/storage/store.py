@@ -1,4 +1,4 @@
-"""The store contract: what a place that keeps checkpoints must be able to do."""
+"""The store contract: the operations that a place for checkpoints must support."""
 
 from __future__ import annotations
 
@@ -8,35 +8,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One stored object, as a listing shows it.
-
-    Parameters
-    ----------
-    name : str
-        Name relative to the store's root, with ``/`` between its parts.
-    size_bytes : int
-        Size of the object.
-    modified_s : float
-        Time of the last change, seconds since the Unix epoch, by the store's own clock.
-    """
+    """One object in a listing."""
 
     name: str
+    """Relative to the store's root, with ``/`` between its parts."""
     size_bytes: int
     modified_s: float
+    """Time of the last change, seconds since the Unix epoch, by the store's own clock."""
 
 
 class Store(ABC):
     """Named immutable objects under one root.
 
-    Names are relative, use ``/`` and contain no ``.`` or ``..`` part. Every write is durable when the
-    call returns: it survives a crash of the process and of the machine. A store holds no open
-    connection or file before its first call and may be pickled and sent to another process.
+    Names are relative, use ``/`` and contain no ``.`` or ``..`` part. Every write is durable when the call returns: it
+    survives a crash of the process and of the machine. A store holds no open connection or file before its first call,
+    and may be pickled and sent to another process.
 
     Raises
     ------
     StorageError
-        By every method, for a failed operation (kind ``store-failed``) or a missing object
-        (kind ``object-missing``). After a failed write the object may exist or not.
+        By every method, for a failed operation (kind ``store-failed``, or ``store-busy`` or ``store-unavailable`` if
+        the failure may pass) or a missing object (kind ``object-missing``). After a failed write the object may or
+        may not exist.
     """
 
     @property
@@ -46,10 +39,10 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Read `length` bytes from `offset`, or up to the end; shorter where the object ends."""
+        """Read `length` bytes from `offset`, or all up to the end; fewer where the object ends."""
 
     def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
-        """Fill a buffer with bytes from `offset`; returns how many there are, fewer where the object ends."""
+        """Fill a buffer from `offset` and return the number of bytes read; fewer where the object ends."""
         data = self.read(name, offset=offset, length=len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -66,8 +59,8 @@ class Store(ABC):
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
         """Write a whole object unless the name exists; of several callers exactly one gets True.
 
-        The bytes differ from those of every other call for this name, for example by a random token. So
-        who has lost an answer can read the object and see whose it is.
+        The bytes must differ from those of every other call for this name, for example by a random token. So a caller
+        that lost the answer can read the object and see whether it is its own.
         """
 
     @abstractmethod
@@ -78,32 +71,32 @@ class Store(ABC):
         """
 
     def sync(self, name: str, *, start: int, end: int) -> None:  # noqa: B027 - most stores have nothing to do
-        """Make durable what another process has appended to an object, from offset `start` to `end`.
+        """Make durable the bytes that another process has appended to an object, from offset `start` to `end`.
 
-        The bytes are written again: the operating system may have given up writing them when a sync of that process
-        failed, and then a sync alone does nothing. Everything before `start` is durable already.
+        The bytes are written again: after a failed sync in that process the operating system may have given up writing
+        them, and then a sync alone does nothing. Everything before `start` is durable already.
 
         Only stores that can append need it: elsewhere an object is durable as soon as it exists.
         """
 
     @abstractmethod
     def delete(self, names: list[str]) -> None:
-        """Delete objects; a name that does not exist is passed over."""
+        """Delete objects; names that do not exist are skipped."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """All objects whose name starts with `prefix`, sorted by name."""
 
     def remove_unfinished(self, prefix: str, before_s: float) -> None:  # noqa: B027 - most stores leave nothing
-        """Remove what writers that were killed have left of objects that they did not finish.
+        """Remove the remains of objects that killed writers did not finish.
 
         Parameters
         ----------
         prefix : str
-            Of the objects' names; a folder.
+            A folder: only objects whose names begin with it.
         before_s : float
-            Only what was last written to before, in seconds since the Unix epoch.
+            Only remains last written to before this time, in seconds since the Unix epoch.
         """
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
-        """Release files and connections; the store opens them again when it is used again."""
+        """Release files and connections; the next call opens them again."""

@@ -1,4 +1,4 @@
-"""A table and some later runs, for tables that cannot be copied."""
+"""A table below some later runs, for tables that cannot be copied."""
 
 from __future__ import annotations
 
@@ -20,14 +20,9 @@ _PART_ROWS: Final = 16_384
 
 
 class BranchedTable(StateTable):
-    """The changes of some runs over a table. What that has of the keys in question is looked at as one more run.
+    """Runs, oldest first, over a table, which stays as it is.
 
-    Parameters
-    ----------
-    table : StateTable
-        The table, which stays as it is.
-    runs : sequence of Run
-        The changes, oldest first.
+    A read takes the table's rows of the keys in question as one more run, older than the others.
     """
 
     def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
@@ -70,7 +65,7 @@ class BranchedTable(StateTable):
     def _over(
         self, state: StateDescriptor, keys: KeyBatch, found: ValueRows | EntryRows, entries: pa.ChunkedArray | None
     ) -> RunsTable:
-        """The runs over what the table has found for keys; `found.positions` counts those."""
+        """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
         positions = found.positions
         if not len(positions):
             return RunsTable(self._runs)

@@ -19,7 +19,7 @@ from statelog.runs.schema import StateDescriptor
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 _Row = tuple[Any, ...]
-"""Expiry and value of an entry, as they stand side by side in a row of a run; and before them the state as it was."""
+"""An entry: the state's description when it was written, then expiry and value, in the order of a run's columns."""
 
 
 class _Key:
@@ -51,7 +51,7 @@ class MemoryTable(StateTable):
                     _apply_rows(keys, block.load(), state)
 
     def _known(self, state: StateDescriptor) -> StateDescriptor:
-        """One object for all equal descriptors, so that rows of one form are seen to be that."""
+        """One object for all equal descriptors, so that rows of equal description are recognized by it."""
         if state not in self._descriptors:
             self._descriptors.append(state)
         return self._descriptors[self._descriptors.index(state)]
@@ -140,7 +140,7 @@ def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.Table, pa.
 
 
 def _to_values(state: StateDescriptor, rows: list[_Row], start: int, end: int) -> pa.RecordBatch:
-    """Values of rows that were written with one description, as another."""
+    """Values of some rows that were written with one description, as columns of another."""
     stored: StateDescriptor = rows[0][0]
     columns = zip(*(row[2:] for row in rows[start:end]), strict=True)
     arrays = [to_array(column, field.type) for column, field in zip(columns, stored.value_schema, strict=True)]

@@ -1,4 +1,4 @@
-"""Bringing a table to the state that a batch starts from."""
+"""Brings tables to the state that a batch starts from."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class MemoryTables:
         self._tables: dict[Path, tuple[bytes, MemoryTable]] = {}
 
     def at(self, local: LocalRuns, runs: Sequence[tuple[LocalRun, Run]], head: bytes) -> MemoryTable:
-        """A table brought to a digest, from where it was left if that is on the way, or else of the state's runs.
+        """The subtask's table, brought to a digest: from where it was left if runs lead from there, else made anew.
 
-        Parameters are those of :func:`open_rocksdb`.
+        The parameters are those of :func:`open_rocksdb`.
         """
         left_at, table = self._tables.pop(local.directory, (None, MemoryTable()))
         chain = None if left_at is None else local.chain(left_at, head)
@@ -48,13 +48,13 @@ class MemoryTables:
 
 
 class Filling(Protocol):
-    """Is told how far a table is brought to a state."""
+    """Progress of a table that is brought to a state."""
 
     def begin_table(self, size_bytes: int) -> None:
-        """So much is to be added to it."""
+        """Note how many bytes of runs are to be added to the table."""
 
     def added(self, size_bytes: int) -> None:
-        """So much of it is added so far; what this raises ends the work."""
+        """Note how many of them are added so far; an exception ends the work."""
 
 
 def open_rocksdb(
@@ -62,26 +62,11 @@ def open_rocksdb(
 ) -> RocksTable | None:
     """Open a subtask's RocksDB table and bring it to a state.
 
-    It goes on from the state that it holds, if local runs lead from there to the wanted one, and is made anew if not:
-    after another history, damage, or a death in the middle of a large run.
+    It continues from the state that it holds, if local runs lead from there to `head`, the digest of the wanted state.
+    Otherwise it is made anew from that state's `runs`, oldest first: after another history, damage, or a death in the
+    middle of a large run. Local runs that are not part of the state may be removed only afterwards.
 
-    Parameters
-    ----------
-    local : LocalRuns
-        The subtask's local runs, before those that are not of the state are removed.
-    runs : sequence of (LocalRun, Run)
-        The state, oldest first.
-    head : bytes
-        Its chain digest.
-    garbage : Garbage
-        What need not be kept.
-    filling : Filling
-        Is told how far it is.
-
-    Returns
-    -------
-    RocksTable or None
-        The table; None if it is open already: another attempt of the subtask is still alive.
+    None if the table is open already, because another attempt of the subtask is still alive.
     """
     table = RocksTable.open(local.directory / ROCKSDB_FOLDER)
     if table is None:
@@ -98,7 +83,7 @@ def open_rocksdb(
             table.reset(runs[0][0].before if runs else head)
             applied = _apply(table, runs, filling)
         table.drop_deleted(garbage.generations)
-        # Twice as many as could have expired since, so that what has expired stays a part of the whole.
+        # Twice as many rows as were added, so that expired rows stay a bounded part of the whole.
         table.drop_expired(garbage.moment, max(_LOOKED_AT_ROWS, 2 * applied))
         return table
     except BaseException:
@@ -107,7 +92,7 @@ def open_rocksdb(
 
 
 def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling) -> int | None:
-    """Apply the runs from where the table is to a digest: how many rows they had; None if no runs lead there."""
+    """Apply the runs from the table's digest to another, and return their number of rows; None if none lead there."""
     chain = None if table.digest is None else local.chain(table.digest, head)
     if chain is None:
         return None

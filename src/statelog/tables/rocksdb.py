@@ -1,4 +1,4 @@
-"""A table in RocksDB: on disk, with an index of its own, for states that are read by entry."""
+"""A table in RocksDB: on disk and with an index of its own, for states that are read entry by entry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, Va
 
 _CHUNK_ROWS: Final = 16_384
 _BATCH_BYTES: Final = 4 << 20
-"""What is written at once."""
+"""About the size of one batch of writes."""
 _WRITE_BUFFER_BYTES: Final = 8 << 20
 _CACHE_BYTES: Final = 16 << 20
 _COUNTED_ENTRIES: Final = 4096
@@ -60,8 +60,8 @@ class RocksTable(StateTable):
     """The state in a RocksDB database.
 
     The order of calls is :meth:`open`; :meth:`advance` or :meth:`apply`; then reading; then :meth:`close`. A process
-    that dies leaves the state of some earlier call of these, or a digest of None: nothing is logged ahead or synced,
-    because local runs hold the same.
+    that dies leaves the state after some earlier call of these, or a digest of None: there is no write-ahead log and no
+    sync, because local runs hold the same state.
     """
 
     def __init__(self, folder: Path, lock: IO[bytes]) -> None:
@@ -79,12 +79,8 @@ class RocksTable(StateTable):
     def open(cls, folder: Path) -> RocksTable | None:
         """Open the table of a folder, or make it; None if it is open already, here or in another process.
 
-        Raises
-        ------
-        ConfigurationError
-            If rocksdict is not installed.
-        StorageError
-            If the database can be neither opened nor made.
+        Raises ConfigurationError if rocksdict is not installed, StorageError if the database can be neither opened nor
+        made.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (folder / "lock").open("wb")
@@ -129,12 +125,12 @@ class RocksTable(StateTable):
 
     @property
     def digest(self) -> bytes | None:
-        """Chain digest of the state that it holds; None if that is not known, or it is of another version."""
+        """Chain digest of the state in the table; None if it is unknown, or the table is of another version."""
         return self._contents.digest if self._contents.version == VERSION else None
 
     def reset(self, digest: bytes | None = None) -> None:
-        """Begin anew with an empty table, whose state is that of a chain digest."""
-        with suppress(Exception):  # it is not open, or fails: what it holds is not needed
+        """Begin anew with an empty table; `digest` is the chain digest of its state."""
+        with suppress(Exception):  # it is not open, or fails: its content is not needed
             self._database.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._open()
@@ -143,8 +139,8 @@ class RocksTable(StateTable):
             self._write(self._new_batch())
 
     def close(self) -> None:
-        """Let others open it; a database that has failed is removed."""
-        with suppress(Exception):  # whatever it holds then, its digest says what that is
+        """Close the database, so that others can open it; one that has failed is removed."""
+        with suppress(Exception):  # whatever state it holds then, its digest names it
             self._database.close()
         if self._is_broken:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -157,10 +153,10 @@ class RocksTable(StateTable):
             self.advance(run, None)
 
     def advance(self, run: Run, digest: bytes | None, note_rows: Callable[[int], object] = lambda rows: None) -> int:
-        """Add the changes of a run, which lead to a digest; returns their number.
+        """Add the changes of a run, which lead to a digest, and return their number.
 
-        A run that is larger than what is written at once has a digest of None meanwhile. `note_rows` is told how many
-        rows are added so far; what it raises ends the work.
+        While a run takes several batches of writes, the table's digest is None. `note_rows` is called with the number
+        of rows added so far; an exception from it ends the work.
         """
         fills = not self._contents.states and run.size_bytes > _BATCH_BYTES
         self._contents.digest = None
@@ -171,7 +167,7 @@ class RocksTable(StateTable):
         return run.rows
 
     def _put(self, run: Run, note_rows: Callable[[int], object]) -> Any:
-        """Write the changes of a run but the last ones, which are returned as a batch of writes."""
+        """Write the changes of a run except for the last ones, and return those as a batch of writes."""
         batch = self._new_batch()
         count = 0
         for rows, state, number, form in self._chunks(run):
@@ -182,15 +178,15 @@ class RocksTable(StateTable):
         return batch
 
     def _fill(self, run: Run, note_rows: Callable[[int], object]) -> Any:
-        """The same for an empty table, which takes over sorted files: only what they cannot hold is written."""
-        # The files are there for good at once: no digest of before may be found beside them.
+        """As :meth:`_put`, for an empty table: it ingests sorted files, and writes only rows that these cannot hold."""
+        # Ingested files are there for good at once, so no older digest may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
         batch, count = self._new_batch(), 0
         files = SortedFiles(self._folder.parent / "new", self._new_file)
         try:
             for rows, state, number, form in self._chunks(run):
-                # What it removes is not there.
+                # The table is empty, so there is nothing to remove.
                 puts = rows.filter(pc.equal(rows.column(3), pa.scalar(Operation.PUT, pa.uint8())))
                 for key, value in files.add(self._rows(puts, state, number, form)):
                     batch.put(key, value)
@@ -209,7 +205,7 @@ class RocksTable(StateTable):
         return batch
 
     def _chunks(self, run: Run) -> Iterator[tuple[pa.RecordBatch, StateDescriptor, int, int]]:
-        """The rows of a run, in order, each with its state and the numbers of that and of its form."""
+        """The rows of a run in order, in chunks: rows, state, number of the state, number of its description."""
         for section in run.sections.values():
             number, form = self._number(section.state)
             for block in section.blocks:
@@ -218,7 +214,7 @@ class RocksTable(StateTable):
                     yield rows.slice(start, _CHUNK_ROWS), section.state, number, form
 
     def drop_deleted(self, generations: Mapping[str, int]) -> None:
-        """Remove the states that were deleted; for each state that ever was, `generations` says how often."""
+        """Remove deleted states; `generations` says how often each state that was ever deleted has been."""
         batch = self._new_batch()
         for number, state in enumerate(self._contents.states):
             if state.name and is_deleted(state.name, generations):
@@ -230,15 +226,7 @@ class RocksTable(StateTable):
                 self._write(batch)
 
     def drop_expired(self, moment: Moment, rows: int) -> None:
-        """Look at some rows more of the states with a TTL, round and round, and remove those that have expired.
-
-        Parameters
-        ----------
-        moment : Moment
-            What has expired by then is removed.
-        rows : int
-            At about how many rows to look.
-        """
+        """Look at the next `rows` rows of the states with a TTL, in turn, and remove those that have expired."""
         contents = self._contents
         mortal = {
             of_state(number)[0]: TimeDomain(form.expires_by)
@@ -266,7 +254,7 @@ class RocksTable(StateTable):
                 yield from self._scan(prefix, max(prefix, start))
 
     def _number(self, state: StateDescriptor) -> tuple[int, int]:
-        """The numbers of a state and of its form; new ones if it has none yet."""
+        """The numbers of a state and of its description; new ones if it has none yet."""
         contents, stored = self._contents, state.to_stored()
         if stored not in contents.forms:
             contents.forms.append(stored)
@@ -290,7 +278,7 @@ class RocksTable(StateTable):
             elif operation == Operation.DELETE:
                 batch.delete(key)
             else:
-                # The key's rows in this batch of writes come after, so all that is to be removed can be seen.
+                # The key's other rows in this batch of writes come later, so the scan sees all rows to remove.
                 self._clear(batch, key)
         if state.kind is StateKind.TIMER:
             for key, operation in zip(timer_keys(number, rows), operations, strict=True):
@@ -387,7 +375,7 @@ class RocksTable(StateTable):
         return iter(()) if number is None else enumerate(key_prefixes(number, keys))
 
     def _scan(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows that begin with a prefix, from one on."""
+        """The rows whose keys begin with a prefix, from the key `start` on."""
         with self._translated():
             rows = self._database.iter()
             rows.seek(start)
@@ -401,7 +389,7 @@ class RocksTable(StateTable):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Errors of RocksDB, which are plain exceptions, as ours."""
+        """Turn errors of RocksDB, which are plain exceptions, into StorageError."""
         try:
             yield
         except Exception as error:
@@ -415,13 +403,7 @@ class RocksTable(StateTable):
 
 
 def rocksdict_library() -> Any:
-    """The module rocksdict, which nobody needs who does not use this table.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not installed.
-    """
+    """The optional module rocksdict, needed by this table only; raises ConfigurationError if it is not installed."""
     try:
         import rocksdict
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Sorted files that RocksDB takes over as they are, without buffering, flushing and compacting their rows."""
+"""Sorted files that RocksDB ingests as they are, without buffering, flushing and compacting their rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ _FILE_BYTES: Final = 64 << 20
 
 
 class SortedFiles:
-    """Writes rows to sorted files; a row that does not come after all before it is left out.
+    """Writes rows to sorted files; a row that does not sort after all rows before it is left out.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the files are; whatever is there is removed.
-    new_writer : callable
-        Makes a writer of RocksDB.
+    The folder is emptied first. `new_writer` makes a file writer of RocksDB.
     """
 
     def __init__(self, folder: Path, new_writer: Callable[[], Any]) -> None:
@@ -31,7 +26,7 @@ class SortedFiles:
         folder.mkdir(parents=True)
 
     def add(self, rows: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Add rows of keys, which are not empty, and values; returns those that were left out."""
+        """Add rows (non-empty key, value), and return those that were left out."""
         last = self._last
         left_out: list[tuple[bytes, bytes]] = []
         for key, value in rows:
@@ -57,11 +52,11 @@ class SortedFiles:
         self._writer = None
 
     def finish(self) -> list[str]:
-        """End the last file; returns the paths of all."""
+        """End the last file, and return the paths of all."""
         if self._writer is not None:
             self._finish()
         return self._paths
 
     def remove(self) -> None:
-        """Remove what nobody has taken over."""
+        """Remove files that were not ingested."""
         shutil.rmtree(self._folder, ignore_errors=True)

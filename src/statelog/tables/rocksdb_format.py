@@ -1,9 +1,10 @@
-"""How the rows of runs are stored in RocksDB: keys that sort as runs do, and values as MessagePack.
+"""The format of rows in RocksDB: keys that sort as runs do, and values as MessagePack.
 
 A row's key is ``01``, the state's number (2 bytes), the key hash (8), the length of the key (4), the key, and the
-entry; integers are big-endian, so the entries of a key lie side by side and in order. A timer has a second row, ``02``,
-the state's number, the timer's entry (8 bytes, its time), hash, length and key: all timers of a state by time. ``00``
-holds :class:`TableHeader`. It is a format of this version only: another one makes its table again from the local runs.
+entry. Integers are big-endian, so the entries of a key lie side by side and in order. A timer has a second row, which
+puts all timers of a state in the order of their times: ``02``, the state's number, the timer's entry (8 bytes, its
+time), hash, length and key. ``00`` holds :class:`TableHeader`. Another version of the format does not read the table,
+but makes it again from the local runs.
 """
 
 from __future__ import annotations
@@ -40,61 +41,45 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class HeldState(msgspec.Struct, array_like=True):
-    """A state that the table has rows of, or had.
-
-    Parameters
-    ----------
-    name : str
-        The name in runs; empty once the state is deleted.
-    newest : int
-        The form of its newest rows.
-    """
+    """A state that has rows in the table, or had some."""
 
     name: str
+    """The name in runs; empty once the state is deleted."""
     newest: int
+    """Number of the description that its newest rows were written with."""
 
 
 class TableHeader(msgspec.Struct):
-    """What the table holds; written together with every change.
-
-    Parameters
-    ----------
-    version : int
-        Of the format.
-    digest : bytes or None
-        Chain digest of the state; None while only a part of a run is applied.
-    forms : list of StateSchema
-        The descriptions that rows were written with; a value begins with the number of its own.
-    states : list of HeldState
-        The states by number.
-    looked_at : bytes
-        The last row that was looked at in search of expired ones.
-    """
+    """The table's own record of its content, written together with every change."""
 
     version: int = VERSION
     digest: bytes | None = None
+    """Chain digest of the state; None while only a part of a run is applied."""
     forms: list[StateSchema] = []
+    """The state descriptions that rows were written with, by number; a value begins with the number of its own."""
     states: list[HeldState] = []
+    """The states, by number."""
     looked_at: bytes = b""
+    """Key of the last row that was looked at in search of expired ones; empty: begin with the first."""
 
 
 # ---- Keys ----
 
 
 def of_state(number: int) -> tuple[bytes, bytes]:
-    """What the rows of a state begin with, and its rows by time."""
+    """Key prefixes of a state's rows, and of its timers' second rows."""
     packed = _NUMBER.pack(number)
     return _ROWS + packed, _TIMES + packed
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key after all that begin with a prefix."""
+    """The first key after all keys with a prefix."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1])
 
 
 def key_prefixes(number: int, keys: KeyBatch) -> Iterator[bytes]:
-    """What the rows of each key of a state begin with."""
+    """Key prefix of the rows of each key of a state."""
     prefix, _ = of_state(number)
     hashes = keys.hashes.astype(">u8").tobytes()
     pack = _LENGTH.pack
@@ -103,18 +88,18 @@ def key_prefixes(number: int, keys: KeyBatch) -> Iterator[bytes]:
 
 
 def time_entry(time_ms: int) -> bytes:
-    """The entry of a timer."""
+    """The entry of a timer, which sorts by time."""
     return (time_ms + _SIGN).to_bytes(_TIME_BYTES, "big")
 
 
 def row_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
-    """The keys of some rows of a run; with no entry what all rows of the key begin with."""
+    """Row keys of some rows of a run; without an entry a row key is the prefix of all rows of its key."""
     prefix, _ = of_state(number)
     return _joined(prefix, *_hash_and_key(rows), rows.column(2))
 
 
 def timer_keys(number: int, rows: pa.RecordBatch) -> list[bytes]:
-    """The keys of the second rows of some timers of a run."""
+    """Row keys of the second rows of some timers of a run."""
     _, prefix = of_state(number)
     return _joined(prefix, rows.column(2), *_hash_and_key(rows))
 
@@ -131,7 +116,7 @@ def _big_endian(numbers: np.ndarray[Any, Any], width: int) -> pa.Array:
 
 
 def _joined(prefix: bytes, *parts: pa.Array) -> list[bytes]:
-    # Large ones: the keys of some rows may fill an array almost, and are longer then.
+    # Large binaries: the keys of some rows may almost fill an array already, and get longer here.
     whole = [pa.scalar(prefix, pa.large_binary()), *(part.cast(pa.large_binary()) for part in parts)]
     joined: list[bytes] = pc.binary_join_element_wise(*whole, pa.scalar(b"", pa.large_binary())).to_pylist()
     return joined
@@ -150,7 +135,7 @@ def split_by_time(row: bytes) -> tuple[int, bytes, int]:
 
 
 def encode_values(rows: pa.RecordBatch, state: StateDescriptor, form: int) -> list[bytes]:
-    """The values of some rows of a run: the form's number, the expiry, and the fields in Arrow's storage types."""
+    """Values of some rows of a run: number of their description, expiry, and the fields in Arrow's storage types."""
     end = VALUE_COLUMN + len(state.value_schema)
     columns = [column.view(_storage_type(column.type)).to_pylist() for column in rows.columns[VALUE_COLUMN:end]]
     expiry = rows.column(EXPIRY_COLUMN).to_pylist()
@@ -158,7 +143,7 @@ def encode_values(rows: pa.RecordBatch, state: StateDescriptor, form: int) -> li
 
 
 def decode_expiry(value: bytes) -> tuple[int, int | None]:
-    """The form of a value, and its expiry."""
+    """The number of a value's description, and its expiry."""
     form, expiry, *_ = _decode(value)
     return form, expiry
 
@@ -166,17 +151,7 @@ def decode_expiry(value: bytes) -> tuple[int, int | None]:
 def decode_values(
     values: Sequence[bytes], forms: Sequence[StateDescriptor], wanted: StateDescriptor
 ) -> tuple[pa.Table, pa.Array]:
-    """Values as columns of a description, and their expiry.
-
-    Parameters
-    ----------
-    values : sequence of bytes
-        What :func:`encode_values` gave.
-    forms : sequence of StateDescriptor
-        The forms by number.
-    wanted : StateDescriptor
-        A description that can read them.
-    """
+    """Encoded values as columns of `wanted`, and their expiry; `forms` are the table's descriptions by number."""
     rows = [_decode(value) for value in values]
     batches: list[pa.RecordBatch] = []
     for form, group in itertools.groupby(rows, key=lambda row: row[0]):
@@ -199,7 +174,7 @@ def _to_columns(
 
 
 def _storage_type(kind: pa.DataType) -> pa.DataType:
-    """A type of equal layout whose values MessagePack has, so that nothing is lost."""
+    """A type of equal layout whose values MessagePack can hold without loss."""
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_temporal(kind):
@@ -213,6 +188,6 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_storage_type(kind.value_type)))
     if pa.types.is_struct(kind):
-        # Names by place, as there may be equal ones.
+        # Fields are named by position, as several may have the same name.
         return pa.struct([pa.field(str(index), _storage_type(part.type)) for index, part in enumerate(kind.fields)])
     return kind

@@ -1,4 +1,4 @@
-"""The default table: the changesets themselves, searched newest first."""
+"""The default table: the runs themselves, searched newest first."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, Va
 
 
 class RunsTable(StateTable):
-    """A view over sorted runs. Applying a run is remembering it; nothing is copied.
+    """Searches sorted runs, given oldest first. Applying a run only remembers it; nothing is copied.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        The runs of a checkpoint, oldest first.
-    budget : Budget
-        How large the batches are that values come in.
+    `budget` bounds the batches that values come in.
     """
 
     def __init__(self, runs: Sequence[Run] = (), budget: Budget = BUDGET) -> None:
@@ -126,7 +121,7 @@ def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:
-    """Rows of a run that belong to the keys: block, positions of keys and rows, block by block."""
+    """Rows of a run that belong to the keys, block by block: the block, positions in `keys`, rows of the block."""
     section = run.section(state)
     if section is None or not len(keys):
         return []
@@ -144,7 +139,7 @@ def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[Run
 
 
 class _Gatherer:
-    """Collects rows of several blocks and brings them into the order of the keys."""
+    """Collects rows of several blocks, and brings them into the order of the keys."""
 
     def __init__(self, state: StateDescriptor, budget: Budget) -> None:
         self._state = state
@@ -192,7 +187,7 @@ class _Gatherer:
         return EntryRows(positions, entries, _values_of(batches, self._state), _expiry_of(batches))
 
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
-        """The rows by key, entry and age, and which of those are the newest of their entry."""
+        """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
         entries = joined_column([batch.column(2) for batch in self._rows])
         columns = {"position": positions, "entry": entries, "age": np.concatenate(self._ages)}
         indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])

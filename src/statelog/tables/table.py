@@ -1,4 +1,4 @@
-"""The state table contract: what a subtask reads its state from."""
+"""The contract of state tables, from which a subtask reads its state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,12 @@ from statelog.runs.schema import StateDescriptor
 
 @dataclass(frozen=True)
 class KeyBatch:
-    """Distinct keys, sorted by hash and then by their bytes.
-
-    Parameters
-    ----------
-    hashes : numpy.ndarray of uint64, shape (n,)
-        Key hashes. Different keys may share one.
-    keys : pyarrow.Array of binary, length n
-        Canonical bytes of the keys.
-    """
+    """Distinct keys, sorted by hash and then by their bytes."""
 
     hashes: Hashes
+    """Key hashes (uint64), of shape (n,). Different keys may share one."""
     keys: pa.Array
+    """Canonical bytes of the keys (binary), of length n."""
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -44,60 +38,39 @@ class KeyBatch:
 
 @dataclass(frozen=True)
 class ValueRows:
-    """Values found for a batch of keys.
-
-    Parameters
-    ----------
-    positions : numpy.ndarray of int64, shape (m,)
-        Which keys of the batch have a value, ascending.
-    values : pyarrow.Table, m rows
-        Their values, a column per field, in batches of bounded size.
-    expiry : pyarrow.Array of int64, length m
-        From when on they no longer count, in milliseconds of the state's time; null is never. The table
-        returns them all the same.
-    """
+    """Values found for a batch of keys: m rows."""
 
     positions: npt.NDArray[np.int64]
+    """Positions in the batch of the keys that have a value, ascending, of shape (m,)."""
     values: pa.Table
+    """Their values, a column per field, in batches of bounded size."""
     expiry: pa.Array
+    """When each value expires (int64), milliseconds of the state's time; null is never. The table returns expired
+    values too.
+    """
 
 
 @dataclass(frozen=True)
 class TimerRows:
-    """Timers, by key and then by time.
-
-    Parameters
-    ----------
-    keys : KeyBatch
-        Key of each timer, repeated for each of its timers; as large binaries if there are very many.
-    times_ms : numpy.ndarray of int64
-        Their times.
-    """
+    """Timers, by key and then by time."""
 
     keys: KeyBatch
+    """The key of each timer, repeated for each of its timers; as large binaries if there are very many."""
     times_ms: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class EntryRows:
-    """Entries found for a batch of keys.
-
-    Parameters
-    ----------
-    positions : numpy.ndarray of int64, shape (m,)
-        The key of the batch that each entry belongs to, ascending.
-    entries : pyarrow.ChunkedArray of binary, length m
-        Entry keys, ascending within a key.
-    values : pyarrow.Table, m rows
-        The entries' values, a column per field, in batches of bounded size.
-    expiry : pyarrow.Array of int64, length m
-        As in :class:`ValueRows`.
-    """
+    """Entries found for a batch of keys: m rows."""
 
     positions: npt.NDArray[np.int64]
+    """Position in the batch of each entry's key, ascending, of shape (m,)."""
     entries: pa.ChunkedArray
+    """Entry keys (binary), ascending within a key."""
     values: pa.Table
+    """The entries' values, a column per field, in batches of bounded size."""
     expiry: pa.Array
+    """As in :class:`ValueRows`."""
 
 
 class StateTable(ABC):
@@ -143,11 +116,11 @@ class StateTable(ABC):
         after_ms : int
             The caller knows that no timer up to this time exists.
         until_ms : int
-            The last time that is asked for.
+            The last time of interest.
         """
 
     def mean_bytes(self, state: StateDescriptor) -> int:
-        """About how many bytes a row of a state takes, found without reading rows; 0 if that is not known."""
+        """About how many bytes a row of a state takes, found without reading rows; 0 if unknown."""
         return 0
 
     @abstractmethod
@@ -159,4 +132,4 @@ class StateTable(ABC):
         """Add the changes of later checkpoints, oldest first."""
 
     def close(self) -> None:  # noqa: B027 - most tables hold nothing
-        """Let go of files and locks that it holds; it is not used afterwards."""
+        """Release files and locks; the table is not used afterwards."""

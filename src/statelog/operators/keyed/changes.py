@@ -1,4 +1,4 @@
-"""Changes of a batch, collected column by column until they become a changeset."""
+"""Collects the changes of a batch in columns, until they become a changeset."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PART_OF_SLICE: Final = 4
 
 @dataclass(frozen=True)
 class ListPosition:
-    """Where list elements of a batch stand among those of other batches.
+    """Gives list elements entry keys that put them behind those of earlier batches.
 
     An element's entry key is (epoch, batch, ordinal), so appending reads nothing. The ordinal's two top bits are the
     phase of the batch, because each phase counts from zero.
@@ -49,39 +49,26 @@ class ListPosition:
     phase: int = 0
 
     def entries(self, first: int, count: int) -> list[bytes]:
-        """Entry keys of `count` elements whose first is the `first`-th of this batch for its key."""
+        """Entry keys of `count` successive elements of one key, after `first` that this phase appended before."""
         prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
         base = (self.phase << _PHASE_SHIFT) + first
         return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(base, base + count)]
 
 
 class ChangeBuffer:
-    """The changes of one subtask in one batch, in run order.
-
-    Parameters
-    ----------
-    budget : Budget
-        How much is encoded at once, and how large a row may be.
-
-    Attributes
-    ----------
-    rows : int
-        Number of changes.
-    unstored_bytes, unstored_rows : int
-        Size in memory, and number, of the changes since the last part was taken.
-    describe_key : callable
-        Names the key at a position of the current window, for messages.
-    """
+    """The changes of one subtask in one phase of a batch, in the order of a run."""
 
     def __init__(self, budget: Budget = BUDGET) -> None:
         self._budget = budget
         self.describe_key: Callable[[int], str] = str
+        """Names the key at a position of the current key chunk, for messages."""
         self._batches: dict[str, list[pa.RecordBatch]] = {}
         self._states: dict[str, StateDescriptor] = {}
         self._paces: dict[str, Pace] = {}
         self._stored: dict[str, int] = {}
         self.rows = 0
         self.unstored_bytes: int = 0
+        """Size in memory of the changes that :meth:`take_part` has not encoded yet."""
         self.unstored_rows: int = 0
 
     def add(
@@ -95,31 +82,12 @@ class ChangeBuffer:
         operations: Sequence[int] | None = None,
         expiry_ms: int | Sequence[int | None] | None = None,
     ) -> None:
-        """Add changes of keys that come after those of all calls before for this state.
+        """Add changes of a state; their keys come after those of all its earlier changes.
 
-        Parameters
-        ----------
-        state : StateDescriptor
-            The state.
-        codec : RowCodec
-            Its values' codec.
-        keys : KeyBatch
-            The keys that `positions` count.
-        positions : sequence of int
-            The key of each change, ascending.
-        entries : sequence of bytes or None
-            The entry of each change, ascending within a key; None if all are empty.
-        values : sequence of tuple or None
-            The new value of each change; None where there is none.
-        operations : sequence of int, optional
-            What each change does; by default a put where there is a value, else a delete.
-        expiry_ms : int or sequence of (int or None), optional
-            From when on the changes no longer count: one time for all of them, or one for each.
-
-        Raises
-        ------
-        ProcessorError
-            If a value does not fit its field, or a change is larger than a row may be.
+        `positions` has the position in `keys` of each change's key, ascending. `entries` ascend within a key; None
+        means that all are empty. Without `operations` a value is a put, and None a delete. From `expiry_ms` on, one
+        time for all or one for each, a change no longer counts. Raises ProcessorError if a value does not fit its
+        field, or a change is larger than a row may be.
         """
         if not positions:
             return
@@ -170,7 +138,7 @@ class ChangeBuffer:
         start: int,
         end: int,
     ) -> pa.RecordBatch:
-        """Encode some changes; a single one may not be too large."""
+        """Encode some changes; raises RowsTooLarge if fewer may fit, ProcessorError if a single one is too large."""
         try:
             batch = encode(start, end)
         except RowsTooLarge as error:
@@ -192,12 +160,12 @@ class ChangeBuffer:
         )
 
     def write(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
-        """Write the changes as a run; only some of them are encoded at once."""
+        """Write all changes as a run; only a slice of them is encoded at once."""
         sections = [StateChanges(self._states[name], batches) for name, batches in sorted(self._batches.items())]
         self._write(sections, sink, compression, block_rows)
 
     def take_part(self, *, compression: str | None, block_rows: int, max_bytes: int | None = None) -> pa.Buffer:
-        """Encode changes that no call before has taken as a run: all, or the oldest of each state up to a size."""
+        """Encode changes that no earlier call has, as a run: all, or about `max_bytes` of each state, oldest first."""
         sections: list[StateChanges] = []
         for name, batches in sorted(self._batches.items()):
             first = end = self._stored.get(name, 0)

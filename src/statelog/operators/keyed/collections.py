@@ -45,7 +45,7 @@ class ListState(KeyedState):
         return iter([self._codec.copied(row) for row in self._elements()])
 
     def put(self, newState: Iterable[Row]) -> None:
-        """Replace the list; it must not become empty."""
+        """Replace all elements; the new list has at least one."""
         rows = self._normalized(newState, "put")
         writes = self._own_writes()
         writes.is_cleared = True
@@ -133,7 +133,7 @@ class MapState(KeyedState):
     entry_codec : RowCodec
         Converts the map keys.
     to_row : callable
-        Makes what :meth:`getValue` returns from a tuple.
+        Makes the result of :meth:`getValue` from a tuple.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class MapState(KeyedState):
 
     def _encode(self, key: Row) -> bytes:
         row = self._entry_codec.normalize(key)
-        # As it is stored: of local times the two of an hour that a clock goes through twice are equal.
+        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
         stored = self._entry_codec.to_storage(row)
         if self._entry_codec.is_mutable:
             return self._encode_stored(row, stored)  # lists and maps have no hash

@@ -1,4 +1,4 @@
-"""Where a subtask stands: the current key of a window, and the stored entries of the keys around it."""
+"""The position of a subtask: its key chunk, the current key in it, and the stored entries of the keys around it."""
 
 from __future__ import annotations
 
@@ -21,62 +21,40 @@ Row = tuple[Any, ...]
 
 _PREFETCH_ENTRIES: Final = 100_000
 _ENTRIES_PER_LOOKUP: Final = 1024
-"""Reading so many entries of a key takes longer than looking up one, some 4 times."""
+"""Fetching this many entries of a key takes some 4 times as long as looking up one."""
 _NEVER_MS: Final = (1 << 63) - 1
 
 
 @dataclass
 class KeyCursor:
-    """The window and the key that all handles of a subtask stand on.
-
-    Parameters
-    ----------
-    table : StateTable
-        The state before the window.
-    list_position : ListPosition
-        Where list elements that are appended now stand.
-    keys : KeyBatch
-        The window's keys.
-    moment : Moment
-        The batch's times.
-    event_ms : sequence of (int or None), optional
-        The newest event time of what is handled for each key, None if it has none; no sequence outside of event time.
-    position : int
-        The current key; -1 while none is processed.
-    budget : Budget
-        How much is fetched at once.
-    loaded_bytes : int
-        Size of what has been fetched.
-    batch_table : StateTable, optional
-        The values of states that live for a batch only.
-    batch_states : frozenset of str
-        The stored names of these states.
-    """
+    """The key chunk and the key that all state handles of a subtask work on."""
 
     table: StateTable
+    """The state before the current phase."""
     list_position: ListPosition
+    """The place of list elements that are appended now."""
     keys: KeyBatch
+    """The keys of the chunk."""
     moment: Moment
     event_ms: Sequence[int | None] | None = None
+    """Newest event time of each key's rows or timers, None for a key without one; None if no TTL needs it."""
     position: int = -1
+    """The current key; -1 while none is processed."""
     budget: Budget = BUDGET
     loaded_bytes: int = 0
+    """Bytes fetched for the chunk so far."""
     batch_table: StateTable | None = None
+    """The values of states that live for one batch only."""
     batch_states: frozenset[str] = frozenset()
+    """The stored names of these states."""
 
     def table_of(self, state: StateDescriptor) -> StateTable:
-        """The table that has a state."""
+        """The table that holds a state."""
         own = self.batch_table
         return self.table if own is None or state.name not in self.batch_states else own
 
     def require(self, subject: str) -> int:
-        """The position of the current key.
-
-        Raises
-        ------
-        ProcessorError
-            If no key is being processed.
-        """
+        """The position of the current key; raises ProcessorError if no key is being processed."""
         if self.position < 0:
             raise ProcessorError(
                 f"{subject} was used while no key is processed.",
@@ -87,9 +65,9 @@ class KeyCursor:
         return self.position
 
     def expiry_ms(self, ttl: Ttl, positions: Sequence[int]) -> int | list[int | None] | None:
-        """From when on entries that are written now no longer count: one time for all, or one for each position.
+        """When entries that are written now expire: one time for all, or one for each position; None is never.
 
-        Without any event time yet, as while the initial state is loaded, it is never.
+        Without any event time yet, as while the initial state is loaded, entries in event time never expire.
         """
         if ttl.domain is TimeDomain.PROCESSING:
             return self.moment.processing_ms + ttl.duration_ms
@@ -101,7 +79,7 @@ class KeyCursor:
         return [by_watermark if at is None else max(watermark_ms, at) + ttl.duration_ms for at in newest]
 
     def live_rows(self, state: StateDescriptor, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Which rows of a state have not expired; None if that is all of them."""
+        """Mask of the rows that have not expired; None if none has."""
         if state.expires_by is None or expiry.null_count == len(expiry):
             return None
         times = expiry.fill_null(_NEVER_MS).to_numpy(zero_copy_only=False)
@@ -110,11 +88,11 @@ class KeyCursor:
 
 
 class EntryWindow:
-    """Stored entries of the window's keys, fetched for many keys at once.
+    """Stored entries of a key chunk, fetched for many keys at once.
 
-    All keys of the window are fetched together unless they have very many entries; then a stretch from the
-    current key on is. Of a key that has not been fetched, single entries are looked up until that has taken as long as
-    fetching all of them, and of one with very many always.
+    One fetch reads the whole chunk or, if its keys have very many entries, a stretch that begins with the current key.
+    Before a key is fetched, single entries are looked up, until the lookups have taken as long as a fetch would. A key
+    with very many entries is not fetched for single entries at all.
     """
 
     def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec) -> None:
@@ -142,7 +120,7 @@ class EntryWindow:
         return self._current[1]
 
     def get(self, position: int, entry: bytes) -> Row | None:
-        """One stored entry of a key."""
+        """One stored entry of a key; None if there is none, or it has expired."""
         if self._current[0] != position and self._should_look_up(position):
             key = self._cursor.keys.slice(position, position + 1)
             found = self._cursor.table_of(self._state).get_entry(self._state, key, entry)
@@ -163,7 +141,7 @@ class EntryWindow:
         return lookups * _ENTRIES_PER_LOOKUP <= count
 
     def is_known_empty(self, position: int) -> bool:
-        """Whether the key was looked up and has no stored entry."""
+        """Whether the key has no stored entry; False also if its entries were not counted yet."""
         return self._counts is not None and self._counts[position] == 0
 
     def _count(self, position: int) -> int:
@@ -199,8 +177,8 @@ class EntryWindow:
 
     def _too_large(self, entries: int, size_bytes: int) -> ProcessorError:
         return ProcessorError(
-            f"{self._codec.subject}: the key's {entries:,} entries take {size_bytes:,} bytes, and what is read as a"
-            f" whole may take {self._cursor.budget.key_bytes:,}.",
+            f"{self._codec.subject}: the key's {entries:,} entries take {size_bytes:,} bytes; at most"
+            f" {self._cursor.budget.key_bytes:,} can be read as a whole.",
             kind=ErrorKind.TOO_LARGE,
             hint="Read single entries of a map (getValue, containsKey), spread the entries over several keys, or"
             " clear() the state.",

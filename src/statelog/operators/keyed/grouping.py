@@ -1,4 +1,4 @@
-"""Grouping the rows of a batch by key, and cutting the keys into windows of bounded size."""
+"""Groups the rows of a batch by key, and cuts the keys into chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -28,38 +28,23 @@ from statelog.tables.table import KeyBatch
 
 @dataclass(frozen=True)
 class KeyChunk:
-    """Some successive keys of a batch, with their rows.
-
-    Parameters
-    ----------
-    keys : KeyBatch
-        The keys.
-    rows : pyarrow.RecordBatch
-        Their rows, by key and then in order of arrival.
-    starts : numpy.ndarray of int64, shape (len(keys) + 1,)
-        Where each key's rows start, and where the last key's end.
-    more : sequence of pyarrow.RecordBatch
-        The rest of the rows of a key that has more than fit into one batch, and is a window of its own.
-    """
+    """Successive keys of a batch, with their rows."""
 
     keys: KeyBatch
     rows: pa.RecordBatch
+    """The rows by key, within a key in order of arrival."""
     starts: npt.NDArray[np.int64]
+    """Shape (keys + 1,): each key's first row, then the number of rows."""
     more: Sequence[pa.RecordBatch] = ()
+    """The rest of the rows, if a key has more than fit into one batch; such a key is a chunk of its own."""
 
     def chunks(self, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The rows in small batches."""
+        """All rows, in batches of bounded size."""
         for rows in (self.rows, *self.more):
             yield from cut_rows(rows, max_bytes, max_rows)
 
     def joined(self) -> KeyChunk:
-        """The window with all rows in one batch.
-
-        Raises
-        ------
-        ProcessorError
-            If these are too many for one batch.
-        """
+        """The chunk with all rows in one batch; raises ProcessorError if they are too many for one."""
         if not self.more:
             return self
         parts = [self.rows, *self.more]
@@ -78,22 +63,14 @@ class KeyChunk:
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """All rows of a batch by key; the fields are those of :class:`KeyChunk`."""
+    """Rows grouped by key, before they are cut into chunks; the fields are those of :class:`KeyChunk`."""
 
     keys: KeyBatch
     rows: pa.RecordBatch
     starts: npt.NDArray[np.int64]
 
     def windows(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[KeyChunk]:
-        """Cut the keys into windows of bounded size; a key with more rows is a window of its own.
-
-        Parameters
-        ----------
-        budget : Budget
-            Bounds of a window's rows.
-        max_keys : callable
-            Asked for each window how many keys it may have.
-        """
+        """Cut the keys into chunks of bounded size, a large key alone; `max_keys` is asked before each chunk."""
         max_bytes = budget.slice_bytes
         ends = row_ends(self.rows)[self.starts] if self.rows.nbytes > max_bytes else None
         start = 0
@@ -115,20 +92,10 @@ def key_chunks(
     budget: Budget,
     max_keys: Callable[[], int],
 ) -> Iterator[KeyChunk]:
-    """Bring the rows of each key together, and cut the keys into windows of bounded size.
+    """Group rows by key, and cut the keys into chunks of bounded size.
 
-    Parameters
-    ----------
-    batches : sequence of pyarrow.RecordBatch
-        At least one; n rows in order of arrival, which is kept within a key.
-    hashes : numpy.ndarray of uint64, shape (n,)
-        Key hash of each row.
-    encode_keys : callable
-        Makes the canonical keys of rows.
-    budget : Budget
-        How much is grouped at once, and how large a window may be.
-    max_keys : callable
-        As for :meth:`GroupedRows.windows`.
+    The batches, at least one, hold n rows in order of arrival, which is kept within a key; `hashes`, shape (n,), are
+    the rows' key hashes. `max_keys` is asked before each chunk.
     """
     if size_of(batches) <= budget.input_bytes:
         rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
@@ -147,7 +114,7 @@ def key_chunks(
 
 
 def _hash_stretches(hashes: Hashes, sizes: Positions, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut rows, sorted by hash, into stretches of bounded size; those of one hash stay together."""
+    """Cut rows that are sorted by hash into stretches of bounded size; rows of one hash stay together."""
     firsts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
     ends = np.concatenate(([0], np.cumsum(sizes)))
     bounds = np.append(firsts, len(hashes))
@@ -161,7 +128,7 @@ def _windows_of_one_hash(
     encode_keys: Callable[[pa.RecordBatch], pa.Array],
     max_bytes: int,
 ) -> Iterator[KeyChunk]:
-    """A window for each key of a hash, usually one, whose rows are too much for a batch."""
+    """A chunk for each key, usually one, of a hash whose rows do not fit into one batch."""
     encoded = [encode_keys(part) for part in parts]
     distinct = sorted({key for keys in encoded for key in pc.unique(keys).to_pylist()})
     for key in distinct:
@@ -173,17 +140,7 @@ def _windows_of_one_hash(
 
 
 def group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> GroupedRows:
-    """Bring the rows of each key together; the hash only finds, the key's bytes decide.
-
-    Parameters
-    ----------
-    rows : pyarrow.RecordBatch
-        n rows in order of arrival, which is kept within a key.
-    hashes : numpy.ndarray of uint64, shape (n,)
-        Key hash of each row.
-    keys : pyarrow.Array of binary, length n
-        Canonical key of each row.
-    """
+    """Group rows by key, in order of arrival within a key; the bytes of keys decide, not only their hashes."""
     order = np.argsort(hashes, kind="stable")
     sorted_hashes = hashes[order]
     is_new_hash = np.ones(len(order), bool)
@@ -214,7 +171,7 @@ def _part_colliding_keys(
     is_new_hash: npt.NDArray[np.bool_],
     is_new_key: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.int64]:
-    """Sort the rows of those hashes that several keys share by key, in their places."""
+    """Sort the rows of each hash that several keys share by key; all other rows stay in their places."""
     group = np.cumsum(is_new_hash) - 1
     mixed = np.zeros(group[-1] + 1, bool)
     mixed[group[is_new_key & ~is_new_hash]] = True

@@ -1,4 +1,4 @@
-"""What a processor's ``init`` gets on a task: the states that were declared on the driver, and the timers."""
+"""The handle that a processor's ``init`` gets on a task: the states declared on the driver, and the timers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ProcessorHandle:
     uid : str
         The operator, for messages.
     closed_ms : int
-        Windows that end up to then were closed by runs with other settings.
+        Windows that end at this time or before were closed by starts with other settings.
     deleted : dict, optional
-        Handles of the states that ``init`` deletes after it has declared them, by name.
+        Handles of the states that ``init`` declares and then deletes, by name.
 
     Attributes
     ----------
     late_rows : int
-        Rows that were too late for the processor.
+        Number of rows that were too late for the processor.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProcessorHandle:
         self._is_initialized = False
 
     def end_init(self) -> None:
-        """``init`` has returned: states cannot be deleted any more."""
+        """Note that ``init`` has returned: states cannot be deleted any more."""
         self._is_initialized = True
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ValueState:
@@ -96,19 +96,22 @@ class ProcessorHandle:
         return state
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Ask for a call of handleExpiredTimer for the current key."""
+        """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""
         self._require_timers("registerTimer").register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Take back a timer of the current key."""
+        """Delete a timer of the current key; nothing happens if there is none."""
         self._require_timers("deleteTimer").delete(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """The timers of the current key."""
+        """The times of the current key's timers, ascending."""
         return self._require_timers("listTimers").list()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Remove a state's values; done when the query is started, or was done by what ``init`` has declared."""
+        """Delete a state's values; allowed in ``init`` only.
+
+        On a task this changes nothing: the query has deleted them at its start, or the batch begins without them.
+        """
         if self._is_initialized:
             raise ProcessorError(
                 f"deleteIfExists('{stateName}') was called after init().",
@@ -117,7 +120,7 @@ class ProcessorHandle:
             )
 
     def countLateRows(self, rows: int) -> None:
-        """Note that rows were too late, whatever becomes of them."""
+        """Count rows as late, whether the processor drops them or not."""
         self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:

@@ -1,8 +1,8 @@
-"""What all state handles share. A handle is what a processor reads and writes: prefetched in bulk, buffered per window.
+"""The base of the state handles, through which a processor reads and writes its states.
 
-The handles have the methods of ``pyspark.sql.streaming``'s ValueState, ListState and MapState. A handle is
-opened on a window of keys and then moved from key to key; it reads the table once per window, on the first
-access, and collects its changes until :meth:`KeyedState.flush`.
+The handles have the methods of ``pyspark.sql.streaming``'s ValueState, ListState and MapState. A handle is opened on a
+key chunk and then moved from key to key. On the first access it reads the table for many keys of the chunk at once,
+and it collects its changes until :meth:`KeyedState.flush`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,11 @@ from statelog.runs.values import RowCodec
 Row = tuple[Any, ...]
 
 MISSING: Final[Any] = object()
-"""Tells a key that was not written from one whose value was removed."""
+"""Stands for a key that was not written; None stands for a removed value."""
 
 
 class KeyedState(ABC):
-    """A state of the key that the cursor stands on.
-
-    Parameters
-    ----------
-    cursor : KeyCursor
-        Where the subtask stands.
-    state : StateDescriptor
-        The state.
-    codec : RowCodec
-        Converts its values.
-    ttl : Ttl, optional
-        How long its entries live.
-    """
+    """A state of the cursor's current key."""
 
     def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec, ttl: Ttl | None = None) -> None:
         self._cursor = cursor
@@ -47,11 +35,11 @@ class KeyedState(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Start on the cursor's window."""
+        """Start on a new key chunk: forget everything read and written so far."""
 
     @abstractmethod
     def flush(self, changes: ChangeBuffer) -> None:
-        """Hand over the window's changes."""
+        """Add the changes of the key chunk to those of the batch."""
 
     def _require(self) -> int:
         return self._cursor.require(self._codec.subject)

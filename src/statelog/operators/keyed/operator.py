@@ -1,4 +1,4 @@
-"""What a keyed operator is made of, on the side of the tasks. No Spark here."""
+"""A keyed operator as its tasks see it: processor, codecs, states and time. No Spark here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from statelog.runs.values import RowCodec
 
 
 class Processor(Protocol):
-    """The methods of ``pyspark.sql.streaming.StatefulProcessor`` that are called."""
+    """The methods of ``pyspark.sql.streaming.StatefulProcessor`` that a subtask calls."""
 
     def init(self, handle: Any) -> None: ...
 
@@ -32,35 +32,32 @@ class Processor(Protocol):
 
 
 class InputCodec(Protocol):
-    """Makes the objects that the processor gets from columns."""
+    """Makes the processor's keys and rows from columns."""
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        """Keys from their columns."""
+        """The keys of some rows, from their key columns."""
         ...
 
     def by_key(self, window: KeyChunk) -> Iterable[Iterator[Any]]:
-        """The rows of each key of a window."""
+        """The rows of each key of a chunk, in the order of the keys."""
         ...
 
 
 class OutputCodec(Protocol):
-    """Converts what the processor returns to columns."""
+    """Makes columns from the rows or frames that a processor returns."""
 
     @property
     def hold(self) -> Callable[[Any], Any] | None:
-        """Makes of what was yielded, row or frame, something that stays as it is and can be encoded.
+        """Makes a copy, for :meth:`encode`, of a row or frame that the processor could still change.
 
-        None if the processor cannot change rows of the declared types in place. It refuses nothing.
+        None if rows of the declared types cannot be changed in place. It raises nothing: :meth:`encode` finds misfits.
         """
         ...
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows, held or not; `owner_of` names what returned the i-th, for messages.
+        """Convert rows, held or not; `owner_of` names the call that returned the i-th, for messages.
 
-        Raises
-        ------
-        RowsTooLarge
-            If they are too much for one batch.
+        Raises ProcessorError if a row does not fit the output type, RowsTooLarge if the rows do not fit into one batch.
         """
         ...
 
@@ -73,91 +70,55 @@ class TimeFactory(Protocol):
         ...
 
     def expired_timer(self, time_ms: int) -> Any:
-        """What is known of a timer that fires."""
+        """The description of a timer that fires."""
         ...
 
 
 @dataclass(frozen=True)
 class StateBinding:
-    """A state as the processor declared it, with the codecs of its values and map keys.
-
-    The descriptor's name is the one that the state is stored under.
-    """
+    """A declared state, with the codecs of its values and map keys."""
 
     name: str
+    """The declared name; the descriptor has the stored one."""
     descriptor: StateDescriptor
     codec: RowCodec
     entry_codec: RowCodec | None
     to_row: Callable[[tuple[Any, ...]], Any]
+    """Makes the result of ``MapState.getValue`` from a value."""
     ttl: Ttl | None = None
 
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """One of the two kinds of rows that an operator reads: its stream's, or those of its initial state.
-
-    Parameters
-    ----------
-    key_columns : list of int
-        Which columns are the grouping key.
-    codec : InputCodec
-        Makes the processor's objects.
-    """
+    """How to read the rows of the operator's stream, or of its initial state."""
 
     key_columns: list[int]
+    """The columns of the grouping key."""
     codec: InputCodec
 
 
 @dataclass(frozen=True)
 class KeyedOperator:
-    """A keyed operator.
-
-    Parameters
-    ----------
-    uid : str
-        The operator's name, for messages.
-    processor : Processor
-        The user's processor.
-    key_codec : KeyCodec
-        Codec of the grouping key.
-    decode_key : callable
-        The key as the processor sees it, from its canonical bytes.
-    states : list of StateBinding
-        The states that the processor declared.
-    batch_states : list of StateBinding
-        Those whose values live for a batch.
-    deleted_states : dict
-        Handles of those that are deleted after they were declared, by name.
-    input : KeyedInput
-        The stream's rows.
-    output : OutputCodec
-        Makes columns from the processor's output rows.
-    times : TimeFactory
-        Makes the objects that tell the time.
-    timer_domain : TimeDomain or None
-        What fires the operator's timers; None if it has none.
-    event_time : EventTime or None
-        The rows' event time, if the operator goes by it.
-    output_event_time : EventTime or None
-        The event time of the output rows, if a later operator goes by it.
-    initial : KeyedInput or None
-        The rows of the initial state.
-    budget : Budget
-        How much a subtask works on at once.
-    """
+    """A keyed operator as its tasks see it."""
 
     uid: str
     processor: Processor
     key_codec: KeyCodec
     decode_key: Callable[[bytes], tuple[Any, ...]]
+    """Makes the processor's key from canonical bytes."""
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec
     times: TimeFactory
     timer_domain: TimeDomain | None = None
+    """The clock that fires timers; None if the operator has none."""
     event_time: EventTime | None = None
+    """Of the input rows, if the operator goes by it."""
     output_event_time: EventTime | None = None
+    """Of the output rows, if a later operator goes by it."""
     initial: KeyedInput | None = None
     budget: Budget = BUDGET
     batch_states: list[StateBinding] = field(default_factory=list)
+    """The states whose values live for one batch only; `states` has the others."""
     deleted_states: dict[str, Any] = field(default_factory=dict)
+    """Handles, by name, of the states that ``init`` declares and then deletes."""

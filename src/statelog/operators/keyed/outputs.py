@@ -1,4 +1,4 @@
-"""What a processor yields: taken as it is at that moment, encoded in chunks of bounded size."""
+"""Takes the rows that a processor yields, as they are at that moment, and encodes them in chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from statelog.runs.byte_slices import Budget, Pace, RowsTooLarge, cut_rows, in_p
 
 _FIRST_ROWS: Final = 64
 _MOST_ROWS: Final = 4096
-"""Rows that are objects at once; encoding more of them together is not faster."""
+"""Most rows that are Python objects at once; encoding more of them together is not faster."""
 _PART_OF_CHUNK: Final = 4
 _CHUNK_ROWS: Final = 65_536
-"""Of small rows a chunk is given on before it is large, so that who reads it has something to do."""
+"""A chunk of small rows ends here, before it has many bytes, so that its reader has something to do."""
 _COLLECTION_THRESHOLD: Final = 100_000
 _NOT_ITERABLE: Final = re.compile(r"^'(\w+)' object is not iterable$")
 _HOW_TO_RETURN: Final = (
@@ -32,7 +32,7 @@ _HOW_TO_RETURN: Final = (
 
 
 class NoRow(ProcessorError):
-    """What was to be an output row is a part of one at most, such as a text or a number."""
+    """A returned value cannot be a row; at most it is a part of one, such as a text or a number."""
 
     default_kind = ErrorKind.OUTPUT_MISMATCH
 
@@ -40,28 +40,19 @@ class NoRow(ProcessorError):
 class Outputs:
     """The output rows of a subtask.
 
-    The order of calls is :meth:`begin` for some calls of the processor, then in turn :meth:`take`, which makes them,
-    and :meth:`encoded`, until there are no more rows. In between nothing of the processor runs.
-
-    Parameters
-    ----------
-    codec : OutputCodec
-        Makes columns of the rows.
-    budget : Budget
-        How large a chunk is.
-
-    Attributes
-    ----------
-    taken : list
-        Rows that are not encoded yet.
-    starts : list of int
-        How many of these there were when each call began; who makes the calls appends ``len(taken)``. The list grows
-        while rows are taken, as CPython's ``list.extend`` lets it be seen.
+    The order of calls is :meth:`begin` with calls of the processor, then in turn :meth:`take`, which makes these calls,
+    and :meth:`encoded`, until there are no more rows. Between two calls of :meth:`take` the processor stands still.
     """
 
     def __init__(self, codec: OutputCodec, budget: Budget) -> None:
         self.taken: list[Any] = []
+        """Rows that are not encoded yet."""
         self.starts: list[int] = []
+        """How many of these rows there were when each call began.
+
+        The caller of the processor appends ``len(taken)`` at each call. It is correct even during :meth:`take`,
+        because CPython's ``list.extend`` shows the list as it grows.
+        """
         self._codec = codec
         self._max_bytes = budget.slice_bytes
         self._pace = Pace(budget.slice_bytes // _PART_OF_CHUNK, _FIRST_ROWS, _MOST_ROWS)
@@ -73,7 +64,7 @@ class Outputs:
         self._method: Callable[..., Any] = str
 
     def begin(self, calls: Iterable[Iterable[Any]], name_of: Callable[[int], str], method: Callable[..., Any]) -> None:
-        """Start on calls of a method of the processor; `name_of` names the i-th of them, for messages."""
+        """Start on calls of one method of the processor; `name_of` names the i-th call, for messages."""
         self.end()
         self._method = method
         rows = chain.from_iterable(calls)
@@ -81,19 +72,16 @@ class Outputs:
         self._name_of = name_of
 
     def end(self) -> None:
-        """Give up the rows that are left: generators of the processor are closed."""
+        """Drop the rows that are left, which closes the processor's generators."""
         self._rows = iter(())
         self.taken.clear()
         self.starts.clear()
         self._calls_before = 0
 
     def take(self) -> bool:
-        """Take some rows; whether there may be more. What the processor raises is not caught.
+        """Take some rows; returns whether there may be more.
 
-        Raises
-        ------
-        ProcessorError
-            If a call returned nothing that rows can be taken from.
+        Errors of the processor pass through; raises NoRow if a call returned something that is not iterable.
         """
         room = self._pace.rows
         try:
@@ -110,14 +98,10 @@ class Outputs:
         return len(self.taken) == room
 
     def encoded(self, *, is_last: bool) -> list[pa.RecordBatch]:
-        """Encode the rows that were taken, and give on what has become a chunk; the last time all of them.
+        """Encode the rows taken so far; returns them once they make a chunk, or `is_last` is set.
 
-        The last time there is a batch also if there are no rows.
-
-        Raises
-        ------
-        ProcessorError
-            If a row does not fit the output's types.
+        With `is_last` there is at least one batch, if need be without rows. Raises ProcessorError if a row does not fit
+        the output's types.
         """
         count = len(self.taken)
         if count or (is_last and not self._ready):
@@ -155,7 +139,7 @@ class Outputs:
         return self._name_of(self._calls_before + bisect_right(self.starts, row) - 1)
 
     def _start_over(self) -> None:
-        """The rows are encoded, and the call that runs goes on."""
+        """Forget the rows that were encoded; the call that yielded the last of them may yield more."""
         self.taken.clear()
         if self.starts:
             self._calls_before += len(self.starts) - 1
@@ -164,9 +148,9 @@ class Outputs:
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Look for reference cycles less often, in the whole process: nothing may be yielded inside.
+    """Collect reference cycles less often, in the whole process; so nothing may be yielded inside.
 
-    A window makes several objects per row, which the collector would visit again and again: with Python's own
+    A key chunk makes several objects per row, which the collector would visit again and again: with Python's own
     thresholds it took a third of the time of a batch.
     """
     thresholds = gc.get_threshold()

@@ -1,4 +1,4 @@
-"""The phases of a batch: each sees what the ones before it have written, and all of it is one changeset."""
+"""The phases of a batch: each reads the changes of those before it, and all together make one changeset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from statelog.tables.table import StateTable
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a changeset: a run in its stored form, and its number of rows."""
+    """A part of a changeset: an encoded run, and its number of rows."""
 
     data: bytes
     rows: int
@@ -25,35 +25,21 @@ class Part:
 class BatchChanges:
     """The changes of one subtask in one batch.
 
-    They can be taken in parts while the batch runs; what a later part says of an entry counts.
-
-    Parameters
-    ----------
-    table : StateTable
-        The state before the batch.
-    budget : Budget
-        How much is worked on at once.
-
-    Attributes
-    ----------
-    table : StateTable
-        The state as the current phase finds it.
-    buffer : ChangeBuffer
-        The changes of the current phase.
-    phase : int
-        Its number.
+    They can be taken in parts while the batch runs; of two changes of an entry, the one in the later part counts.
     """
 
     def __init__(self, table: StateTable, budget: Budget = BUDGET) -> None:
         self.table = table
+        """The state before the current phase."""
         self._budget = budget
         self.buffer = ChangeBuffer(budget)
+        """The changes of the current phase."""
         self.phase = 0
         self._runs: list[Run] = []
         self._unstored: list[Run] = []
 
     def begin_phase(self) -> None:
-        """Start the next phase: what has been written so far becomes part of the table."""
+        """Start the next phase: the changes so far become part of the table."""
         self.phase += 1
         if self.buffer.rows:
             run = self._as_run(self.buffer)
@@ -73,18 +59,13 @@ class BatchChanges:
 
     @property
     def unstored_bytes(self) -> int:
-        """Size in memory of the changes that no part has."""
+        """Size in memory of the changes that are in no part yet."""
         return self.buffer.unstored_bytes + sum([run.size_bytes for run in self._unstored])
 
     def take_part(self, compression: str | None, max_bytes: int | None = None) -> Part:
-        """Encode changes that no part has yet, for the store.
+        """Encode changes that are in no part yet, for the store.
 
-        Parameters
-        ----------
-        compression : {"lz4", "zstd", None}
-            Of the part.
-        max_bytes : int, optional
-            How much of the current phase's changes there is in it, about; by default all.
+        By default all of them; with `max_bytes`, of the current phase only about so much of each state.
         """
         rows = self._unstored_rows
         if not self._unstored:
@@ -104,7 +85,7 @@ class BatchChanges:
         return self.buffer.unstored_rows + sum([run.rows for run in self._unstored])
 
     def write_local(self, sink: pa.NativeFile) -> None:
-        """Write the changes of all phases as one run, to be mapped."""
+        """Write the changes of all phases as one run, uncompressed so that it can be mapped into memory."""
         if not self._runs:
             self.buffer.write(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
             return

@@ -1,4 +1,4 @@
-"""One batch of one subtask: rows in, calls of the processor, rows and changes out. No Spark here."""
+"""Runs one batch of one subtask: rows in, calls of the processor, rows and changes out. No Spark here."""
 
 from __future__ import annotations
 
@@ -38,73 +38,34 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class BatchContext:
-    """What a subtask knows of its batch.
-
-    Parameters
-    ----------
-    epoch, batch : int
-        The run's epoch and Spark's batch id.
-    moment : Moment
-        Its times.
-    timers_after_ms : int
-        No timer up to this time is left to fire.
-    closed_ms : int
-        Windows that end up to then were closed by runs with other settings.
-    """
+    """The number and the times of a batch."""
 
     epoch: int
     batch: int
+    """Spark's batch id."""
     moment: Moment
     timers_after_ms: int = NO_TIME_MS
+    """No timer up to this time is left to fire."""
     closed_ms: int = NO_TIME_MS
+    """Windows that end at this time or before were closed by starts with other settings."""
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows and their key hashes.
-
-    Parameters
-    ----------
-    rows : pyarrow.RecordBatch or pyarrow.Table
-        n rows in order of arrival; no columns if there are none.
-    hashes : numpy.ndarray of uint64, shape (n,)
-        Their key hashes.
-    """
+    """Rows and their key hashes."""
 
     rows: pa.RecordBatch | pa.Table
+    """In order of arrival; without columns if there are no rows."""
     hashes: Hashes
+    """One for each row."""
 
 
 class KeyedSubtask:
     """Runs a processor over one batch of one subtask.
 
-    The order of calls is :meth:`process` once, consumed to its end; then the attributes hold the results. A batch
-    has up to three phases, and each sees what the one before has written: the rows of the initial state, the
-    rows of the stream, and the timers that are due.
-
-    Parameters
-    ----------
-    operator : KeyedOperator
-        The operator.
-    table : StateTable
-        The state before the batch.
-    context : BatchContext
-        The batch.
-    clock : Clock
-        Measures the time spent on changes.
-
-    Attributes
-    ----------
-    changes : BatchChanges
-        The changes.
-    flush_s : float
-        Time spent so far on turning what the processor wrote into changes.
-    late_rows : int
-        Rows that were late and left out.
-    max_event_ms : list of (int or None)
-        The largest event time of each input that is tracked.
-    timers_to_ms : int
-        No timer up to this time is left to fire.
+    The order of calls is :meth:`process` once, consumed to its end; then the attributes hold the results. A batch has
+    up to three phases: the rows of the initial state, the rows of the stream, and the due timers. Each reads the
+    changes of the one before.
     """
 
     def __init__(
@@ -118,9 +79,13 @@ class KeyedSubtask:
         self.changes = BatchChanges(table, budget)
         self._budget = budget
         self.flush_s = 0.0
+        """Time spent so far on making changes of the processor's writes."""
         self.late_rows = 0
+        """Rows that were dropped as late, or that the processor counted as late."""
         self.max_event_ms: list[int | None] = []
+        """The largest event time of each tracked input."""
         self.timers_to_ms = NO_TIME_MS
+        """After the batch, no timer up to this time is left to fire."""
         self._clock = clock
         self._operator = operator
         self._context = context
@@ -139,24 +104,11 @@ class KeyedSubtask:
         )
 
     def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
-        """Call the processor for every key of the batch, with all of the key's rows, and for every timer that is due.
+        """Call the processor for every key of the batch, with all of the key's rows, and for every due timer.
 
-        Parameters
-        ----------
-        read : KeyedRows
-            The input rows.
-        initial : KeyedRows, optional
-            The rows of the initial state.
-
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Output rows, as soon as they are a chunk; a batch after every window of keys, if need be without rows.
-
-        Raises
-        ------
-        ProcessorError
-            If the processor raises, or gives values or rows that do not fit their schemas.
+        Yields output rows as soon as they make a chunk, and a batch after every key chunk, if need be without rows, so
+        that the caller can take changes. Raises ProcessorError if the processor raises, or returns values or rows that
+        do not fit their schemas.
         """
         operator = self._operator
         handle = ProcessorHandle(
@@ -219,7 +171,7 @@ class KeyedSubtask:
     # ---- Initial state ----
 
     def _load_initial_state(self, window: KeyChunk, source: KeyedInput) -> pa.RecordBatch:
-        """Call the processor with the rows of some keys; a batch without rows, so that changes can be taken."""
+        """Call the processor with the rows of some keys; returns a batch without rows, so that changes can be taken."""
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
         self._open(window.keys, keys)
@@ -246,7 +198,7 @@ class KeyedSubtask:
 
         def calls() -> Iterator[Iterable[Any]]:
             taken, note_start = outputs.taken, outputs.starts.append
-            # The loop that everything is about: nothing in here that could stand outside.
+            # The hottest loop of all: it holds nothing that could stand outside.
             for position, (key, rows) in enumerate(zip(keys, operator.input.codec.by_key(window), strict=True)):
                 cursor.position = position
                 note_start(len(taken))
@@ -279,7 +231,7 @@ class KeyedSubtask:
         for start, end in key_stretches(due, lambda: self._window_keys):
             yield from self._fire_window(timers, due, start, end)
         if timers.lowest_ms is not None:
-            # A timer that a firing one has registered for a time that is over fires in the next batch.
+            # A timer that was registered during these calls for a time already past fires in the next batch.
             self.timers_to_ms = min(until_ms, timers.lowest_ms - 1)
 
     def _fire_window(self, timers: Timers, due: TimerRows, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -317,10 +269,10 @@ class KeyedSubtask:
         outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)
 
-    # ---- Windows of keys ----
+    # ---- Key chunks ----
 
     def _run_calls(self, method: str, keys: list[Key]) -> Iterator[pa.RecordBatch]:
-        """Make the calls that the outputs have begun; between two chunks the processor stands still at a yield."""
+        """Make the calls that the outputs began with; between two chunks the processor stands still at a yield."""
         outputs, cursor = self._outputs, self._cursor
         has_more = True
         try:
@@ -335,7 +287,7 @@ class KeyedSubtask:
                     batches = self._encoded(is_last=not has_more)
                 yield from batches
         finally:
-            cursor.position = -1  # before generators are closed, which may not use the state any more
+            cursor.position = -1  # before generators are closed: they may not use the state any more
             outputs.end()
 
     def _open(self, window_keys: KeyBatch, keys: list[Key]) -> None:
@@ -347,7 +299,7 @@ class KeyedSubtask:
             self._batch_changes.buffer.describe_key = self.changes.buffer.describe_key
 
     def _make_batch_changes(self) -> BatchChanges | None:
-        """What is written to states that live for a batch: later phases read it, and then it is gone."""
+        """Changes of the states that live for one batch: later phases read them, and they are never stored."""
         if not self._operator.batch_states:
             return None
         self._cursor.batch_table = RunsTable(budget=self._budget)
@@ -372,13 +324,13 @@ class KeyedSubtask:
                     self._states[binding.name].flush(self._batch_changes.buffer)
             if self._timers is not None:
                 self._timers.flush(self.changes.buffer)
-            self._open_states()  # what was read and written is not needed any more
+            self._open_states()  # forgets everything read and written
             self.flush_s += self._clock.monotonic_s() - started_s
         used_bytes = self._cursor.loaded_bytes + self.changes.buffer.unstored_bytes - before_bytes
         self._window_keys = self._fitting_keys(used_bytes // max(1, len(self._cursor.keys)))
 
     def _fitting_keys(self, key_bytes: int = 0) -> int:
-        """How many keys the next window may have, given what those of the last one took."""
+        """Number of keys that the next chunk may have; `key_bytes` is the size of a key in the last one."""
         table = self.changes.table
         single = [binding.descriptor for binding in self._operator.states if not binding.descriptor.kind.has_entries]
         key_bytes = max(key_bytes, sum([table.mean_bytes(state) for state in single]))
@@ -400,7 +352,7 @@ class KeyedSubtask:
 
     def _failure(self, error: Exception, method: str, key: Key | None = None) -> ProcessorError:
         if isinstance(error, CorruptionError | StorageError):
-            raise error  # It is the state's, not the processor's.
+            raise error  # an error of the state, not of the processor
         where = f"operator '{self._operator.uid}': {method}() failed"
         if key is not None:
             where += f" for key {key!r}"
@@ -423,7 +375,7 @@ def _operator_named(uid: str) -> Iterator[None]:
 
 
 def _newest_ms(event_time: EventTime, window: KeyChunk) -> list[int | None]:
-    """The newest event time of each key's rows."""
+    """The newest event time of each key's rows; None for a key without any."""
     newest = event_time.newest_ms(window.rows, window.starts)
     for rows in window.more:
         newest = [

@@ -1,4 +1,4 @@
-"""Timers: points in time that a key has asked to be called at."""
+"""Timers: the times at which the processor wants to be called for a key."""
 
 from __future__ import annotations
 
@@ -20,62 +20,57 @@ from statelog.runs.values import FieldCodec, RowCodec
 from statelog.tables.table import KeyBatch, TimerRows
 
 TIMERS: Final = "$timers"
-"""The name that the timers are stored under; no state of a user can have it."""
+"""The stored name of the timers; no state of a user can have it."""
 
 _ENTRY: Final = struct.Struct(">Q")
 _SIGN: Final = 1 << 63
 
 
 def timer_descriptor(domain: TimeDomain) -> StateDescriptor:
-    """The description that timers are stored with; timers of one domain cannot be read as those of the other."""
+    """The stored description of timers; it differs by domain, so timers of one cannot be read as those of the other."""
     return StateDescriptor(TIMERS, StateKind.TIMER, pa.schema([(f"{domain}_ms", pa.int64())]))
 
 
 class Timers:
-    """The timers of the key that the cursor stands on.
-
-    Attributes
-    ----------
-    lowest_ms : int or None
-        The earliest time that was registered since the table was read.
-    """
+    """The timers of the cursor's current key."""
 
     def __init__(self, cursor: KeyCursor, domain: TimeDomain) -> None:
         self.state = timer_descriptor(domain)
         self._cursor = cursor
         self._codec = RowCodec([FieldCodec(f"{domain}_ms", pa.int64(), int)], "timers")
         self.lowest_ms: int | None = None
+        """The earliest time registered since due timers were last read from the table."""
 
     def open(self) -> None:
-        """Start on the cursor's window."""
+        """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
         self._writes: dict[int, dict[bytes, bool]] = {}
 
     def register(self, time_ms: int) -> None:
-        """Ask for a call at a time; the same time asked for twice is one timer."""
+        """Register a timer; the same time registered twice is one timer."""
         entry = self._entry(time_ms)
         if self.lowest_ms is None or time_ms < self.lowest_ms:
             self.lowest_ms = time_ms
         self._own_writes()[entry] = True
 
     def delete(self, time_ms: int) -> None:
-        """Take a timer back; nothing happens if there is none."""
+        """Delete a timer; nothing happens if there is none."""
         entry = self._entry(time_ms)
         self._own_writes()[entry] = False
 
     def was_deleted(self, time_ms: int) -> bool:
-        """Whether a timer that was due has been taken back in this window."""
+        """Whether a due timer was deleted since the key chunk began."""
         writes = self._writes.get(self._cursor.position)
         return writes is not None and writes.get(self._entry(time_ms)) is False
 
     def list(self) -> Iterator[int]:
-        """The key's timers, in order of their times."""
+        """The times of the key's timers, ascending."""
         position = self._cursor.require("listTimers()")
         held = dict.fromkeys(self._stored.of(position), True) | self._writes.get(position, {})
         return iter([_ENTRY.unpack(entry)[0] - _SIGN for entry in sorted(held) if held[entry]])
 
     def flush(self, changes: ChangeBuffer) -> None:
-        """Hand over the window's changes."""
+        """Add the changes of the key chunk to those of the batch."""
         positions: list[int] = []
         entries: list[bytes] = []
         operations: list[int] = []
@@ -86,7 +81,7 @@ class Timers:
                     positions.append(position)
                     entries.append(entry)
                     operations.append(Operation.PUT if is_set else Operation.DELETE)
-        # A removal carries its time too, so that a search by time finds it.
+        # A deletion carries its time too, so that a search by time finds it.
         times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
 
@@ -109,7 +104,7 @@ class Timers:
 
 
 def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of some sorted rows are the first of their key."""
+    """Mask of the rows that are the first of their key; the rows are sorted by key."""
     is_first = np.ones(len(rows), bool)
     if len(rows) > 1:
         equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
@@ -118,7 +113,7 @@ def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
-    """Stretches of due timers that hold a bounded number of keys, and whole ones."""
+    """Cut due timers into stretches of at most `max_keys` keys; the timers of a key stay together."""
     starts = np.append(np.flatnonzero(starts_key(due.keys)), len(due.keys))
     first = 0
     while first < len(starts) - 1:

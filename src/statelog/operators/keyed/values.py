@@ -1,4 +1,4 @@
-"""States with one value per key: plain, reduced, and aggregated."""
+"""States with one value per key: plain, reduced and aggregated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Result = TypeVar("_Result")
 
 
 class _SingleState(KeyedState):
-    """One row per key."""
+    """A state with one row per key."""
 
     def open(self) -> None:
         self._loaded: list[Row | None] | None = None
@@ -32,7 +32,7 @@ class _SingleState(KeyedState):
         self._writes[self._require()] = None
 
     def _read(self) -> Row | None:
-        # This runs for every read of a value, so the plain case is written out.
+        # This runs for every read of a value, so the common case is written out.
         position = self._cursor.position
         row: Any = self._writes.get(position, MISSING)
         if row is MISSING:
@@ -96,7 +96,7 @@ class ValueState(_SingleState):
 
 
 class ReducingState(_SingleState):
-    """One value per key, into which every added one is reduced.
+    """One value per key, reduced from all added values.
 
     Made by ``handle.getReducingState(name, schema, reduceFunction)``. The function takes the value so far and the
     added one, both tuples of the schema, and returns the next; it should be associative. Flink's ReducingState.
@@ -105,7 +105,7 @@ class ReducingState(_SingleState):
     _reduce: Callable[[Row, Row], Row]
 
     def get(self) -> Row | None:
-        """What has been added, reduced to one value; None if nothing has."""
+        """The reduced value; None if nothing was added."""
         return self._read()
 
     def add(self, value: Row) -> None:
@@ -119,25 +119,25 @@ class ReducingState(_SingleState):
 
 
 class AggregateFunction(ABC, Generic[_Input, _Result]):
-    """How values become an accumulator, and the accumulator a result; Flink's AggregateFunction.
+    """Adds values to an accumulator, and makes a result of it; Flink's AggregateFunction.
 
     The accumulator is a tuple of the state's schema. ``merge`` is needed for session windows only.
     """
 
     @abstractmethod
     def createAccumulator(self) -> Row:
-        """The accumulator of no values."""
+        """An accumulator without values."""
 
     @abstractmethod
     def add(self, value: _Input, accumulator: Row) -> Row:
-        """The accumulator with one more value; it may not change the one it is given."""
+        """The accumulator with one more value; the given accumulator must not be changed."""
 
     @abstractmethod
     def getResult(self, accumulator: Row) -> _Result:
-        """What the accumulator stands for."""
+        """The result that an accumulator stands for."""
 
     def merge(self, one: Row, other: Row) -> Row:
-        """The accumulator of the values of two."""
+        """An accumulator of the values of both."""
         raise ProcessorError(
             f"{type(self).__name__} does not say how accumulators are merged.",
             kind=ErrorKind.STATE_USAGE,
@@ -146,7 +146,7 @@ class AggregateFunction(ABC, Generic[_Input, _Result]):
 
 
 class AggregatingState(_SingleState):
-    """An accumulator per key, to which values of another type are added.
+    """An accumulator per key, to which values are added that may have another type.
 
     Made by ``handle.getAggregatingState(name, accumulatorSchema, aggregateFunction)``. Flink's AggregatingState.
     """
@@ -154,7 +154,7 @@ class AggregatingState(_SingleState):
     _function: AggregateFunction[Any, Any]
 
     def get(self) -> Any:
-        """The result of what has been added; None if nothing has."""
+        """The result of all added values; None if nothing was added."""
         held = self._read()
         return None if held is None else self._function.getResult(held)
 
@@ -164,7 +164,7 @@ class AggregatingState(_SingleState):
         self._write(self._function.add(value, self._function.createAccumulator() if held is None else held))
 
     def getAccumulator(self) -> Row | None:
-        """The accumulator itself; None if nothing has been added."""
+        """The accumulator itself; None if nothing was added."""
         return self._read()
 
     def mergeAccumulator(self, accumulator: Row) -> None:

@@ -1,4 +1,4 @@
-"""What users write operators without keys with."""
+"""The classes with which users write unkeyed operators: processor, handle and context."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class OperatorContext:
     batchTimeMs : int
         Time of the batch, milliseconds since the Unix epoch; the same when the batch is repeated.
     isRestored : bool
-        Whether this is the first batch of a run that goes on from the state of an earlier run.
+        Whether this is the first batch of a start that continues with the state of an earlier start.
     isRedistributed : bool
-        Whether that run had another parallelism, so that the state was dealt out anew.
+        Whether that earlier start had another parallelism, so that the state was redistributed.
     """
 
     subtaskIndex: int
@@ -39,7 +39,7 @@ class OperatorContext:
 
 
 class OperatorHandle(Protocol):
-    """What :meth:`OperatorProcessor.init` declares the states with; schemas are StructTypes or DDL texts."""
+    """Declares states in :meth:`OperatorProcessor.init`; schemas are StructTypes or DDL texts."""
 
     @property
     def context(self) -> OperatorContext:
@@ -47,11 +47,11 @@ class OperatorHandle(Protocol):
         ...
 
     def getListState(self, stateName: str, schema: Any) -> OperatorListState:
-        """Declare a list state: dealt out evenly when the parallelism changes."""
+        """Declare a list state: its elements are dealt out evenly when the parallelism changes."""
         ...
 
     def getUnionListState(self, stateName: str, schema: Any) -> OperatorListState:
-        """Declare a union list state: after a restart every subtask gets the elements of all."""
+        """Declare a union list state: after a restart every subtask gets the elements of all subtasks."""
         ...
 
     def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> BroadcastState:
@@ -60,18 +60,17 @@ class OperatorHandle(Protocol):
 
 
 class OperatorProcessor(ABC):
-    """Base class of processors of operators without keys.
+    """Base class for the processors of unkeyed operators.
 
-    For every subtask and batch a copy of the processor is made, and its methods are called in the order
-    :meth:`init`, :meth:`processBroadcast` if the operator has a broadcast input, :meth:`process`, :meth:`close`; the
-    last two also when there are no rows. Nothing but the states lasts from batch to batch. A batch may be run several
-    times, by other copies, and then starts from the same states and rows; effects outside of the states may
-    therefore happen more than once.
+    Every subtask gets a fresh copy of the processor for every batch. The order of calls is :meth:`init`,
+    :meth:`processBroadcast` if the operator has a broadcast input, :meth:`process`, :meth:`close`; they are made also
+    when there are no rows. Only the states last from batch to batch. A batch may run several times, each time with a
+    fresh copy and from the same states and rows; effects outside of the states may therefore happen more than once.
     """
 
     @abstractmethod
     def init(self, handle: OperatorHandle) -> None:
-        """Declare the states; also called on the driver, once, when the query is built.
+        """Declare the states; also called once on the driver, when the query is built.
 
         It must declare the same states every time, and cannot read or write them.
         """
@@ -96,7 +95,7 @@ class OperatorProcessor(ABC):
         Parameters
         ----------
         rows : iterator of Row
-            The rows. Which subtask gets a row has no meaning.
+            The rows. A row may come to any subtask.
         context : OperatorContext
             Where and when.
 
@@ -107,4 +106,4 @@ class OperatorProcessor(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most processors have nothing to do
-        """Release what the processor holds; the states cannot be used any more."""
+        """Release the processor's resources; the states cannot be used any more."""

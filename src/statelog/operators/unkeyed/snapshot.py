@@ -1,7 +1,7 @@
-"""Snapshots: the operator state of one subtask, stored as a whole.
+"""Snapshots: the whole state of one subtask of an unkeyed operator, in one file.
 
-A snapshot has a section per state, with an element per row, so that a range of elements can be handed to another
-subtask without a look at what they mean. The byte layout is specified in ``docs/format.md``.
+A snapshot has a section per state, and a section has a row per element. So a range of elements can move to another
+subtask by its row numbers alone, whatever it means. ``docs/format.md`` specifies the bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _index_decoder: Final = msgspec.msgpack.Decoder(list[_StoredSection])
 
 
 def section_schema(state: StateSchema) -> pa.Schema:
-    """Columns of a state's elements: the entry if it is a map, and the value's fields."""
+    """Columns of a state's elements: the map key if it is a map, then the value's fields."""
     entry = [pa.field("entry", pa.binary(), nullable=False)] if state.entry_schema else []
     values = [pa.field(f"v{index}", field.type) for index, field in enumerate(decode_schema(state.value_schema))]
     return pa.schema(entry + values)
@@ -47,27 +47,16 @@ def section_schema(state: StateSchema) -> pa.Schema:
 
 @dataclass(frozen=True)
 class StateElements:
-    """The elements of one state, encoded.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    data : bytes or memoryview
-        An Arrow record batch message of `section_schema(state)`.
-    count : int
-        Number of elements.
-    checksum : bytes
-        xxh3-128 of `data`.
-    where : str
-        Where the bytes come from, for messages.
-    """
+    """The elements of one state, encoded."""
 
     state: StateSchema
     data: bytes | memoryview
+    """An Arrow record batch message of `section_schema(state)`."""
     count: int
     checksum: bytes
+    """xxh3-128 of `data`."""
     where: str = "memory"
+    """The source of `data`, for messages."""
 
     @classmethod
     def of(
@@ -82,13 +71,7 @@ class StateElements:
 
     @cached_property
     def rows(self) -> pa.RecordBatch:
-        """The elements as columns, a row each; checked and kept when they are first read.
-
-        Raises
-        ------
-        CorruptionError
-            If the bytes are not those that were written.
-        """
+        """The elements, a row each; the first read raises CorruptionError if the checksum is wrong."""
         if xxhash.xxh3_128_digest(self.data) != self.checksum:
             raise CorruptionError(f"{self.where}: state '{self.state.name}' is damaged.", hint=_HINT)
         return pa.ipc.read_record_batch(pa.py_buffer(self.data), section_schema(self.state))
@@ -109,12 +92,12 @@ class Elements:
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """The elements as columns, a row each."""
+        """The elements, a row each."""
         return self.section.rows.slice(self.first, self.count)
 
 
 def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int = MAX_COLUMN_BYTES) -> StateElements:
-    """Put elements one after the other; a whole section stays as it is, byte for byte.
+    """Join elements to one section; a single whole section is returned as it is, byte for byte.
 
     Raises `RowsTooLarge` if they take more than `most_bytes`.
     """
@@ -129,7 +112,7 @@ def empty_rows(state: StateSchema) -> pa.RecordBatch:
 
 
 def encode_snapshot(sections: Sequence[StateElements]) -> bytes:
-    """Encode a snapshot of sections whose states are in order of their names."""
+    """Encode a snapshot; the sections are in the order of their states' names."""
     index: list[_StoredSection] = []
     body: list[bytes | memoryview] = []
     offset = 0
@@ -144,24 +127,10 @@ def encode_snapshot(sections: Sequence[StateElements]) -> bytes:
 
 
 class Snapshot:
-    """A snapshot that was read.
+    """The sections of a stored snapshot, by the names of their states.
 
-    Parameters
-    ----------
-    data : bytes
-        Its bytes.
-    name : str
-        Where they come from, for messages.
-
-    Attributes
-    ----------
-    sections : dict of StateElements
-        The states' elements, by name.
-
-    Raises
-    ------
-    CorruptionError
-        If the bytes are not a snapshot, or the index is damaged. Sections are checked when they are first read.
+    Raises CorruptionError if the bytes are no snapshot, or the index is damaged; a section is checked when it is first
+    read.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -179,7 +148,7 @@ class Snapshot:
             )
 
     def _read_index(self, view: memoryview) -> tuple[int, list[_StoredSection]]:
-        """Where the sections start, and what is known about them."""
+        """The offset of the first section, and the index of all."""
         if len(view) < _HEADER.size:
             raise self._unknown("it is too short")
         magic, length, checksum = _HEADER.unpack(view[: _HEADER.size])

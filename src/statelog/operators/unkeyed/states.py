@@ -1,4 +1,4 @@
-"""State without keys: list, union list and broadcast state, as a processor uses them."""
+"""The state handles of unkeyed operators: list, union list and broadcast state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHUNK_ELEMENTS: Final = 256
 
 
 class OperatorStateMode(StrEnum):
-    """How the elements of a state without keys are dealt out."""
+    """How a restart deals out the elements of an unkeyed state to the subtasks."""
 
     LIST = "operator-list"
     UNION = "operator-union"
@@ -32,24 +32,15 @@ class OperatorStateMode(StrEnum):
 
 @dataclass(frozen=True)
 class OperatorStateDescriptor:
-    """A state's description.
-
-    Parameters
-    ----------
-    name : str
-        The state's name, unique in its operator.
-    mode : OperatorStateMode
-        How its elements are dealt out.
-    value_schema : pyarrow.Schema
-        Fields of an element, or of a broadcast state's values.
-    entry_schema : pyarrow.Schema or None
-        Fields of a broadcast state's keys.
-    """
+    """A state's description in memory."""
 
     name: str
+    """Unique in the operator."""
     mode: OperatorStateMode
     value_schema: pa.Schema
+    """Fields of an element, or of a broadcast state's values."""
     entry_schema: pa.Schema | None = None
+    """Fields of a broadcast state's keys."""
 
     def to_stored(self) -> StateSchema:
         """The description as it is stored."""
@@ -73,7 +64,7 @@ class OperatorStateDescriptor:
 
 @dataclass(frozen=True)
 class OperatorStateBinding:
-    """A state as the processor declared it, with the codecs of its elements."""
+    """A declared state, with the codecs of its elements."""
 
     descriptor: OperatorStateDescriptor
     codec: RowCodec
@@ -81,7 +72,7 @@ class OperatorStateBinding:
 
 
 class Stage(StrEnum):
-    """Which method of the processor runs."""
+    """The method of the processor that runs."""
 
     INIT = "init"
     PROCESS_BROADCAST = "processBroadcast"
@@ -90,13 +81,13 @@ class Stage(StrEnum):
 
 
 class Phase:
-    """What the states of a subtask may be used for at the moment."""
+    """Tells from the method that runs whether states may be read and written."""
 
     def __init__(self) -> None:
         self.stage = Stage.INIT
 
     def require_use(self, subject: str) -> None:
-        """Refuse a state that is read or written outside of the methods that get rows."""
+        """Raise ProcessorError outside of the methods that get rows."""
         if self.stage not in (Stage.PROCESS_BROADCAST, Stage.PROCESS):
             raise ProcessorError(
                 f"{subject} was used in {self.stage}().",
@@ -105,7 +96,7 @@ class Phase:
             )
 
     def require_broadcast(self, subject: str) -> None:
-        """Refuse a broadcast state that is written where the subtasks see different rows."""
+        """Raise ProcessorError where the subtasks see different rows, which would make a broadcast state differ."""
         if self.stage is not Stage.PROCESS_BROADCAST:
             raise ProcessorError(
                 f"{subject} was written in {self.stage}().",
@@ -126,7 +117,7 @@ class OperatorListState:
     stored : sequence of Elements
         The elements before the batch, in order.
     phase : Phase
-        What is allowed at the moment.
+        Whether the state may be used at the moment.
 
     Attributes
     ----------
@@ -143,7 +134,7 @@ class OperatorListState:
         self._written: list[Row] = []
 
     def get(self) -> Iterator[Row]:
-        """The elements in order, as they are now; later changes do not show. Decoded as they are read."""
+        """The elements in order, as they are now; later changes do not show. They are decoded as they are read."""
         self._phase.require_use(self._codec.subject)
         written = [self._codec.copied(row) for row in self._written]
         return itertools.chain(_decoded(self._codec, self._stored), written)
@@ -205,7 +196,7 @@ class BroadcastState:
     stored : sequence of Elements
         The entries before the batch.
     phase : Phase
-        What is allowed at the moment.
+        Whether the state may be used at the moment.
 
     Attributes
     ----------
@@ -309,7 +300,7 @@ class _StoredValue:
 def make_state(
     binding: OperatorStateBinding, stored: Sequence[Elements], phase: Phase
 ) -> OperatorListState | BroadcastState:
-    """The state that a processor gets."""
+    """The handle of a declared state, for the processor."""
     state = binding.descriptor.to_stored()
     if binding.entry_codec is None:
         return OperatorListState(state, binding.codec, stored, phase)

@@ -1,4 +1,4 @@
-"""One batch of one subtask of an operator without keys: rows in, calls of the processor, rows and state out."""
+"""Runs one batch of one subtask of an unkeyed operator: rows in, calls of the processor, rows and state out."""
 
 from __future__ import annotations
 
@@ -32,24 +32,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class UnkeyedInput:
-    """All input rows of a subtask in one batch.
-
-    Parameters
-    ----------
-    rows : sequence of pyarrow.RecordBatch
-        Rows in order of arrival. They stay apart: together they may be more than Arrow's offsets reach.
-    broadcast : sequence of pyarrow.RecordBatch or None
-        Rows of the broadcast input, in the same order at every subtask; None if the operator has none.
-    subtask : int
-        The subtask that gets them.
-    time_ms : int or None
-        The batch time that they carry; None if there are none.
-    """
+    """All input rows of a subtask in one batch."""
 
     rows: Sequence[pa.RecordBatch]
+    """In order of arrival. The batches stay apart: together they may be more than Arrow's offsets reach."""
     broadcast: Sequence[pa.RecordBatch] | None
+    """Rows of the broadcast input, in the same order at every subtask; None if the operator has none."""
     subtask: int
     time_ms: int | None
+    """The batch time that the rows carry; None without rows."""
 
     @property
     def count(self) -> int:
@@ -59,35 +50,20 @@ class UnkeyedInput:
 
 @dataclass(frozen=True)
 class UnkeyedOperator:
-    """What an operator without keys is made of, on the side of the tasks.
-
-    Parameters
-    ----------
-    uid : str
-        The operator's name, for messages.
-    processor : OperatorProcessor
-        The user's processor.
-    states : list of OperatorStateBinding
-        The states that the processor declared.
-    to_rows, to_broadcast_rows : callable
-        Make the processor's row objects from columns.
-    output : OutputCodec
-        Makes columns from the processor's output rows.
-    budget : Budget
-        How much a subtask works on at once, and how much a state may hold.
-    """
+    """An unkeyed operator as its tasks see it."""
 
     uid: str
     processor: OperatorProcessor
     states: list[OperatorStateBinding]
     to_rows: Callable[[pa.RecordBatch], list[Any]]
+    """Makes the processor's row objects from columns."""
     to_broadcast_rows: Callable[[pa.RecordBatch], list[Any]]
     output: OutputCodec
     budget: Budget = BUDGET
 
 
 class _Handle:
-    """What a processor's ``init`` gets on a task: the states that were declared on the driver."""
+    """The handle that a processor's ``init`` gets on a task: the states declared on the driver."""
 
     def __init__(
         self, operator: UnkeyedOperator, states: dict[str, OperatorListState | BroadcastState], context: OperatorContext
@@ -122,16 +98,7 @@ class UnkeyedSubtask:
     """Runs a processor over one batch of one subtask.
 
     The order of calls is :meth:`process` once, consumed to its end; then :meth:`sections` gives the state after the
-    batch.
-
-    Parameters
-    ----------
-    operator : UnkeyedOperator
-        The operator.
-    stored : mapping of str to sequence of Elements
-        The state before the batch, by name; also states that the processor does not declare any more.
-    context : OperatorContext
-        Where and when.
+    batch. `stored` is the state before it by name, with the states that the processor does not declare any more.
     """
 
     def __init__(
@@ -147,17 +114,9 @@ class UnkeyedSubtask:
         }
 
     def process(self, read: UnkeyedInput) -> Iterator[pa.RecordBatch]:
-        """Call the processor with the batch's rows.
+        """Call the processor with the batch's rows, and yield output rows as soon as they make a chunk.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Output rows, as soon as they are a chunk.
-
-        Raises
-        ------
-        ProcessorError
-            If the processor raises, or gives values or rows that do not fit their schemas.
+        Raises ProcessorError if the processor raises, or returns values or rows that do not fit their schemas.
         """
         operator, processor, context = self._operator, self._operator.processor, self._context
         self._call(Stage.INIT, processor.init, _Handle(operator, self._states, context))
@@ -177,7 +136,7 @@ class UnkeyedSubtask:
                 has_more = self._call(Stage.PROCESS, outputs.take)
                 yield from self._call(Stage.PROCESS, partial(outputs.encoded, is_last=not has_more))
         finally:
-            self._phase.stage = Stage.CLOSE  # before generators are closed, which may not use the states any more
+            self._phase.stage = Stage.CLOSE  # before generators are closed: they may not use the states any more
             outputs.end()
         self._call(Stage.CLOSE, processor.close)
 
@@ -192,12 +151,9 @@ class UnkeyedSubtask:
         return any(state.is_changed for state in self._states.values())
 
     def sections(self) -> list[StateElements]:
-        """The state after the batch, in order of the states' names.
+        """The state after the batch, in the order of the states' names.
 
-        Raises
-        ------
-        ProcessorError
-            If a number is too large for its field, or a state for one subtask.
+        Raises ProcessorError if a number is too large for its field, or a state is too large for one subtask.
         """
         most_bytes = self._operator.budget.elements_bytes
         sections = [self._section(name, partial(state.section, most_bytes)) for name, state in self._states.items()]
@@ -217,8 +173,8 @@ class UnkeyedSubtask:
                 f" {self._operator.budget.elements_bytes:,} bytes in a subtask, and is larger at subtask"
                 f" {self._context.subtaskIndex}: {error}.",
                 kind=ErrorKind.TOO_LARGE,
-                hint="A state without keys is written as a whole. Keep what is large in keyed state, or start with"
-                " more subtasks, which share a list.",
+                hint="An unkeyed state is written as a whole. Keep large data in keyed state, or start with more"
+                " subtasks, which share a list.",
             ) from error
 
     def _call(self, stage: Stage, method: Callable[..., _T], *arguments: Any) -> _T:
