@@ -1,4 +1,4 @@
-"""The command line: ``python -m statelog COMMAND``. Each command is a function of the same name, and prints JSON."""
+"""The command line: ``python -m statelog COMMAND``. A command calls a public function and prints its result as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statelog.streams.savepoints import restore, savepoint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 if it worked, 1 if it failed with a message, 2 for wrong arguments."""
+    """Run a command; returns 0 if it worked, 1 if it failed with a message. Wrong arguments exit with 2."""
     given = vars(_parser().parse_args(arguments))
     command = given.pop("command")
     try:
@@ -31,17 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m statelog", description="Savepoints and repairs.")
+    parser = argparse.ArgumentParser(prog="statelog", description="Savepoints and repairs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    one = commands.add_parser("savepoint", help="copy all state of a stopped query, and where its sources stand")
+    one = commands.add_parser("savepoint", help="copy all state of a stopped query, with its source offsets")
     one.add_argument("query", metavar="CHECKPOINT", help="the query's checkpointLocation")
     one.add_argument("target", metavar="SAVEPOINT", help="an empty directory, or a folder in an object store")
     one.add_argument("--batch", type=int, help="a retained checkpoint other than the newest")
     _add_location(one)
     one.set_defaults(command=savepoint)
 
-    one = commands.add_parser("restore", help="write a checkpoint that a query goes on from after a savepoint")
+    one = commands.add_parser("restore", help="write a checkpoint from which a query continues after a savepoint")
     one.add_argument("source", metavar="SAVEPOINT", help="the savepoint")
     one.add_argument("checkpoint_location", metavar="CHECKPOINT", help="the new query's checkpointLocation; empty")
     one.add_argument("--claim", action="store_true", help="remove the savepoint when all is restored")
@@ -50,14 +50,14 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("rewind", help="have Spark repeat batches whose state is missing")
     one.add_argument("checkpoint_location", metavar="CHECKPOINT", help="the stopped query's checkpointLocation")
-    one.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+    one.add_argument("--dry-run", action="store_true", help="only report the repair; change nothing")
     one.add_argument(
         "--operators", nargs="+", metavar="UID", help="all operators of the query, if the logs do not tell"
     )
     _add_location(one)
     one.set_defaults(command=rewind)
 
-    one = commands.add_parser("orphans", help="list what crashed runs left behind")
+    one = commands.add_parser("orphans", help="list orphans: objects that crashed starts have left")
     one.add_argument("location", metavar="LOCATION", help="the operators' location")
     one.add_argument("--min-age-s", type=float, default=3600.0, help="leave out younger objects (default: 3600)")
     one.set_defaults(command=list_orphans)

@@ -1,4 +1,4 @@
-"""Errors, grouped by what a handler would do about them.
+"""Errors, grouped by the reaction that they call for.
 
 ::
 
@@ -6,13 +6,13 @@
       ConfigurationError   change a setting, the location or the query's plan, then start again
       ProcessorError       fix the code of the stateful processor
       StateMissingError    Spark and the log disagree: rewind or restore, then start again
-      FencedError          a newer run owns the location: this one must stop
+      FencedError          a newer start owns the location: this one must stop
       StorageError         the store did not answer: try again
       CorruptionError      stored bytes are damaged: restore, and report it
       ProtocolError        a message of another version or from a stranger: check the installation
 
-Every error has a stable ``kind``, the object it concerns in its message, and a hint that says what to do. Its text has
-all three, so that an error can be read back from the text that Spark's JVM makes of it.
+Every error has a stable ``kind``, a message that names the object concerned, and a hint. Its text has all three, so an
+error can be read back from the text that Spark's JVM makes of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT: Final = " Hint: "
 
 
 class ErrorKind(StrEnum):
-    """Stable codes; codes are only ever added."""
+    """Stable codes of errors; new ones are added, none is changed."""
 
     INVALID_OPTION = "invalid-option"
     UNSUPPORTED_SETTING = "unsupported-setting"
@@ -74,11 +74,11 @@ class StatelogError(Exception):
     Parameters
     ----------
     message : str
-        What is wrong, and where: operator, state, key, batch or object.
+        The problem and its place: operator, state, key, batch or object.
     kind : ErrorKind
         Stable code of the error.
     hint : str
-        What to do about it; a sentence.
+        The remedy, as a sentence.
     """
 
     default_kind = ErrorKind.STORE_FAILED
@@ -94,7 +94,7 @@ class StatelogError(Exception):
 
 
 def _with_one_period(text: str) -> str:
-    """The text without the second period that it has when it ends with another error's; three are an ellipsis."""
+    """Drop the second period of a text that ends with another error's text; three periods are an ellipsis."""
     periods = len(text) - len(text.rstrip("."))
     return text[:-1] if periods and periods % 2 == 0 else text
 
@@ -106,7 +106,7 @@ class ConfigurationError(StatelogError, ValueError):
 
 
 class ProcessorError(StatelogError):
-    """The user's processor failed, or returned what does not fit the schemas it declared."""
+    """The user's processor failed, or its output or state does not fit the declared schemas."""
 
     default_kind = ErrorKind.PROCESSOR_FAILED
 
@@ -118,7 +118,7 @@ class StateMissingError(StatelogError):
 
 
 class FencedError(StatelogError):
-    """A newer run has claimed the location, or the call belongs to a run or batch that is over."""
+    """A newer start of the query has claimed the location, or the call belongs to a start or batch that is over."""
 
     default_kind = ErrorKind.NEWER_EPOCH
 
@@ -135,23 +135,23 @@ class StorageError(StatelogError):
 
 
 class CorruptionError(StatelogError):
-    """Stored bytes are not what was written; the message names file and offset."""
+    """Stored bytes differ from those written; the message names file and offset."""
 
     default_kind = ErrorKind.CHECKSUM
 
 
 class ProtocolError(StatelogError):
-    """A message between tasks and coordinator that cannot be trusted or understood."""
+    """A message between tasks and coordinator cannot be trusted or understood."""
 
     default_kind = ErrorKind.RPC
 
 
 class ConfigurationWarning(UserWarning):
-    """A query runs, but hardly does what it is meant to."""
+    """A query runs, but probably not as intended."""
 
 
 class WorkerTraceback(Exception):
-    """The traceback of an error in another process, as text; the ``__cause__`` of what `error_of` gives."""
+    """A traceback from another process, as text: the ``__cause__`` of an error that `error_of` returns."""
 
 
 _CLASSES: dict[str, type[StatelogError]] = {
@@ -187,14 +187,14 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def note_cause(error: BaseException) -> None:
-    """Have the traceback of an error's cause shown behind it: Spark leaves out the cause of what a task raises."""
+    """Add the traceback of an error's cause as a note, because Spark does not show the cause of a task's error."""
     if isinstance(error, StatelogError) and error.__cause__ is not None and not hasattr(error, "__notes__"):
         cause = "".join(traceback.format_exception(error.__cause__))
         error.add_note(f"{_CAUSE}\n{textwrap.indent(cause.rstrip(), _INDENT, lambda _: True)}")
 
 
 def error_in_text(text: str) -> StatelogError | None:
-    """The last error that a text shows, caused by the traceback that it is shown with; None if it shows none."""
+    """Read the last error from a text, with its traceback as the cause; None if the text shows no error."""
     shown = list(_SHOWN.finditer(text))
     if not shown:
         return None
@@ -203,7 +203,7 @@ def error_in_text(text: str) -> StatelogError | None:
     message, _, hint = told.rpartition(_HINT) if _HINT in told else (told, "", "")
     error = error_from_parts(name, message, kind, hint)
     if cause is None:
-        # Of one process: between two tracebacks there are frames of Java.
+        # The traceback must be of the same process: Java frames separate the tracebacks of two processes.
         since = text.rfind("\n\tat ", 0, found.start()) + 1
         start = text.find(_TRACEBACK, since, found.start())
         cause = text[start : found.end()] if start >= 0 else found[0]

@@ -1,4 +1,4 @@
-"""Writing files without waiting for memory."""
+"""Writes files in small steps, so that no write waits for memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 WRITE_BYTES: Final = 1 << 20
-"""From 2 MB on writes were seen to take ten times as long on a virtual machine, probably because Linux then takes the
-memory for its cache in pieces of 2 MB, which the host has to supply first."""
+"""Size of a write. On a virtual machine, writes of 2 MB and more took ten times as long, probably because Linux then
+allocates memory for its cache in units of 2 MB, which the host has to supply first."""
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:

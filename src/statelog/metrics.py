@@ -1,6 +1,6 @@
-"""Measurements of the storage path: recorded where things happen, sent with the ack, put together on the driver.
+"""Measurements of the storage path: recorded where they occur, sent with the ack, and added up on the driver.
 
-The meaning of the metrics is that of Flink's ``ChangelogStorage`` group.
+The metrics have the meaning of those in Flink's ``ChangelogStorage`` group.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ _KEPT: Final = 1000
 
 
 class Metric(StrEnum):
-    """What is measured. Those with a unit in their name are distributions, the others are counted."""
+    """The metrics. Those with a unit or ``per`` in their name are distributions, the others are counters."""
 
     STATE_FETCHES = "state_fetches"
-    """Times that a task had to fetch state, because it was not, or not all, on its executor."""
+    """Tasks that fetched state, because their executor had none or not all of it."""
     UPLOAD_REQUESTS = "upload_requests"
-    """Objects that were to be written."""
+    """Objects to be written."""
     UPLOAD_FAILURES = "upload_failures"
-    """Objects that could not be written after all attempts."""
+    """Objects that could not be written by any attempt."""
     UPLOAD_RETRIES = "upload_retries"
-    """Attempts that were started because the one before had failed."""
+    """Attempts started because the previous one had failed."""
     UPLOAD_HEDGES = "upload_hedges"
-    """Attempts that were started because the one before took long."""
+    """Attempts started because the previous one took long."""
     SLOW_DOWNS = "slow_downs"
-    """Answers by which the store asked for fewer requests."""
+    """Answers in which the store asked for fewer requests."""
     READ_RETRIES = "read_retries"
-    """Requests other than writes that were repeated."""
+    """Repeated requests other than writes."""
     ATTEMPTS_PER_UPLOAD = "attempts_per_upload"
     """Number of the attempt that succeeded, from 1."""
     TOTAL_ATTEMPTS_PER_UPLOAD = "total_attempts_per_upload"
-    """Attempts started, the late ones included."""
+    """Number of attempts started, including those that came too late to count."""
     UPLOAD_LATENCY_S = "upload_latency_s"
-    """Time from the first attempt to success."""
+    """Time from the first attempt to the success."""
     UPLOAD_SIZE_BYTES = "upload_size_bytes"
-    """Size of an object written."""
+    """Size of the object."""
     UPLOAD_QUEUE_BYTES = "upload_queue_bytes"
-    """Bytes waiting or being written when an upload was added."""
+    """Bytes of a subtask that were waiting or being written when an upload was added."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was measured in some time.
+    """The measurements of a period.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Recorder(Protocol):
 
 
 class Measurements:
-    """A recorder that keeps what it is told until it is taken."""
+    """A recorder that collects measurements until they are taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Measurements:
             self._samples.setdefault(str(metric), deque(maxlen=_KEPT)).append(value)
 
     def add(self, recorded: Recorded) -> None:
-        """Add what another recorder has taken."""
+        """Add the measurements of another recorder."""
         if not recorded.counts and not recorded.samples:
             return
         with self._lock:
@@ -97,7 +97,7 @@ class Measurements:
                 self._samples.setdefault(metric, deque(maxlen=_KEPT)).extend(values)
 
     def take(self) -> Recorded:
-        """Return what was recorded since the last call."""
+        """Return the measurements since the last call."""
         with self._lock:
             taken = Recorded(dict(self._counts), {metric: list(held) for metric, held in self._samples.items()})
             self._counts, self._samples = Counter(), {}

@@ -1,4 +1,4 @@
-"""What happens inside, told to whoever wants to know: metrics of checkpoints, and the steps of a batch."""
+"""Metrics and progress events for observers: checkpoints, restores, and the steps of a batch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from statelog.metrics import Recorded
 
 
 class Step(StrEnum):
-    """Points of a batch, in the order in which they are passed."""
+    """The steps of a batch, in order."""
 
     RESTORED = "restored"
-    """Task: the runs of the checkpoint before are here."""
+    """Task: the runs of the previous checkpoint are on this host."""
     ACKING = "acking"
     """Task: the changeset is ready; the ack is about to be sent."""
     LAST_ACK = "last-ack"
-    """Driver: the acks of all subtasks are in; the log entry is about to be written."""
+    """Driver: all subtasks have acked; the log entry is about to be written."""
     DURABLE = "durable"
-    """Driver: the log entry is durable; the last task does not know it yet."""
+    """Driver: the log entry is durable; the last task does not know that yet."""
     ACKED = "acked"
     """Task: the coordinator has answered."""
     MERGING = "merging"
-    """Task: local runs are about to be merged; the result replaces them afterwards."""
+    """Task: local runs are about to be merged, and then replaced by the result."""
     MATERIALIZING = "materializing"
-    """Task: a slice of a materialization, or of a large merge, is about to be done."""
+    """Task: a slice of a materialization, or of a large merge, is about to begin."""
 
 
 @dataclass(frozen=True)
 class CheckpointMetrics:
-    """One checkpoint, measured.
+    """The measurements of one checkpoint.
 
     Parameters
     ----------
@@ -42,33 +42,34 @@ class CheckpointMetrics:
     parallelism : int
         Number of subtasks.
     input_rows, late_rows, changes : int
-        Rows read, how many of them were late (left out, or returned in a `lateColumn`), and changes logged, of all
+        Rows read, late rows among them (dropped, or returned in a `lateColumn`), and changes logged; sums over all
         subtasks.
     watermark_ms : int
         The watermark of the batch, milliseconds since the Unix epoch.
     changed_bytes : int
-        Bytes of the changesets as stored.
+        Stored size of the changesets.
     objects : int
-        Objects written for the checkpoint, the log entry included unless it was appended to a file.
+        Objects written for the checkpoint, including the log entry unless it was appended to a file.
     commit_s : float
-        From the last ack received to the entry durable.
+        Time from the last ack until the log entry is durable.
     subtask_s : float
-        The longest time that a subtask spent on the checkpoint: encoding its changes, writing the local
-        run, and an upload, up to the moment when it sends the ack.
+        The longest time that a subtask spent on the checkpoint before its ack: encoding its changes, writing the local
+        run, and an upload.
     base_bytes, log_bytes : int
-        Size of the materialized keyed state, and of the changesets since, which a restart would read as well.
+        Size of the materialized keyed state, and of the changesets since, which a restart would read too.
     materialized, materialized_bytes : int
-        Subtasks whose materialized state counts from this checkpoint on, and what they have newly stored of it.
+        Subtasks whose materialized state counts from this checkpoint on, and the bytes that they newly stored for it.
     materialization_failures : int
-        Subtasks that reported with this checkpoint that one has failed.
+        Subtasks that reported a failed materialization with this checkpoint.
     stored_bytes, needed_bytes : int
-        Size of the files that hold operator state, large changesets and materialized runs, and what is needed of them.
+        Size of the files that hold operator state, large changesets and materialized runs, and of their part that is
+        still needed.
     restore_s : float
-        The longest time that a subtask needed from the answer to its begin until its state could be read.
+        The longest time of a subtask from the answer to its begin until its state could be read.
     restored_bytes : int
-        Size, as stored, of the runs from which subtasks fetched what their local copies did not have.
+        Stored size of the runs from which subtasks fetched state that their local copies lacked.
     measured : Recorded
-        What driver and tasks have measured since the checkpoint before; see :class:`statelog.Metric`.
+        Measurements of driver and tasks since the previous checkpoint; see :class:`statelog.Metric`.
     """
 
     query_id: str
@@ -98,14 +99,14 @@ class CheckpointMetrics:
 
 @dataclass(frozen=True)
 class RestoreMetrics:
-    """How a run of an operator found its state.
+    """The measurements of a start of an operator: reading its log.
 
     Parameters
     ----------
     query_id, uid : str
         The query and the operator.
     batch : int
-        The first batch of the run.
+        The first batch of the start.
     parallelism : int
         Number of subtasks.
     log_entries : int
@@ -124,7 +125,7 @@ class RestoreMetrics:
 
 @dataclass(frozen=True)
 class RestoreProgress:
-    """How far a restart has come, while it takes longer than a second.
+    """The progress of a restart that takes longer than a second.
 
     Parameters
     ----------
@@ -133,9 +134,10 @@ class RestoreProgress:
     batch : int
         The batch that needs the state.
     subtasks : int
-        Subtasks that have told.
+        Subtasks that have reported.
     read_bytes, known_bytes : int
-        How much they have read, and of how much, as stored. Runs that are then added to a RocksDB table count too.
+        Bytes, as stored, that these subtasks have read and that they must read in total. Runs that are then added to a
+        RocksDB table count once more.
     """
 
     query_id: str
@@ -149,19 +151,18 @@ class RestoreProgress:
 class Observer:
     """Base class of observers; every method does nothing.
 
-    An observer is given with :class:`statelog.Options` and sent to the tasks, so it must be picklable. On the
-    driver the object itself is called, by several threads; on the tasks a copy of it. An exception fails the
-    task or the checkpoint.
+    An observer is an option (:class:`statelog.Options`) and is sent to the tasks, so it must be picklable. On the
+    driver several threads call the object itself; a task calls a copy. An exception fails the task or the checkpoint.
     """
 
     def step(self, step: Step, batch: int, subtask: int) -> None:
-        """A point of a batch is passed; `subtask` is -1 on the driver."""
+        """Called when a process passes a step of a batch; `subtask` is -1 on the driver."""
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
-        """A checkpoint is durable. Called on the driver."""
+        """Called on the driver when a checkpoint is durable."""
 
     def restore(self, metrics: RestoreMetrics) -> None:
-        """A run has claimed its location and found its state. Called on the driver."""
+        """Called on the driver when a start has claimed its location and found its state in the log."""
 
     def restoring(self, progress: RestoreProgress) -> None:
-        """Subtasks are reading their state, since more than a second. Called on the driver, by several threads."""
+        """Called on the driver, by several threads, while subtasks read their state for more than a second."""

@@ -1,4 +1,4 @@
-"""Options of an operator, in one typed place."""
+"""The options of an operator, checked when they are made."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statelog.errors import ConfigurationError
 from statelog.observer import Observer
 
 TABLES: Final = ("runs", "memory", "rocksdb")
-"""The tables that there are."""
+"""The values of the option `table`."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a stateful operator. All have defaults, and may differ from run to run unless they say otherwise.
+    """Options of a stateful operator. All have defaults, and may differ between starts unless they say otherwise.
 
     Parameters
     ----------
@@ -169,17 +169,17 @@ class Options:
         _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")
 
     def inline_bytes(self, parallelism: int) -> int:
-        """Up to which size a subtask's changeset travels with its ack."""
+        """Size limit for a subtask's changeset that travels with its ack."""
         return 0 if self.file_merging == "off" else self.inline_budget_bytes // parallelism
 
     @property
     def codec(self) -> str | None:
-        """The compression as Arrow names it."""
+        """Arrow's name of the compression; None for none."""
         return None if self.compression == "none" else self.compression
 
     @property
     def heartbeat_ms(self) -> int | None:
-        """The heartbeat in milliseconds; None if there is none."""
+        """The heartbeat in milliseconds; None for no heartbeat."""
         return None if self.heartbeat_s is None else round(self.heartbeat_s * 1000)
 
 

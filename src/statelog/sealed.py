@@ -9,9 +9,9 @@
      "checksum": "<32 hexadecimal digits>"
     }
 
-The checksum is the xxh3-128 of every byte before ``"checksum"``. The end has a fixed length, so a reader takes the
-document for whole only if its last bytes are exactly those that its first bytes ask for: no flipped bit and no missing
-piece passes. Any reader of JSON can read a document; bytes are base64. The encoding is specified in ``docs/format.md``.
+The checksum is the xxh3-128 of every byte before ``"checksum"``. The end has a fixed length, and a reader accepts a
+document only if this end matches all bytes before it, so no flipped bit and no missing part passes. Any JSON parser can
+read a document; bytes are base64. The encoding is specified in ``docs/format.md``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,9 @@ class _Header(msgspec.Struct):
 
 
 def seal(document: msgspec.Struct, kind: str, version: int) -> bytes:
-    """Encode a document.
+    """Encode a document with its kind, its version (from 1) and a checksum; no field may have one of these names.
 
-    Parameters
-    ----------
-    document : Struct
-        What it says; none of its fields is named kind, version or checksum.
-    kind : str
-        What it is, for people and so that no document is taken for one of another kind.
-    version : int
-        Version of its fields, from 1.
+    `kind` tells people what the document is, and no reader takes it for a document of another kind.
     """
     fields = msgspec.structs.asdict(document)
     assert not fields.keys() & set(_OWN), f"{type(document).__name__} has a field that the seal needs"
@@ -53,27 +46,10 @@ def seal(document: msgspec.Struct, kind: str, version: int) -> bytes:
 
 
 def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, name: str) -> _Document:
-    """Decode a document, and refuse one that is not byte for byte what was sealed.
+    """Decode a document, and refuse one that differs in any byte from the sealed one.
 
-    Parameters
-    ----------
-    data : bytes
-        The sealed document.
-    document : type
-        What it is decoded to; fields that older versions do not have need defaults.
-    kind : str
-        What it must be.
-    version : int
-        The newest version that can be read.
-    name : str
-        The object, for messages.
-
-    Raises
-    ------
-    CorruptionError
-        If it is damaged, cut off or of another kind.
-    ConfigurationError
-        If it is whole, and of a later version.
+    `version` is the newest that can be read; fields that older versions lack need defaults. Raises CorruptionError for
+    a document that is damaged, cut off or of another kind, and ConfigurationError for a whole one of a later version.
     """
     if not _is_whole(data):
         raise CorruptionError(

@@ -1,7 +1,8 @@
-"""The rows of a state as a table: typed columns for keys and values, as other tools read them.
+"""Keyed state as a table: typed columns for keys and values, as other tools read them.
 
-Columns of the key are named ``key_<field>``, of a map's keys ``mapkey_<field>``, of values ``value_<field>``; those
-without a prefix are statelog's own: ``hash``, ``position`` of a list's element, ``time_ms`` of a timer, ``expires_ms``.
+Fields of the key become columns ``key_<field>``, fields of a map's keys ``mapkey_<field>``, and fields of values
+``value_<field>``. Columns without a prefix are statelog's own: ``hash``, ``position`` (of a list's element),
+``time_ms`` (of a timer) and ``expires_ms``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statelog.runs.schema import StateDescriptor, StateKind
 
 HASH: Final = "hash"
 _ENTRY_COLUMNS: Final = [0, 1, 2]
-"""Hash, key and entry of a change: what orders them."""
+"""Hash, key and entry of a change, which give the order of changes."""
 _POSITION: Final = "position"
 _TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
@@ -33,25 +34,12 @@ _SIGN: Final = np.uint64(1 << 63)
 
 
 def prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
-    """Fields under names that tell whose they are."""
+    """Fields with a prefix before their names."""
     return [pa.field(f"{prefix}_{field.name}", field.type) for field in schema]
 
 
 class StateColumns:
-    """Converts changes of one state, all of them puts, to a table and back.
-
-    Parameters
-    ----------
-    key_schema : pyarrow.Schema
-        The key's fields.
-    state : StateDescriptor
-        The state.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The table's columns.
-    """
+    """Converts the changes of one state, all of them puts, to a table with the columns `schema`, and back."""
 
     def __init__(self, key_schema: pa.Schema, state: StateDescriptor) -> None:
         self._state = state
@@ -77,7 +65,7 @@ class StateColumns:
     # ---- Changes to rows ----
 
     def to_rows(self, changes: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
-        """Make rows of puts in run order; `positions` is the same for all batches of a state."""
+        """Make rows from puts in run order; pass the same `positions` with all batches of a state."""
         columns = [changes.column(0).view(pa.int64()), *self._decoded(self._keys, changes.column(1))]
         match self._state.kind:
             case StateKind.MAP:
@@ -102,24 +90,10 @@ class StateColumns:
     # ---- Rows to changes ----
 
     def to_changes(self, rows: pa.Table, max_bytes: int = BUDGET.slice_bytes) -> Iterator[pa.RecordBatch]:
-        """Make puts of rows in any order.
+        """Make puts, in run order, from rows in any order.
 
-        Parameters
-        ----------
-        rows : pyarrow.Table
-            The rows.
-        max_bytes : int
-            How much is worked on at once: all together may be more than Arrow's offsets reach.
-
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Puts in run order.
-
-        Raises
-        ------
-        ConfigurationError
-            If a column is missing or of another type, or two rows are of one entry.
+        Works on `max_bytes` at once, as all rows together may exceed Arrow's offsets. Raises ConfigurationError if a
+        column is missing or has another type, or if two rows are for one entry.
         """
         columns = [self._column(rows, name) for name in self.schema.names]
         checked = pa.Table.from_arrays(columns, self.schema.names)
@@ -212,7 +186,7 @@ class StateColumns:
 
 
 class Positions:
-    """Numbers the elements of each key of a list, through batches in run order: a key may reach into the next one."""
+    """Numbers the elements of each list across batches in run order: a list may continue in the next batch."""
 
     def __init__(self) -> None:
         self._last: tuple[int, bytes] | None = None
@@ -234,7 +208,7 @@ def _key_at(changes: pa.RecordBatch, row: int) -> tuple[int, bytes]:
 
 
 def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The place of each row among those of its key."""
+    """The position of each row among the rows of its key."""
     count = changes.num_rows
     is_first = np.ones(count, bool)
     if count > 1:

@@ -1,4 +1,4 @@
-"""The elements of a state without keys as a table; columns are named as in :mod:`statelog.savepoint.columns`."""
+"""The elements of unkeyed state as a table; columns are named as in :mod:`statelog.savepoint.columns`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,9 @@ _POSITION: Final = "position"
 
 
 class ElementColumns:
-    """Converts the sections of one state to a table and back.
+    """Converts the sections of one state, one per subtask, to a table and back.
 
-    Parameters
-    ----------
-    stored : StateSchema
-        The state.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        The table's columns: whose element a row is, its place, and its fields.
+    The columns are the subtask, the element's position in it, and the element's fields.
     """
 
     def __init__(self, stored: StateSchema) -> None:
@@ -47,7 +39,7 @@ class ElementColumns:
         self.schema = pa.schema([*places, *entry_fields, *value_fields])
 
     def to_rows(self, elements: pa.RecordBatch, subtask: int) -> pa.RecordBatch:
-        """Make rows of the elements of a subtask."""
+        """Make rows from a subtask's elements."""
         count = elements.num_rows
         columns = [pa.array(np.full(count, subtask, np.int32)), pa.array(np.arange(count))]
         values = elements.columns
@@ -59,7 +51,7 @@ class ElementColumns:
         return pa.RecordBatch.from_arrays([*columns, *values], schema=self.schema)
 
     def to_elements(self, rows: pa.Table, subtask: int) -> pa.RecordBatch:
-        """Make the elements of a subtask, in order, of all rows, whose columns are those of :attr:`schema` in files."""
+        """Make a subtask's elements, in order, from the rows of all subtasks, as read from the files."""
         own = rows.filter(pc.equal(rows.column(_SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
         own = own.cast(self.schema)
         columns = [own.column(name).combine_chunks() for name in self._value_names]

@@ -1,7 +1,7 @@
-"""The log of Spark's file source, as it was when it had come to an entry.
+"""Cuts the log of Spark's file source at an entry.
 
-Entry n is the file ``n``; every so many entries there is ``n.compact`` instead, with all entries up to n, after which
-the older files are deleted. Spark finds the interval from the compacted files that are there.
+Entry n is the file ``n``. At regular intervals Spark writes ``n.compact`` instead, which has all entries up to n, and
+then deletes the older files. Spark derives the interval from the compacted files that it finds.
 """
 
 from __future__ import annotations
@@ -21,23 +21,9 @@ def is_file_log_entry(base_name: str) -> bool:
 
 
 def file_log_until(names: Sequence[str], end: int, read: Callable[[str], bytes], folder: str) -> dict[str, bytes]:
-    """The files of a log that tells of what was read up to an entry, and of nothing later.
+    """The files, by name, of a log cut after entry `end`; raises StateMissingError if entries up to it are gone.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Its files' names.
-    end : int
-        The last entry that counts.
-    read : callable
-        Reads a file.
-    folder : str
-        Where it is, for messages.
-
-    Raises
-    ------
-    StateMissingError
-        If entries are gone.
+    `names` are the files of the log, `read` reads one, and `folder` is for messages.
     """
     single = {int(name) for name in names if name.isdecimal()}
     compact = {int(name.removesuffix(_COMPACT)) for name in names if name.endswith(_COMPACT)}
@@ -51,11 +37,11 @@ def file_log_until(names: Sequence[str], end: int, read: Callable[[str], bytes],
         raise StateMissingError(
             f"{folder}: the log of the files that were read lacks entries up to {end}.", hint="Save a newer batch."
         )
-    # With this one compacted file alone Spark finds an interval that it fits, whichever is configured.
+    # From this compacted file alone Spark derives an interval that the file fits, whichever interval is configured.
     return {f"{end}{_COMPACT}": _cut(read(f"{later}{_COMPACT}").decode(), end)}
 
 
 def _cut(compacted: str, end: int) -> bytes:
-    """A compacted file's text without the entries behind one."""
+    """A compacted file without the entries after `end`."""
     version, *lines = compacted.split("\n")
     return "\n".join([version, *(line for line in lines if line and json.loads(line)["batchId"] <= end)]).encode()

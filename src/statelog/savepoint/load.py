@@ -1,4 +1,4 @@
-"""From the tables of a savepoint to the files that a location begins with."""
+"""Turns the tables of a savepoint into the runs and snapshots that a new location begins with."""
 
 from __future__ import annotations
 
@@ -25,47 +25,25 @@ from statelog.storage import Store
 
 @dataclass(frozen=True)
 class KeyedLoad:
-    """A range of the keys of a saved operator, to be made a run.
-
-    Parameters
-    ----------
-    location : str
-        The savepoint, for messages.
-    name : str
-        The object that is to hold the run.
-    part, parts : int
-        Which of how many ranges.
-    key_schema : bytes
-        Arrow IPC schema message of the key columns.
-    tables : list of (StateSchema, list of SavedFile)
-        The states, and the files that hold the range.
-    compression : {"lz4", "zstd", None}
-        Of the run.
-    """
+    """The work to turn one range of a saved operator's key hashes into a run; picklable."""
 
     location: str
+    """The savepoint, for messages."""
     name: str
+    """The object that will hold the run."""
     part: int
+    """The range, of `parts` ranges."""
     parts: int
     key_schema: bytes
+    """Arrow IPC schema message of the key columns."""
     tables: list[tuple[StateSchema, list[SavedFile]]]
+    """The states, each with its files of the range."""
     compression: str | None
+    """Of the run: lz4, zstd or None."""
 
 
 def keyed_loads(saved: SavedOperator, location: str, folder: str, compression: str | None) -> list[KeyedLoad]:
-    """What there is to do for a keyed operator.
-
-    Parameters
-    ----------
-    saved : SavedOperator
-        The operator.
-    location : str
-        The savepoint, for messages.
-    folder : str
-        What the names of the runs begin with.
-    compression : {"lz4", "zstd", None}
-        Of the runs.
-    """
+    """The work for a keyed operator, range by range; the runs' names begin with `folder`."""
     loads: list[KeyedLoad] = []
     for part in range(saved.parts):
         tables = [
@@ -80,14 +58,9 @@ def keyed_loads(saved: SavedOperator, location: str, folder: str, compression: s
 
 
 def load_keyed(load: KeyedLoad, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes) -> StoredRun:
-    """Make a run of a range, and store it; `slice_bytes` of it are worked on at once.
+    """Store a range of the savepoint as a run, working on `slice_bytes` at once.
 
-    Raises
-    ------
-    CorruptionError
-        If a file of the savepoint is damaged.
-    StorageError
-        If it cannot be read, or the run cannot be stored.
+    Raises CorruptionError if a file of the savepoint is damaged or holds keys of another range.
     """
     tables: list[tuple[StateSchema, pa.Table]] = []
     for schema, files in load.tables:
@@ -113,31 +86,7 @@ def encode_tables(
     compression: str | None,
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> tuple[bytes, int]:
-    """Encode a run of tables.
-
-    Parameters
-    ----------
-    key_schema : pyarrow.Schema
-        The key's fields.
-    tables : sequence of (StateSchema, pyarrow.Table)
-        The states and their rows, as :class:`StateColumns` describes them.
-    compression : {"lz4", "zstd", None}
-        Of the run.
-    slice_bytes : int
-        How much is worked on at once.
-
-    Returns
-    -------
-    data : bytes
-        The run.
-    rows : int
-        Number of its rows.
-
-    Raises
-    ------
-    ConfigurationError
-        If the rows are not such rows.
-    """
+    """Encode tables with the columns of :class:`StateColumns` as one run; returns its bytes and number of rows."""
     sink = pa.BufferOutputStream()
     writer = RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS)
     for stored, rows in tables:
@@ -149,20 +98,7 @@ def encode_tables(
 
 
 def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[list[bytes], list[list[int]]]:
-    """Make the snapshots of an operator without keys.
-
-    Returns
-    -------
-    snapshots : list of bytes
-        One per subtask.
-    counts : list of list of int
-        For each subtask the number of elements of each state.
-
-    Raises
-    ------
-    CorruptionError, StorageError
-        As :func:`load_keyed`.
-    """
+    """Make the snapshots of an unkeyed operator, one per subtask, and count each subtask's elements by state."""
     tables = [
         (state.schema, pa.concat_tables([_read_table(source, file, location) for file in state.files]))
         for state in saved.states
@@ -172,7 +108,7 @@ def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[l
     for subtask in range(saved.parts):
         sections: list[StateElements] = []
         for schema, rows in tables:
-            # All subtasks have the same of a broadcast state, so it is saved once.
+            # A broadcast state is the same in all subtasks, so it is saved once.
             whose = 0 if schema.kind == OperatorStateMode.BROADCAST else subtask
             sections.append(StateElements.of(schema, [ElementColumns(schema).to_elements(rows, whose)]))
         snapshots.append(encode_snapshot(sections))

@@ -1,4 +1,4 @@
-"""What a savepoint consists of; the layout is specified in ``docs/savepoints.md``."""
+"""The manifest of a savepoint; its layout is specified in ``docs/savepoints.md``."""
 
 from __future__ import annotations
 
@@ -19,45 +19,28 @@ _HINT: Final = "Take the savepoint again, or restore the file from a copy."
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a savepoint.
-
-    Parameters
-    ----------
-    name : str
-        Its name below the savepoint.
-    length : int
-        Size in bytes.
-    checksum : bytes
-        xxh3-128 of its bytes.
-    rows : int
-        Number of its rows; 0 if it is no table.
-    part : int
-        Which range of key hashes it holds.
-    """
+    """A file of a savepoint."""
 
     name: str
+    """Relative to the savepoint."""
     length: int
+    """Size in bytes."""
     checksum: bytes
+    """xxh3-128 of the file."""
     rows: int = 0
+    """0 if the file is no table."""
     part: int = 0
+    """The range of key hashes that the file holds."""
 
 
 class SavedState(msgspec.Struct, frozen=True):
-    """A state of an operator.
-
-    Parameters
-    ----------
-    schema : StateSchema
-        Name, kind and types, as in a checkpoint.
-    columns : dict of str to str
-        Names and Arrow types of the table's columns, for readers of the manifest.
-    files : list of SavedFile
-        Its table, by range.
-    """
+    """A state of an operator: its schema, as in a checkpoint, and its table."""
 
     schema: StateSchema
     columns: dict[str, str]
+    """Name and Arrow type of the table's columns, for readers of the manifest."""
     files: list[SavedFile]
+    """The table, by range."""
 
     @property
     def rows(self) -> int:
@@ -66,74 +49,47 @@ class SavedState(msgspec.Struct, frozen=True):
 
 
 class SavedOperator(msgspec.Struct, frozen=True):
-    """An operator.
-
-    Parameters
-    ----------
-    uid, folder : str
-        Its name, and the name of its folder in the savepoint.
-    parts : int
-        How many ranges the key hashes are cut into; of an operator without keys the number of subtasks.
-    key_schema : bytes
-        Arrow IPC schema message of the key columns; empty if it has no keys.
-    states : list of SavedState
-        Its states by name, timers among them.
-    batch_time_ms, watermark_ms : int
-        Of the batch.
-    max_event_ms : list of (int or None)
-        The largest event time of each input, if the operator has a watermark of its own.
-    settings : dict
-        The settings that the state depends on, as in a checkpoint.
-    """
+    """An operator: its states, and the times of the saved batch."""
 
     uid: str
     folder: str
+    """Name of its folder in the savepoint."""
     parts: int
+    """Number of ranges that the key hashes are cut into; of an unkeyed operator the number of subtasks."""
     key_schema: bytes
+    """Arrow IPC schema message of the key columns; empty for an unkeyed operator."""
     states: list[SavedState]
+    """By name; timers are one of them."""
     batch_time_ms: int
     watermark_ms: int
     max_event_ms: list[int | None] = []
+    """The largest event time of each input, if the operator has a watermark of its own."""
     settings: dict[str, int | str] = {}
+    """The settings that the state depends on, as in a checkpoint."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a savepoint consists of.
-
-    Parameters
-    ----------
-    batch : int
-        Spark's batch id: the state is that after the batch.
-    query_id : str
-        The query that it was taken of.
-    taken_ms : int
-        When, in milliseconds since the Unix epoch.
-    offsets, commits : dict of str to str
-        Spark's files for this batch, and the offsets of the one before, by batch id.
-    sources : list of SavedFile
-        Copies of what Spark's sources have noted, below ``spark/``.
-    operators : list of SavedOperator
-        The operators, by name.
-    """
+    """The table of contents of a savepoint."""
 
     batch: int
+    """Spark's batch id: the savepoint has the state after this batch."""
     query_id: str
     taken_ms: int
+    """Time of the savepoint, milliseconds since the Unix epoch."""
     offsets: dict[str, str]
+    """Spark's offsets of this batch and the batch before, by batch id."""
     commits: dict[str, str]
+    """Spark's commit of this batch, by batch id."""
     sources: list[SavedFile]
+    """Copies of the files of Spark's sources, below ``spark/``."""
     operators: list[SavedOperator]
+    """By name."""
 
     @classmethod
     def read(cls, store: Store, location: str) -> Manifest:
         """Read the manifest of a savepoint.
 
-        Raises
-        ------
-        ConfigurationError
-            If there is none, or one of a later version.
-        CorruptionError
-            If it is damaged.
+        Raises ConfigurationError if there is none or its version is unknown, CorruptionError if it is damaged.
         """
         try:
             data = store.read(MANIFEST)
@@ -152,18 +108,18 @@ class Manifest(msgspec.Struct, frozen=True):
         return unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
 
     def write(self, store: Store) -> None:
-        """Write it; from then on the savepoint exists."""
+        """Write the manifest; from then on the savepoint exists."""
         store.put(MANIFEST, seal(self, _KIND, _VERSION))
 
     @property
     def file_names(self) -> list[str]:
-        """Every file of the savepoint but the manifest."""
+        """All files of the savepoint except the manifest."""
         tables = [file.name for one in self.operators for state in one.states for file in state.files]
         return tables + [file.name for file in self.sources]
 
 
 class _FirstManifest(Manifest, frozen=True, forbid_unknown_fields=True):
-    """A manifest of version 1, which has no checksum. A damaged later one has members that this one must not have."""
+    """A manifest of version 1, which has no checksum. It refuses unknown members, so no damaged later one passes."""
 
     version: Literal[1]
 
@@ -180,19 +136,13 @@ def _read_first_version(data: bytes) -> Manifest | None:
 
 
 def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int = 0, part: int = 0) -> SavedFile:
-    """Write a file of a savepoint."""
+    """Write a file of a savepoint, and describe it for the manifest."""
     store.put(name, data)
     return SavedFile(name, len(data), digests.checksum(data), rows, part)
 
 
 def read_saved(store: Store, file: SavedFile, location: str) -> bytes:
-    """Read a file of a savepoint.
-
-    Raises
-    ------
-    CorruptionError
-        If it is gone, or not what was written.
-    """
+    """Read a file of a savepoint; raises CorruptionError if it is gone or not as written."""
     try:
         data = store.read(file.name)
     except StorageError as error:

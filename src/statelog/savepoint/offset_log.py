@@ -7,8 +7,8 @@
     <offset>           <source>:<offset>
     <offset>           <source>:<offset>
 
-The first version has a line for each source in their order, the second one for each by its name or number, in any
-order. The metadata and most offsets are JSON; ``-`` is none.
+Version 1 has a line per source in the order of the sources. Version 2 has a line per source with its name or number,
+in any order. The metadata and most offsets are JSON; ``-`` stands for no offset.
 """
 
 from __future__ import annotations
@@ -25,31 +25,17 @@ _NAMED: Final = "v2"
 
 @dataclass(frozen=True)
 class BatchOffsets:
-    """An entry.
-
-    Parameters
-    ----------
-    version : str
-        Of its format.
-    metadata : str
-        Its second line.
-    offsets : list of (str, str)
-        Folder of the source below ``sources``, and its offset.
-    """
+    """An entry of the offset log."""
 
     version: str
     metadata: str
+    """The second line."""
     offsets: list[tuple[str, str]]
+    """Each source, by its folder below ``sources``, and its offset."""
 
     @staticmethod
     def parse(text: str, name: str) -> BatchOffsets:
-        """Read an entry; `name` is its file, for messages.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is of a format that is not known.
-        """
+        """Parse an entry; raises ConfigurationError for an unknown format. `name` is the file, for messages."""
         version, *rest = text.split("\n")
         metadata, lines = (rest or [""])[0], rest[1:]
         if version == _POSITIONAL:
@@ -65,18 +51,18 @@ class BatchOffsets:
 
     @property
     def time_ms(self) -> int | None:
-        """Spark's time of the batch."""
+        """Spark's time of the batch; None if the entry has none."""
         time_ms = _parsed(self.metadata).get("batchTimestampMs")
         return time_ms if isinstance(time_ms, int) else None
 
     @property
     def file_log_ends(self) -> dict[str, int]:
-        """For each source of files, by its folder, the last entry of its log that the batch has read."""
+        """The last log entry that the batch has read, for each file source by its folder."""
         parsed = {source: _parsed(offset).get("logOffset") for source, offset in self.offsets}
         return {source: end for source, end in parsed.items() if isinstance(end, int)}
 
     def with_clock(self, clock_id: str) -> str:
-        """The entry's text with another id of the heartbeat's source."""
+        """The entry's text, with `clock_id` as the id of the heartbeat's clock source."""
         lines = [(source, _renamed(offset, clock_id)) for source, offset in self.offsets]
         if self.version == _NAMED:
             return "\n".join([self.version, self.metadata, *(f"{source}:{offset}" for source, offset in lines)])
@@ -89,7 +75,7 @@ def _renamed(text: str, clock_id: str) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """An object of JSON, or an empty one if it is none."""
+    """The JSON object of a text; an empty one if the text is no object."""
     try:
         parsed = json.loads(text)
     except ValueError:

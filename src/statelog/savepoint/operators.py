@@ -1,4 +1,4 @@
-"""Saving and restoring operators: what is done at once, and what may be done by many."""
+"""Saves and restores one operator; the work per key range can run elsewhere, for example in a Spark job."""
 
 from __future__ import annotations
 
@@ -35,47 +35,30 @@ _Result = TypeVar("_Result")
 
 
 class RunAll(Protocol):
-    """Does some work for each of several items, here or elsewhere."""
+    """Applies a function to each of several items, here or elsewhere."""
 
     def __call__(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """The results in order."""
+        """Return the results in the order of the items."""
         ...
 
 
 def one_by_one(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Do it here, one after the other."""
+    """Apply the function here, to one item after the other."""
     return [work(item) for item in items]
 
 
 def open_location(location: str) -> Store:
-    """The store of a location, which repeats what fails."""
+    """The store of a location, with retries."""
     return open_retrying_store(location, Options(), SystemClock(), Measurements())
 
 
 def save_operator(
     history: History, batch: int, folder: str, *, location: str, target: str, run_all: RunAll
 ) -> SavedOperator:
-    """Write the tables of an operator.
+    """Write the tables of an operator from `location` to the savepoint `target`.
 
-    Parameters
-    ----------
-    history : History
-        Its checkpoints.
-    batch : int
-        One that can be restored, and is while this goes on.
-    folder : str
-        The operator's folder in the savepoint.
-    location : str
-        The store that holds the state.
-    target : str
-        The savepoint's location.
-    run_all : RunAll
-        Does the work.
-
-    Raises
-    ------
-    CorruptionError, StorageError
-        If the state cannot be read, or the tables cannot be written.
+    `history` must be able to restore the batch until this returns. `folder` names the operator's folder in the
+    savepoint.
     """
     checkpoint = history.at(batch)
     assert checkpoint is not None, f"checkpoint {batch} is not there"
@@ -94,56 +77,28 @@ def _export(location: str, target: str, export: KeyedExport) -> dict[str, SavedF
 
 @dataclass(frozen=True)
 class RestoreTarget:
-    """Where saved operators go.
-
-    Parameters
-    ----------
-    location : str
-        The store.
-    query_id, run_id : str
-        The query that is to own the state, and what its first entries say wrote them.
-    batch : int
-        The batch whose checkpoint is the first.
-    options : Options
-        How files are written.
-    clock : Clock
-        Time.
-    new_token : callable
-        Makes 16 unique bytes.
-    operators : QueryOperators or None
-        What the first entries say about the query's operators.
-    """
+    """The new location of restored operators, and the values of its first entries."""
 
     location: str
     query_id: str
+    """The query that will own the state."""
     run_id: str
+    """The writer that the first entries name."""
     batch: int
+    """The batch of the first checkpoint."""
     options: Options
     clock: Clock
     new_token: Callable[[], bytes]
+    """Makes 16 unique bytes."""
     operators: QueryOperators | None = None
+    """The query's operators, as the first entries note them."""
 
 
 def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, run_all: RunAll) -> None:
-    """Begin the location of an operator with what a savepoint has of it.
+    """Begin an operator's log with the state in the savepoint at `source`.
 
-    Parameters
-    ----------
-    saved : SavedOperator
-        The operator.
-    source : str
-        The savepoint's location.
-    target : RestoreTarget
-        Where it goes.
-    run_all : RunAll
-        Does the work.
-
-    Raises
-    ------
-    ConfigurationError
-        If the location holds state of the operator already.
-    CorruptionError, StorageError
-        If the savepoint cannot be read, or the location cannot be written; nothing is left of it that counts.
+    Raises ConfigurationError if the location holds state of the operator already. After an error the location has no
+    checkpoint, so files that were written do not count.
     """
     store = open_location(target.location)
     root = name_part(saved.uid)
@@ -177,7 +132,7 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
 
 
 def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: int) -> Checkpoint:
-    """The operator's first checkpoint, still without its state."""
+    """The operator's first checkpoint, still without state."""
     return Checkpoint(
         epoch=epoch,
         batch=target.batch,
@@ -201,7 +156,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: i
 
 
 def _segments(snapshots: list[bytes], counts: list[list[int]]) -> list[SegmentRef]:
-    """Where the snapshots are in the entry's payload."""
+    """The segments of the snapshots in the entry's payload."""
     offsets = [0, *accumulate(map(len, snapshots))]
     return [
         SegmentRef(subtask, 0, digests.checksum(data), offset, len(data), sum(counts[subtask]), 0)

@@ -1,4 +1,4 @@
-"""The Parquet files of a savepoint: types that Spark and others read, and Spark's own names for them beside."""
+"""The Parquet files of a savepoint: types that all tools read, with Spark's names of the types in the metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statelog.storage import Store
 
 _COMPRESSION: Final = "zstd"
 _SPARK_SCHEMA: Final = "org.apache.spark.sql.parquet.row.metadata"
-"""Where Spark looks for the types of a file's columns: Parquet has no intervals and no void."""
+"""Spark looks here for the types of a file's columns, as Parquet has no intervals and no void."""
 _TIME: Final = pa.time64("us")
 """Spark's own unit in Parquet; times have no more digits."""
 
@@ -37,19 +37,13 @@ _SPARK_NAMES: Final[dict[pa.DataType, str]] = {
 
 
 def file_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns of a table as its files have them; nulls are allowed everywhere."""
+    """The columns of a table in its files; all are nullable."""
     fields = [_file_field(field) for field in schema]
     return pa.schema(fields, {_SPARK_SCHEMA: json.dumps(_spark_struct(fields))})
 
 
 class TableFile:
-    """A Parquet file in memory.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The table's columns, in the types that the state has.
-    """
+    """A Parquet file in memory; `schema` has the table's columns in the state's types."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = file_schema(schema)
@@ -63,7 +57,7 @@ class TableFile:
         self._rows += rows.num_rows
 
     def store(self, target: Store, folder: str, part: int) -> SavedFile:
-        """Store the file, and end it."""
+        """Close the file and store it."""
         self._writer.close()
         data = memoryview(self._sink.getvalue())
         return store_saved(target, f"{folder}/part-{part:05}.parquet", data, rows=self._rows, part=part)
@@ -91,7 +85,7 @@ def _spark_struct(fields: list[pa.Field]) -> dict[str, Any]:
 
 
 def _spark_type(kind: pa.DataType) -> str | dict[str, Any]:
-    """A type as Spark writes it in JSON."""
+    """A type in Spark's JSON."""
     if pa.types.is_list(kind):
         return {"type": "array", "elementType": _spark_type(kind.value_type), "containsNull": True}
     if pa.types.is_map(kind):

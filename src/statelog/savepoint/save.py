@@ -1,4 +1,4 @@
-"""From the state of an operator as its log has it to the tables of a savepoint."""
+"""Turns an operator's state at a checkpoint into the tables of a savepoint."""
 
 from __future__ import annotations
 
@@ -40,57 +40,34 @@ _SLICE_ROWS: Final = 65_536
 
 @dataclass(frozen=True)
 class KeyedExport:
-    """A range of the keys of an operator, to be written.
-
-    Parameters
-    ----------
-    folder : str
-        The operator's folder in the savepoint.
-    part, parts : int
-        Which of how many ranges.
-    genesis, head : bytes
-        Chain digests of the range's empty state and of its state.
-    batch : int
-        The batch.
-    key_schema : bytes
-        Arrow IPC schema message of the key columns.
-    states : list of StateSchema
-        The states.
-    garbage : Garbage
-        What does not count any more.
-    missing : RestorePlan
-        Where the state is.
-    """
+    """The work to write one range of an operator's key hashes; picklable."""
 
     folder: str
+    """The operator's folder in the savepoint."""
     part: int
+    """The range, of `parts` ranges."""
     parts: int
     genesis: bytes
+    """Digest of the range's empty state."""
     head: bytes
+    """Digest of the range's state."""
     batch: int
     key_schema: bytes
+    """Arrow IPC schema message of the key columns."""
     states: list[StateSchema]
     garbage: Garbage
+    """Rows that do not count any more, such as expired ones."""
     missing: RestorePlan
+    """The stored files that the range is read from."""
 
     @property
     def within(self) -> HashRange:
-        """The range."""
+        """The range of key hashes."""
         return hash_range(self.part, self.parts)
 
 
 def export_plan(history: History, checkpoint: Checkpoint, folder: str) -> list[KeyedExport]:
-    """Cut the keys of an operator into ranges of about equal size.
-
-    Parameters
-    ----------
-    history : History
-        The operator's checkpoints.
-    checkpoint : Checkpoint
-        One that can be restored.
-    folder : str
-        The operator's folder in the savepoint.
-    """
+    """Cut an operator's key hashes into ranges of about equal size; the checkpoint must be one that can be restored."""
 
     def plan(part: int, parts: int) -> tuple[bytes, RestorePlan]:
         genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part, parts)
@@ -123,17 +100,11 @@ def export_plan(history: History, checkpoint: Checkpoint, folder: str) -> list[K
 def export_keyed(
     export: KeyedExport, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes
 ) -> dict[str, SavedFile]:
-    """Write a range: a file per state. About `slice_bytes` of it are in memory at once, beside the files.
+    """Write a range, one file per state; returns the files by state.
 
-    Returns
-    -------
-    dict of str to SavedFile
-        By state; those without rows have one in the first range only, so that every table can be opened.
+    Besides the files, about `slice_bytes` are in memory at once.
 
-    Raises
-    ------
-    CorruptionError, StorageError
-        If the state cannot be read, or the files cannot be written.
+    A state without rows in a range has no file there, except in the first range, so that every table can be opened.
     """
     tables = _Tables(export)
     with tempfile.TemporaryDirectory(prefix="statelog-savepoint-") as scratch:
@@ -162,7 +133,7 @@ def export_keyed(
 
 
 class _Tables:
-    """Takes merged changes and makes a table of each state."""
+    """Sorts merged changes into a table per state."""
 
     def __init__(self, export: KeyedExport) -> None:
         self._export = export
@@ -192,7 +163,7 @@ class _Tables:
 
 
 def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDescriptor) -> pa.RecordBatch:
-    """Changes with the fields that the checkpoint says the state has."""
+    """Changes with the fields of the state in the checkpoint, as rows may be older than its schema."""
     if stored.kind is StateKind.TIMER or stored.value_schema == declared.value_schema:
         return batch
     values = project(batch.columns[VALUE_COLUMN:], stored, declared)
@@ -200,7 +171,7 @@ def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDe
 
 
 def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
-    """Write the states of an operator without keys: a file per state; raises what :func:`export_keyed` does."""
+    """Write the states of an unkeyed operator, one file per state; returns the files by state."""
     segments: list[SegmentRef] = checkpoint.segments
     snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in segments]
     folders = _state_folders(folder, checkpoint.states)
@@ -220,19 +191,7 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
 def saved_operator(
     checkpoint: Checkpoint, folder: str, parts: int, files: Sequence[Mapping[str, SavedFile]]
 ) -> SavedOperator:
-    """What the manifest says of an operator whose files are written.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-        Its checkpoint.
-    folder : str
-        The name of its folder.
-    parts : int
-        Number of ranges, or of subtasks if it has no keys.
-    files : sequence of mapping of str to SavedFile
-        The files of each range by state.
-    """
+    """The manifest's record of an operator; `files` has each range's files by state."""
     states: list[SavedState] = []
     for stored in checkpoint.states:
         own = [found[stored.name] for found in files if stored.name in found]

@@ -1,4 +1,4 @@
-"""Spark's own files of a query's checkpoint: which batches it has committed, and where its sources stand."""
+"""Spark's own files in a checkpointLocation: committed batches, and the offsets of the sources."""
 
 from __future__ import annotations
 
@@ -24,15 +24,7 @@ _SAVED_FOLDER: Final = "spark"
 
 
 class SparkCheckpoint:
-    """A query's checkpointLocation.
-
-    Parameters
-    ----------
-    store : Store
-        The location's store.
-    location : str
-        The location, for messages.
-    """
+    """The Spark side of a query's checkpointLocation."""
 
     def __init__(self, store: Store, location: str) -> None:
         self._store = store
@@ -45,13 +37,7 @@ class SparkCheckpoint:
         return [f"{self._location.rstrip('/')}/{name}" for name in names]
 
     def query_id(self) -> str:
-        """The id of the query that the checkpoint belongs to.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no checkpoint.
-        """
+        """The id of the query; raises ConfigurationError if the location is no checkpoint."""
         try:
             metadata = json.loads(self._store.read(_METADATA))
             return str(metadata["id"])
@@ -63,7 +49,7 @@ class SparkCheckpoint:
             ) from error
 
     def committed(self) -> list[int]:
-        """The batches that Spark has committed and still knows the input of, in order."""
+        """The batches, ascending, that Spark has committed and whose input it still knows."""
         commits, offsets = self._batches(_COMMITS), self._batches(_OFFSETS)
         return sorted(batch for batch in commits & offsets if batch == 0 or batch - 1 in offsets)
 
@@ -72,13 +58,7 @@ class SparkCheckpoint:
         return {int(name) for name in names if re.fullmatch(r"\d+", name)}
 
     def require_no_other_state(self) -> None:
-        """Refuse a query with stateful operators of Spark's own: their state is nothing that could be saved.
-
-        Raises
-        ------
-        ConfigurationError
-            If there are some.
-        """
+        """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
         if self._store.list(f"{_STATE}/"):
             raise ConfigurationError(
                 f"{self._location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
@@ -87,16 +67,16 @@ class SparkCheckpoint:
             )
 
     def offsets(self, batch: int) -> dict[str, str]:
-        """Where the sources stand after a batch, and after the one before, by batch id, as Spark has written it."""
+        """Spark's offset log entries of a batch and the batch before, by batch id."""
         return {str(one): self._text(f"{_OFFSETS}/{one}") for one in (batch - 1, batch) if one >= 0}
 
     def time_ms(self, batch: int) -> int | None:
-        """Spark's time of a batch; None if it is not noted."""
+        """Spark's time of a batch; None if Spark has not noted it."""
         name = f"{_OFFSETS}/{batch}"
         return BatchOffsets.parse(self._text(name), f"{self._location}/{name}").time_ms
 
     def commits(self, batch: int) -> dict[str, str]:
-        """Spark's commit of a batch, by batch id."""
+        """Spark's commit log entry of a batch, by batch id."""
         return {str(batch): self._text(f"{_COMMITS}/{batch}")}
 
     def _text(self, name: str) -> str:
@@ -106,33 +86,21 @@ class SparkCheckpoint:
             if error.kind is not ErrorKind.OBJECT_MISSING:
                 raise
             raise StateMissingError(
-                f"{self._location}/{name} is gone: Spark has removed what it noted of that batch.",
+                f"{self._location}/{name} is gone: Spark has deleted its record of that batch.",
                 hint="Save a newer batch.",
             ) from error
 
     def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
-        """Copy what the sources have noted up to a batch.
+        """Copy the sources' files up to a batch, whose offset log entry is `offsets`.
 
-        Parameters
-        ----------
-        target : Store
-            Where to.
-        offsets : str
-            Where the sources stand after the batch.
-
-        Raises
-        ------
-        StateMissingError
-            If a source does not have it any more.
-        StorageError
-            If files vanish again and again while they are copied.
+        Raises StateMissingError if a source no longer has them, StorageError if files vanish at each attempt.
         """
         ends = BatchOffsets.parse(offsets, f"{self._location}/{_OFFSETS}").file_log_ends
         for attempt in range(_COPY_ATTEMPTS):
             try:
                 held = dict(self._noted(ends))
             except StorageError as error:
-                # Sources join old files of theirs into one and remove them.
+                # A source may compact old files meanwhile, and delete them.
                 if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
                     raise
                 continue
@@ -140,7 +108,7 @@ class SparkCheckpoint:
         raise AssertionError("unreachable")
 
     def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        """Files of the sources by name; a log of files without its later entries, which would be read as one batch."""
+        """The sources' files by name; logs of files are cut, as Spark would read their later entries as one batch."""
         logs: dict[str, list[str]] = {source: [] for source in ends}
         for info in self._store.list(f"{_SOURCES}/"):
             source, _, base_name = info.name.removeprefix(f"{_SOURCES}/").partition("/")
@@ -157,13 +125,7 @@ class SparkCheckpoint:
         return self._store.read(f"{folder}/{name}")
 
     def require_empty(self) -> None:
-        """Refuse a location that a query has been started with.
-
-        Raises
-        ------
-        ConfigurationError
-            If it has.
-        """
+        """Refuse a location with which a query has been started."""
         folders = (f"{_OFFSETS}/", f"{_COMMITS}/", f"{_SOURCES}/", _METADATA)
         if any(self._store.list(folder) for folder in folders):
             raise ConfigurationError(
@@ -173,20 +135,9 @@ class SparkCheckpoint:
             )
 
     def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
-        """Write a checkpoint that goes on after a savepoint's batch.
+        """Write a checkpoint from which query `query_id` continues after the savepoint's batch.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            The savepoint.
-        saved : Store
-            Its store.
-        saved_location : str
-            Its location, for messages.
-        query_id : str
-            The query's id.
-        clock_id : str
-            The id of its heartbeat's clock, which no other query must have.
+        `clock_id` becomes the id of the heartbeat's clock, which no other query may have.
         """
         for file in manifest.sources:
             name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
@@ -197,7 +148,7 @@ class SparkCheckpoint:
             for batch, text in manifest.offsets.items()
         }
         self._put_all(_OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
-        # Without it Spark takes nothing of this for a checkpoint.
+        # Written last: without this file Spark does not take the directory for a checkpoint.
         self._store.put(_METADATA, json.dumps({"id": query_id}).encode())
 
     def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What there is to save of a query that is stopped."""
+"""Chooses the batch and the operators to save from a stopped query."""
 
 from __future__ import annotations
 
@@ -16,38 +16,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoppedQuery:
-    """A query's checkpointLocation and the logs of its operators.
-
-    Parameters
-    ----------
-    checkpoint : str
-        The checkpointLocation, for messages.
-    spark : SparkCheckpoint
-        What Spark has there.
-    logs : QueryLogs
-        The operators' logs.
-    """
+    """A query's checkpointLocation and the logs of its operators."""
 
     checkpoint: str
+    """The checkpointLocation, for messages."""
     spark: SparkCheckpoint
     logs: QueryLogs
 
     def choose(self, batch: int | None) -> tuple[int, list[OperatorLog]]:
-        """The batch to save, and all operators that the query has as of it.
+        """Choose the batch, by default the newest that Spark has committed, and find the query's operators as of it.
 
-        Parameters
-        ----------
-        batch : int or None
-            The batch asked for; None for the newest that Spark has committed.
-
-        Raises
-        ------
-        ConfigurationError
-            If no state of the query, or none of one of its operators, is found.
-        StateMissingError
-            If Spark or an operator does not have the batch.
-        CorruptionError
-            If a checkpoint that later ones build on is lost.
+        Raises ConfigurationError if no state of the query or of one of its operators is found, StateMissingError if
+        Spark or an operator lacks the batch, CorruptionError if a checkpoint that later ones build on is lost.
         """
         searched = self.logs.given or self.logs.home
         if not any(searched == log.location for log in self.logs.found):
@@ -78,7 +58,7 @@ class StoppedQuery:
             raise ConfigurationError(
                 f"{self.checkpoint}: the query has an operator '{uid}', and {location} holds no state of it.",
                 kind=ErrorKind.CHECKPOINT_MISSING,
-                hint="Was it moved? Pass location= with the place where it is.",
+                hint="Was it moved? Pass its new place as location=.",
             )
         for log in found.operators:
             require_complete(log.history, log.name)

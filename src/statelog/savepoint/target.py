@@ -1,4 +1,4 @@
-"""A place for a savepoint: new, written by one only, and apart from what is saved."""
+"""The place of a new savepoint: empty, with a single writer, and apart from the saved files."""
 
 from __future__ import annotations
 
@@ -10,38 +10,17 @@ from statelog.storage import Store
 from statelog.storage.places import is_within
 
 UNFINISHED: Final = "unfinished"
-"""A savepoint that is being written has this object, which only one writer can make."""
+"""This object marks a savepoint that is being written; only one writer can create it."""
 
 
 def require_new(store: Store, target: str) -> None:
-    """Refuse a place with something in it; :func:`begin_target` looks again.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is something.
-    """
+    """Refuse a place that is not empty; :func:`begin_target` looks again."""
     if store.list():
         raise _not_empty(target)
 
 
 def begin_target(store: Store, target: str, token: bytes) -> None:
-    """Take a place for a savepoint.
-
-    Parameters
-    ----------
-    store : Store
-        The place.
-    target : str
-        Its location, for messages.
-    token : bytes
-        Unique.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is something, or another savepoint is being written.
-    """
+    """Reserve an empty place for one writer; raises ConfigurationError if it is not empty or has another writer."""
     require_new(store, target)
     if not store.put_if_absent(UNFINISHED, token):
         raise _not_empty(target)
@@ -52,7 +31,7 @@ def begin_target(store: Store, target: str, token: bytes) -> None:
 
 
 def finish_target(store: Store) -> None:
-    """The savepoint is complete."""
+    """Mark the savepoint as complete."""
     store.delete([UNFINISHED])
 
 
@@ -64,16 +43,10 @@ def _not_empty(target: str) -> ConfigurationError:
 
 
 def require_apart(location: str, folders: Iterable[str], what: str) -> None:
-    """Refuse a location within one of some folders; `what` says what it is for.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is within one.
-    """
+    """Refuse a location within one of the folders; `what` names the location's purpose in messages."""
     for folder in folders:
         if is_within(location, folder):
             raise ConfigurationError(
-                f"{what} {location} is within {folder}, whose files are not to be mixed with others.",
+                f"{what} {location} is within {folder}, whose files must not be mixed with others.",
                 hint="Choose a place outside of it.",
             )

@@ -1,1 +1,30 @@
-"""What ties it to Spark: the plan, the workers' entry, calls to the driver, rewinding."""
+"""The Spark side of operators: plan, driver endpoint, tasks in Python workers, batches without data, placement.
+
+An operator is planned and coordinated on the driver, and runs as tasks in Spark's Python workers. The packages below
+turn a task's rows into output and checkpoints; this package connects them to Spark.
+
+The life of an operator:
+
+1. Plan: `checks` refuses unsupported arguments and sessions, and `declare` calls the processor's ``init`` to learn its
+   states. `plan` makes the output DataFrame and an `operator_plan` for the driver. On the way `key_hash` gives each row
+   its subtask, `placement` ties subtasks to executors, and `clock_frame` adds the source for batches without data.
+2. Start: `query_starts` hears of it before the first batch. The `endpoint` then adapts the query's settings
+   (`adaptive`), places the subtasks, and stores initial state (`initial_state`, `initial_tables`).
+3. Batch: Spark calls a spec for each subtask (`worker` for keyed, `process_worker` for unkeyed operators), which runs a
+   task of package checkpoint. `worker_process` keeps connections, stores and tables for later tasks. The task calls the
+   driver through `rpc`; the endpoint passes the call to the operator's coordinator, which the first call opens.
+4. Between batches: `clock_source` asks `query_clocks` whether the query needs a batch; `ticks` has the rule.
+5. End: the endpoint closes the coordinator. `query_errors` finds the error that made the query fail.
+
+Words of this package:
+
+- plan, spec: the description of an operator for the driver, and the pickled one for its tasks.
+- endpoint: the server for the tasks' calls, one per driver process.
+- instance: the id of an operator in the driver's program. It tells operators with the same uid apart.
+- placement table: a cached DataFrame with a row per subtask. Its cached partitions fix the subtasks' executors.
+- clock: the source without rows by which a query has batches without data.
+- stranger: a connection that has not yet proved that it knows the endpoint's secret.
+
+May import savepoint and all packages below, but not windows, streams or testing. Only this package and streams touch a
+Spark session, and `internals` collects the uses of Spark's private parts.
+"""

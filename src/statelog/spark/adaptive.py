@@ -1,10 +1,11 @@
-"""What adaptive execution must not do in a query with stateful operators.
+"""Restrains adaptive execution in queries with stateful operators.
 
-It must not leave out a part of a batch. Once a shuffle has no rows, it leaves out what reads it. Spark looks for what
-`withWatermark` has seen in the plan that is left, so the watermark would stand still while an operator returns no rows.
+Adaptive execution must not drop a part of a batch. It drops the readers of a shuffle that turns out to have no rows.
+Spark then looks for the event times of `withWatermark` only in the plan that remains, so the watermark would stand
+still while an operator returns no rows.
 
-It must not plan the reads of one Python source at once. Spark does that in threads that call the source's process over
-one socket and take each other's answers (Spark 4.3.0), so the query would fail or wait for ever.
+It must not plan several reads of one Python source at the same time. Spark does that in threads that call the source's
+process over one socket and take each other's answers (Spark 4.3.0), so the query would fail or wait for ever.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _REUSE: Final = "spark.sql.exchange.reuse"
 
 
 def restrain_adaptive_execution(query: StreamingQuery) -> None:
-    """Set in the session of its own of a query that is about to start what adaptive execution must not do."""
+    """Apply both restraints in the own session of a query that is about to start; a failure is only logged."""
     try:
         excluded = [rule for rule in internals.own(query, _EXCLUDED_RULES, "").split(",") if rule]
         internals.set_own(query, _EXCLUDED_RULES, ",".join([*excluded, _EMPTY_RELATION]))
         sources = internals.python_sources(query)
         if internals.own(query, _REUSE, "true").lower() == "true":
-            sources = [name for name in sources if name != CLOCK_SOURCE]  # is behind an exchange, which all share
+            sources = [name for name in sources if name != CLOCK_SOURCE]  # is behind an exchange that all share
         repeated = sorted({name for name in sources if sources.count(name) > 1})
         if repeated and internals.own(query, _ADAPTIVE, "true").lower() == "true":
             internals.set_own(query, _ADAPTIVE, "false")

@@ -1,4 +1,4 @@
-"""What the user's entry points share: checks of arguments and the session, and what is sent to the workers."""
+"""Shared by the user's entry points: checks of arguments and session, pickling for the workers, the endpoint."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ _endpoint_lock = threading.Lock()
 
 
 class TaskSpec(Protocol):
-    """What every task of an operator is told; picklable."""
+    """The description of an operator that Spark sends to each of its tasks; picklable."""
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one batch."""
+        """Process one partition of one batch.
+
+        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask.
+        """
         ...
 
 
 def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that Spark sends to the workers.
+    """Make the function that Spark sends to the workers.
 
-    It is pickled by value and holds only bytes, so that a worker which cannot import statelog can say so.
+    Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.
     """
     pickled = _dumps(spec)
 
@@ -79,13 +82,7 @@ def _dumps(value: object) -> bytes:
 
 
 def pickled_processor(processor: object, uid: str) -> bytes:
-    """Pickle a processor for the workers.
-
-    Raises
-    ------
-    ProcessorError
-        If it cannot be pickled.
-    """
+    """Pickle a processor for the workers; raises ProcessorError if it cannot be pickled."""
     try:
         return _dumps(processor)
     except Exception as error:
@@ -99,13 +96,13 @@ def pickled_processor(processor: object, uid: str) -> bytes:
 
 
 def check_output_mode(mode: object) -> None:
-    """Refuse what is no output mode of Spark."""
+    """Refuse anything but Spark's output modes."""
     if str(mode).lower() not in _OUTPUT_MODES:
         raise ConfigurationError(f"outputMode is {mode!r}.", hint="It must be 'append', 'update' or 'complete'.")
 
 
 def check_session(session: SparkSession) -> None:
-    """Refuse sessions whose tasks or batches do not mean what statelog takes them for."""
+    """Refuse Spark Connect, speculation, and Python workers that cannot run tasks."""
     if not hasattr(session, "_jsparkSession"):
         raise ConfigurationError(
             "statelog does not run on Spark Connect.",
@@ -122,7 +119,7 @@ def check_session(session: SparkSession) -> None:
 
 
 def warn_of_no_watermark(uid: str) -> None:
-    """Warn that nothing moves the event time of an operator."""
+    """Warn that an operator's event time never advances, because its input has no watermark."""
     _warn(
         f"operator '{uid}': timeMode is 'EventTime', but its input has no watermark: timers and TTL in event time"
         " will never be due. Call withWatermark(...) on the stream, or pass watermark=statelog.Watermark(...)."
@@ -130,7 +127,7 @@ def warn_of_no_watermark(uid: str) -> None:
 
 
 def warn_of_deleted(uid: str, states: Iterable[StateDeclaration]) -> None:
-    """Warn of states that ``init`` declares and deletes, before or afterwards."""
+    """Warn of states that ``init`` both declares and deletes, in either order."""
     effects = {
         StateLife.BATCH: "deletes and then declares: they are empty at the start of every batch",
         StateLife.NONE: "declares and then deletes: their values are gone, and reading and writing them fails",
@@ -145,7 +142,7 @@ def warn_of_deleted(uid: str, states: Iterable[StateDeclaration]) -> None:
 
 
 def _warn(text: str) -> None:
-    """Warn at the user's line."""
+    """Warn with the line of the user's code that called statelog."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("statelog."):
         level, frame = level + 1, frame.f_back
@@ -153,19 +150,19 @@ def _warn(text: str) -> None:
 
 
 def new_instance() -> str:
-    """A name that no other operator of the driver's program has."""
+    """Make an id that no other operator of the driver's program has."""
     return f"{os.getpid()}-{next(_instances)}"
 
 
 def checked_uid(uid: str | None) -> str:
-    """The operator's name, the default if there is none."""
+    """The operator's name; the default name for None."""
     if uid is not None and (not isinstance(uid, str) or not uid or len(uid) > 200):
         raise ConfigurationError(f"uid is {uid!r}.", hint="It must be a text of 1 to 200 characters.")
     return _DEFAULT_UID if uid is None else uid
 
 
 def checked_location(location: object) -> str | None:
-    """A location that tasks on all hosts understand alike: a path is one of the driver's."""
+    """The location in a form that means the same on all hosts: a relative path becomes absolute, on the driver."""
     if location is None:
         return None
     if not isinstance(location, (str, os.PathLike)) or not (text := str(location)).strip():
@@ -181,7 +178,7 @@ def check_options(options: object) -> None:
 
 
 def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
-    """The number of subtasks, by default the application\'s number of cores."""
+    """The number of subtasks; by default the application's number of cores, but not more than there are key groups."""
     if parallelism is None:
         return min(max(session.sparkContext.defaultParallelism, 1), KEY_GROUPS)
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= KEY_GROUPS:
@@ -190,7 +187,7 @@ def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
 
 
 def parse_output(schema: StructType | str, parse: Callable[[str], DataType] = DataType.fromDDL) -> StructType:
-    """The output type as a StructType of supported types."""
+    """The output type as a StructType; refuses types that are not supported."""
     try:
         parsed: DataType = parse(schema) if isinstance(schema, str) else schema
     except Exception as error:
@@ -206,7 +203,7 @@ def parse_output(schema: StructType | str, parse: Callable[[str], DataType] = Da
 
 
 def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
-    """The address that executors reach the driver at, and the process's endpoint."""
+    """The driver's address for executors, and the endpoint of this process, which the first call makes."""
     global _endpoint
     conf = session.sparkContext.getConf()
     is_local = is_on_this_machine(session.sparkContext)
@@ -227,14 +224,14 @@ def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
 
 
 def operators_of_query(query: StreamingQuery) -> list[RunningOperator]:
-    """The operators of a query that runs in this process; raises what :meth:`Endpoint.operators_of` does."""
+    """The operators of a query that runs in this process; raises as :meth:`Endpoint.operators_of` does."""
     with _endpoint_lock:
         endpoint = _endpoint
     return endpoint.operators_of(query) if endpoint is not None else []
 
 
 def incomplete_end(query: StreamingQuery) -> StateMissingError | None:
-    """What a query of this process that has ended without an error lacks: the checkpoint of its last batch."""
+    """Why a query of this process, ended without an error, cannot go on; None if it can, or has not ended."""
     with _endpoint_lock:
         endpoint = _endpoint
     return endpoint.incomplete_end(query) if endpoint is not None and not query.isActive else None

@@ -1,4 +1,4 @@
-"""Letting a query have batches that its sources have no rows for: the clock source beside an operator's input."""
+"""Adds the clock source to an operator's input, so that the query has batches even when its sources have no rows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,10 @@ from statelog.spark.operator_plan import OperatorPlan
 
 
 def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataFrame:
-    """Rows that Spark also runs batches for when there are none, if the operator needs that.
+    """Add the clock source to a streaming input if the operator needs batches without data.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        The operator's input.
-    plan : OperatorPlan
-        The operator, known to the endpoint.
-    endpoint : Endpoint
-        Whom the clock asks.
-
-    Returns
-    -------
-    DataFrame
-        The same rows and columns. Every batch without data must run all subtasks, so the rows must be observed.
+    Rows and columns stay the same. A batch without data must run all subtasks too, so the caller has to observe the
+    rows: Spark may fold away a branch without rows, but not an observed one.
     """
     if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
         return rows
@@ -39,9 +28,10 @@ def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataF
 
 
 def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
-    with internals.active(session):  # Otherwise Spark refuses a name that the session active so far has registered.
+    # Spark refuses a name that its active session has registered, so that must be this session.
+    with internals.active(session):
         session.dataSource.register(source_class(endpoint.local_host, endpoint.port, endpoint.secret))
-    # Adaptive execution plans shuffles in threads of their own. Where several of a query's shuffles read one Python
-    # source, they call its process over one socket at once and take each other's answers: the query fails or waits for
-    # ever (Spark 4.3.0). Behind an exchange, which all of them reuse, the source is planned once.
+    # Adaptive execution plans each shuffle in a thread of its own. If several shuffles of a query read one Python
+    # source, the threads call its process over one socket at the same time and take each other's answers: the query
+    # fails or waits for ever (Spark 4.3.0). Behind an exchange, which all shuffles reuse, the source is planned once.
     return session.readStream.format(CLOCK_SOURCE).load().repartition(1)

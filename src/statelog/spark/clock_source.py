@@ -1,8 +1,8 @@
-"""A streaming source without rows, by which a query gets batches that its other sources have no rows for.
+"""A streaming source without rows: through it a query has batches even when its other sources have no new rows.
 
 Spark runs a batch when a source has a new offset. The clock's offset is a number that grows exactly when an operator
 needs a batch: its watermark has advanced, or a heartbeat is due. Spark asks for the offset in a Python process next
-to the driver, which in turn asks the driver.
+to the driver, and that process asks the driver.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from statelog.spark.rpc import RpcClient
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.1: with the trigger availableNow the query is a single batch there, without ticks.
+except ImportError:  # Spark 4.1: there a query with the trigger availableNow is a single batch, without ticks.
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # older PySpark has none
-        """Stands in for what this version of Spark lacks."""
+        """Stands in for the class that this version of Spark lacks."""
 
 
 CLOCK_SOURCE: Final = "statelog-clock"
 _POLL_S: Final = 0.05
-"""Spark asks every 10 ms while a query has nothing to do; the driver is asked less often."""
+"""While a query has nothing to do, Spark asks every 10 ms; the driver is asked no more often than this."""
 
 Offset = dict[str, Any]
 
 
 def source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
-    """The source with what it needs to know.
+    """Make the source's class, with the driver's address and secret inside.
 
-    Options would be shown in plans; what is in the class is in its pickle only. Because the class is local, that
-    pickle holds all of it, and a process that cannot import statelog can say so.
+    Spark shows the options of a source in plans, but the content of the class is only in its pickle. Because the class
+    is local, the pickle holds all of it, and a process that cannot import statelog can say so.
     """
 
     class ClockSource(DataSource):
@@ -66,15 +66,9 @@ def source_class(host: str, port: int, secret: bytes) -> type[DataSource]:
 class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Tells Spark a new offset when the driver says that a batch is needed.
 
-    Spark calls it in one process per run of a query: :meth:`initialOffset` if the query is new, :meth:`latestOffset`
-    before every batch and while there is none, :meth:`partitions` when a batch with a new offset is planned.
-
-    Parameters
-    ----------
-    host, port, secret
-        Where the driver answers.
-    clock : Clock, optional
-        Time.
+    Each start of a query has one process for it. There Spark calls :meth:`initialOffset` if the query is new,
+    :meth:`latestOffset` before every batch and again and again between batches, and :meth:`partitions` when it plans a
+    batch with a new offset.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, clock: Clock | None = None) -> None:
@@ -96,7 +90,7 @@ class ClockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset | None = None, limit: object = None) -> Offset:
         offset = start or self._end or self.initialOffset()
         if offset["clock"] == self._reader and not self._is_planned:
-            return offset  # The query is new: there is no batch yet that another one could follow.
+            return offset  # The query is new; a batch without data can only follow another batch.
         if not self._ends_when_idle and self._is_asked_too_soon(offset):
             return offset
         if self._needs_batch(offset["clock"]):

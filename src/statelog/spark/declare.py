@@ -1,4 +1,4 @@
-"""Learning on the driver which states a processor has, by calling its ``init``."""
+"""Calls the ``init`` of a processor on the driver, to learn its states."""
 
 from __future__ import annotations
 
@@ -21,42 +21,20 @@ _NAME_LENGTH: Final = 200
 
 @dataclass
 class Declarations:
-    """What a processor's ``init`` has asked for.
-
-    Parameters
-    ----------
-    states : dict
-        The states by name.
-    deleted : dict
-        Names of states whose stored values are to go, in order.
-    """
+    """The states that a processor's ``init`` has declared and deleted."""
 
     states: dict[str, StateDeclaration] = field(default_factory=dict)
     deleted: dict[str, None] = field(default_factory=dict)
+    """Names of the states whose stored values must go, in the order of the calls."""
 
 
 def declare_states(
     processor: bytes, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
 ) -> Declarations:
-    """Call ``init`` and ``close`` of a copy of the processor, as Spark does when it plans the query.
+    """Call ``init`` and ``close`` of a copy of a pickled processor, as Spark does when it plans the query.
 
-    Parameters
-    ----------
-    processor : bytes
-        The pickled processor.
-    uid : str
-        The operator, for messages.
-    domains : frozenset of TimeDomain
-        The times that the operator goes by.
-    parse : callable
-        Reads the texts of schemas; Spark's own parser needs a session.
-
-    Raises
-    ------
-    ProcessorError
-        If they fail.
-    ConfigurationError
-        If a state is declared twice, or asks for what the operator cannot do.
+    `parse` reads schema texts; the default is Spark's parser, which needs a session. Raises ProcessorError if a call
+    fails, and ConfigurationError if a state is declared twice or needs a kind of time that the operator does not have.
     """
     return declare_states_of(pickle.loads(processor), uid, domains, parse)
 
@@ -64,14 +42,14 @@ def declare_states(
 def declare_states_of(
     processor: Any, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
 ) -> Declarations:
-    """Call ``init`` and ``close`` of a processor itself; otherwise as :func:`declare_states`."""
+    """Call ``init`` and ``close`` of the processor itself, not of a copy; the rest is as in :func:`declare_states`."""
     handle = _DeclaringHandle(uid, domains, parse)
     call_init(processor, handle, uid)
     return handle.found
 
 
 def call_init(processor: Any, handle: object, uid: str) -> None:
-    """Call ``init`` and ``close`` of a processor on the driver; raises what :func:`declare_states` does."""
+    """Call ``init`` and ``close`` of a processor on the driver; raises as :func:`declare_states` does."""
     try:
         processor.init(handle)
         processor.close()
@@ -86,7 +64,7 @@ def call_init(processor: Any, handle: object, uid: str) -> None:
 
 
 def check_state_name(name: str, uid: str) -> None:
-    """Refuse names that no state can have."""
+    """Refuse names that are empty, too long, or start with ``$``; such names are reserved, for timers for example."""
     if not isinstance(name, str) or not 1 <= len(name) <= _NAME_LENGTH or name.startswith("$"):
         raise ConfigurationError(
             f"operator '{uid}': a state is named {name!r}.",
@@ -95,7 +73,7 @@ def check_state_name(name: str, uid: str) -> None:
 
 
 def state_struct(schema: Any, name: str, uid: str, parse: Parse = DataType.fromDDL) -> StructType:
-    """The schema of a state's values or keys as a StructType."""
+    """Parse the schema of a state's values, or of a map's keys, as a StructType with at least one field."""
     try:
         parsed: DataType = parse(schema) if isinstance(schema, str) else schema
     except Exception as error:
@@ -113,7 +91,7 @@ def state_struct(schema: Any, name: str, uid: str, parse: Parse = DataType.fromD
 
 
 class DeclaredState:
-    """Stands for a state on the driver, where only ``init`` and ``close`` are called."""
+    """Stands for a state on the driver, where only ``init`` and ``close`` run; any use raises ProcessorError."""
 
     def __init__(self, name: str, uid: str) -> None:
         self._subject = f"operator '{uid}': state '{name}'"
@@ -129,7 +107,7 @@ class DeclaredState:
 
 
 class _DeclaringHandle:
-    """A handle that notes down the states and gives back placeholders."""
+    """A handle that records the declared states and returns placeholders."""
 
     def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
         self.found = Declarations()

@@ -1,6 +1,6 @@
-"""Handles of states that ``init`` declares and then deletes: as on Spark's, reading and writing fails.
+"""Handles of states that ``init`` declares and then deletes: as in Spark, every read and write fails.
 
-Spark's iterators are empty then, and its messages the same for values and lists.
+Also as in Spark, their iterators are empty, and values and lists share their messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ITERATORS: Final[dict[StateKind, tuple[str, ...]]] = {
 
 
 class _DeletedState:
-    """Stands for a state of one kind; its methods are the kind's."""
+    """Stands for a deleted state; it has the methods of the state's kind."""
 
     def __init__(self, name: str, kind: StateKind, uid: str) -> None:
         reason = (
@@ -63,11 +63,11 @@ class _DeletedState:
             setattr(self, method, _empty)
 
     def bind(self, function: object) -> None:
-        """Take the function of a reducing or aggregating state, which is never called."""
+        """Accept the function of a reducing or aggregating state; nobody calls it."""
 
 
 def deleted_state(name: str, kind: StateKind, uid: str) -> Any:
-    """The handle of a state of an operator that ``init`` declares and then deletes."""
+    """Make the handle of a state that ``init`` of operator `uid` declares and then deletes."""
     return _DeletedState(name, kind, uid)
 
 

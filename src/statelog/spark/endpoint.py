@@ -1,4 +1,4 @@
-"""The driver's side of the calls: one endpoint per application, one coordinator per operator and run."""
+"""The driver's server for the tasks' calls: one endpoint per process, one coordinator per operator and start."""
 
 from __future__ import annotations
 
@@ -52,38 +52,29 @@ STATE_FOLDER = "statelog"
 
 @dataclass(frozen=True)
 class _Initial:
-    """What was stored before the first batch: rows of an initial state, and runs of tables, by subtask."""
+    """The state that was stored before the first batch."""
 
     rows: list[str]
+    """For each subtask, the object with its rows of the initial state; empty if it has none."""
     runs: dict[int, list[StoredRun]]
+    """By subtask, the runs of the initial tables."""
 
 
 @dataclass(frozen=True)
 class RunningOperator:
-    """An operator of a query that runs.
-
-    Parameters
-    ----------
-    session : SparkSession
-        The query's session.
-    uid : str
-        Its name.
-    location, root : str
-        Where its state is, and its folder there.
-    coordinator : Coordinator
-        Its coordinator.
-    """
+    """An operator of a running query."""
 
     session: SparkSession
     uid: str
     location: str
     root: str
+    """The operator's folder in the location."""
     coordinator: Coordinator
 
 
 @dataclass
 class _Slot:
-    """The coordinator that serves an operator of a query, replaced when the query is started again."""
+    """Holds the coordinator of an operator of a query; the query's next start replaces it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     run_id: str = ""
@@ -93,15 +84,7 @@ class _Slot:
 
 
 class Endpoint:
-    """Receives the tasks' calls and hands them to the operators' coordinators.
-
-    Parameters
-    ----------
-    host, port : str, int
-        Address to listen on; port 0 takes a free one.
-    clock : Clock
-        Time.
-    """
+    """Receives the tasks' calls and hands them to the operators' coordinators; port 0 takes a free port."""
 
     def __init__(
         self,
@@ -114,7 +97,7 @@ class Endpoint:
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
         self.clock_frames: dict[SparkSession, DataFrame] = {}
-        """The clock source of each session; :mod:`statelog.spark.clock_frame` makes them."""
+        """The clock source of each session; :mod:`statelog.spark.clock_frame` fills this."""
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
         self._initial: dict[tuple[str, str], _Initial | Exception] = {}
@@ -127,13 +110,13 @@ class Endpoint:
         self.port = self._server.port
 
     def register(self, plan: OperatorPlan) -> None:
-        """Make an operator known before its first task calls."""
+        """Make an operator known, before any of its tasks calls."""
         with self._lock:
             self._plans[plan.instance] = plan
         when_queries_start(plan.session, self._prepare)
 
     def _prepare(self, query_id: str, run_id: str) -> None:
-        """Do what a query's operators need before its first batch."""
+        """Before a query's first batch: adapt its settings, place its subtasks, store initial state."""
         for session in dict.fromkeys(plan.session for plan in self.plans()):
             query = internals.active_query(session, query_id)
             plans = [] if query is None else self._plans_of(query)
@@ -160,13 +143,7 @@ class Endpoint:
             return list(self._plans.values())
 
     def operators_of(self, query: StreamingQuery) -> list[RunningOperator]:
-        """All operators of a running query.
-
-        Raises
-        ------
-        StateMissingError
-            If one of them has not begun a batch yet.
-        """
+        """All operators of a running query; raises StateMissingError if one of them has not begun a batch yet."""
         found: list[RunningOperator] = []
         for plan in self._plans_of(query):
             with self._lock:
@@ -182,8 +159,8 @@ class Endpoint:
     def incomplete_end(self, query: StreamingQuery) -> StateMissingError | None:
         """Why a query that has ended without an error cannot go on; None if nothing is missing.
 
-        Spark commits a batch after its last action. If that did not run the operator to its end, the next batch is
-        refused; of the last batch only this tells.
+        Spark commits a batch after its last action. If that action did not run every subtask to its end, the next batch
+        is refused. After the last batch there is no next one, so only this method tells.
         """
         run_id = str(query.runId)
         for plan in self._plans_of(query):
@@ -202,7 +179,7 @@ class Endpoint:
         return [plan for plan in self.plans() if plan.observation in observed]
 
     def _note_of(self, query: StreamingQuery) -> QueryOperators:
-        """What the checkpoints of a run say about the query's operators."""
+        """The query's operators, as the checkpoints of this start record them."""
         locations = {plan.uid: noted_location(plan.location) for plan in self._plans_of(query)}
         return QueryOperators(int(self._clock.now_s() * 1000), locations)
 
@@ -288,7 +265,7 @@ class Endpoint:
         else:
             coordinator.open(task.batch)
         slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
-        with self._lock:  # Until now every subtask has to find it, and with it why it could not be stored.
+        with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
             self._initial.pop((task.run_id, plan.instance), None)
         self._close_at_end(plan, query, coordinator)
 
@@ -309,7 +286,7 @@ class Endpoint:
         threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
 
     def _check_once(self, location: str, store: Store) -> None:
-        """Ask an object store once whether it can be trusted with a log."""
+        """Check once per location that an object store can be trusted with a log."""
         if not store.can_append and location not in self._checked:
             check_put_if_absent(store)
             self._checked.add(location)
@@ -335,9 +312,9 @@ def _config_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig
 
 
 def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _Initial:
-    """Store what is there before the first batch, unless the location is another query's.
+    """Store the state before the first batch, unless the location belongs to another query.
 
-    The location is not claimed yet. So nothing of other runs is removed; the claim removes what they have left.
+    The location is not claimed yet, so nothing of other starts is removed here; the claim removes their orphans.
     """
     location = _location(plan, query)
     store = open_retrying_store(location, plan.options, SystemClock(), Measurements())
@@ -349,7 +326,7 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
         rows = store_initial_state(plan.initial, plan.parallelism, location, folder, plan.options)
-    # No run has epoch 0, so what no checkpoint comes to name is removed as that of a crashed run.
+    # No start has epoch 0. So runs that no checkpoint comes to name are removed like the orphans of a crashed start.
     folder = f"{root}/{RUNS_FOLDER}/0"
     runs = [
         store_initial_table(table, plan.key_schema, plan.parallelism, location, folder, run_id, plan.options)
@@ -361,7 +338,7 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
 def _incomplete_end(
     plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator | None
 ) -> StateMissingError | None:
-    """What the operator lacks at the end of a run; without a coordinator no subtask has run in it."""
+    """The error if the last committed batch has no checkpoint. Without a coordinator, no subtask ran in this start."""
     batch = internals.last_committed(query)
     if batch is None:
         return None

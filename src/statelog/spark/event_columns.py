@@ -1,4 +1,4 @@
-"""Which columns of an operator's input and output are its event time."""
+"""Finds the event-time columns of an operator's input and output."""
 
 from __future__ import annotations
 
@@ -10,22 +10,7 @@ from statelog.runs.times import Watermark
 
 
 def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool) -> EventTime:
-    """The event time that an operator's own watermark follows.
-
-    Parameters
-    ----------
-    schema : StructType
-        The input.
-    watermark : Watermark
-        The watermark.
-    drops_late : bool
-        Whether late rows are left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If the input does not have its columns.
-    """
+    """The event time that an operator's own watermark follows; raises ConfigurationError if a column is missing."""
 
     def position(name: str, kinds: tuple[type[DataType], ...], expected: str) -> int:
         if name not in schema.names or not isinstance(schema[name].dataType, kinds):
@@ -46,10 +31,7 @@ def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool
 def result_event_time(output: StructType, column: str, *, has_watermark: bool) -> EventTime | None:
     """The event time of an operator's output; None if `column` is empty.
 
-    Raises
-    ------
-    ConfigurationError
-        If the output does not have the column, or the input has no watermark.
+    Raises ConfigurationError if the output lacks the column, or the input has no watermark.
     """
     if not column:
         return None

@@ -1,7 +1,7 @@
-"""Bringing the rows of an initial state to the subtasks of a query's first batch.
+"""Brings the rows of an initial state to the subtasks of a query's first batch.
 
-A streaming plan cannot hold a batch DataFrame's rows, so a Spark job stores them, an object per subtask, before the
-first batch: Spark calls a listener when a query starts and waits for it.
+A streaming plan cannot hold the rows of a batch DataFrame. So a Spark job stores them before the first batch, one
+object per subtask: Spark calls a listener when a query starts, and waits for it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,9 @@ from statelog.spark.worker_process import worker_process
 
 
 def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder: str, options: Options) -> list[str]:
-    """Store the rows of an initial state.
+    """Store the rows of an initial state; return the object of each subtask, an empty name for one without rows.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        The rows with the key hash as the last column, each in the partition of its subtask.
-    parallelism : int
-        Number of subtasks.
-    location, folder : str
-        Where the objects go.
-    options : Options
-        How often requests are attempted.
-
-    Returns
-    -------
-    list of str
-        For each subtask the object that holds its rows; empty if it has none.
+    `rows` have the key hash as the last column, each in the partition of its subtask; `folder` is within `location`.
     """
     written = rows.mapInArrow(_writer(location, folder, options), "subtask int, name string").collect()
     names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}

@@ -1,4 +1,4 @@
-"""Loading DataFrames as states: each becomes runs of materialized state before a query's first batch."""
+"""Loads DataFrames as states: before a query's first batch, each becomes runs of materialized state."""
 
 from __future__ import annotations
 
@@ -29,41 +29,20 @@ _STORED = "subtask int, name string, length long, checksum binary, rows long"
 
 @dataclass(frozen=True)
 class InitialTable:
-    """The rows of a state.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    rows : DataFrame
-        The rows with the key hash as the last column, each in the partition of its subtask.
-    names : list of str
-        What the other columns are called, in order.
-    """
+    """A DataFrame that is loaded as a state."""
 
     state: StateSchema
     rows: DataFrame
+    """Have the key hash as the last column, and are in the partitions of their subtasks."""
     names: list[str]
+    """Names of the columns without the key hash, in order."""
 
 
 def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescriptor, uid: str) -> DataFrame:
-    """The columns of a DataFrame that make up a state, the key's first, in the types that the state has.
+    """The columns of a DataFrame that make up a state, the key's first, converted to the state's types.
 
-    Parameters
-    ----------
-    df : DataFrame
-        The table.
-    keys : sequence of StructField
-        The stream's grouping columns.
-    state : StateDescriptor
-        The state.
-    uid : str
-        The operator, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is a streaming DataFrame, or its columns are not the state's, or one could lose something.
+    `keys` are the stream's grouping columns. Raises ConfigurationError if the DataFrame is streaming, if it lacks a
+    column or has another one, and if a conversion could lose something.
     """
     subject = f"operator '{uid}': initialTables['{state.name}']"
     if df.isStreaming:
@@ -82,7 +61,7 @@ def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescri
 
 
 def _require_columns(found: list[str], wanted: list[str], subject: str, state: StateDescriptor) -> None:
-    """Refuse missing and unknown columns, and those that are there twice."""
+    """Refuse missing, unknown and duplicate columns."""
     unknown = [name for name in found if name not in (*wanted, HASH)]
     missing = [name for name in wanted if name not in found]
     doubled = [name for name in wanted if found.count(name) > 1]
@@ -104,27 +83,10 @@ def _require_columns(found: list[str], wanted: list[str], subject: str, state: S
 def store_initial_table(
     table: InitialTable, key_schema: bytes, parallelism: int, location: str, folder: str, run_id: str, options: Options
 ) -> dict[int, StoredRun]:
-    """Store a table as runs.
+    """Store a table as runs, one for each subtask that has rows; return them by subtask.
 
-    Parameters
-    ----------
-    table : InitialTable
-        The table.
-    key_schema : bytes
-        Arrow IPC schema message of the key's fields.
-    parallelism : int
-        Number of subtasks.
-    location, folder : str
-        Where the runs go; below the folder each subtask has its own.
-    run_id : str
-        The query's run; attempts are only unique in it.
-    options : Options
-        How files are written, and requests attempted.
-
-    Returns
-    -------
-    dict of int to StoredRun
-        By subtask; those without rows have none.
+    `key_schema` is the Arrow IPC schema message of the key's fields. Below `folder`, each subtask has a folder of its
+    own. Task attempts are unique only within a start, so names contain the `run_id` too.
     """
     written = table.rows.mapInArrow(_writer(table, key_schema, location, folder, run_id, options), _STORED).collect()
     runs: dict[int, StoredRun] = {}
@@ -175,7 +137,7 @@ def _writer(
 
 
 def _require_elements(rows: pa.Table, state: StateDescriptor) -> None:
-    """Refuse nulls where the state declares elements that are never null; tables do not tell by their types."""
+    """Refuse null elements where the state declares that there are none; the types of a table do not tell."""
     if state.kind is StateKind.TIMER:
         return
     for field in state.value_schema:

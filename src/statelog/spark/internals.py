@@ -1,4 +1,4 @@
-"""Everything that uses what is private in Spark; verified with Spark 4.3."""
+"""All uses of Spark's private parts; verified with Spark 4.3."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from statelog.errors import ConfigurationError, ErrorKind, FencedError
 
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
-    """The running query that a task belongs to.
-
-    Raises
-    ------
-    FencedError
-        If this run of the query is over.
-    """
+    """The running query that a task belongs to; raises FencedError if this start of it is over."""
     query: Any = session.streams.get(query_id)
     if query is None or query._jsq is None or str(query.runId) != run_id:
         raise FencedError(
@@ -43,12 +37,12 @@ def checkpoint_location(query: StreamingQuery) -> str:
 
 
 def is_first_start(query: StreamingQuery) -> bool:
-    """Whether a query that is about to start has not committed any batch."""
+    """Whether a query that is about to start has no committed batch yet."""
     return bool(_execution(query).commitLog().getLatest().isEmpty())
 
 
 def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
-    """Time and watermark that Spark wrote down for a batch before it started it."""
+    """The times that Spark recorded for a batch before it began; raises FencedError if Spark knows no such batch."""
     found = _execution(query).offsetLog().offsetSeqMetadataForBatchId(batch)
     if found.isEmpty():
         raise FencedError(
@@ -66,19 +60,19 @@ def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
 
 
 def active_queries(session: SparkSession) -> list[StreamingQuery]:
-    """A session's running queries; none if it has been stopped."""
+    """A session's running queries; none if the session has been stopped."""
     context: Any = session.sparkContext
     return [] if context._jsc is None else list(session.streams.active)
 
 
 def active_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
-    """A session's running query of an id; None if there is none, or the session has been stopped."""
+    """A session's running query with this id; None if there is none, or the session has been stopped."""
     context: Any = session.sparkContext
     return None if context._jsc is None else session.streams.get(query_id)
 
 
 def next_batch(query: StreamingQuery) -> int:
-    """The batch that is being run, or the next one between two batches."""
+    """The batch that runs now; between two batches, the next one."""
     return int(_execution(query).getLatestExecutionContext().batchId())
 
 
@@ -94,7 +88,7 @@ def has_no_data_batches(query: StreamingQuery) -> bool:
 
 
 def last_committed(query: StreamingQuery) -> int | None:
-    """The newest batch of a run, if Spark has committed it; None if not, or if the run had no batch."""
+    """The last batch of this start if Spark has committed it; None if it has not, or if the start had no batch."""
     execution = _execution(query)
     last, latest = execution.lastExecution(), execution.commitLog().getLatest()
     if last is None or latest.isEmpty() or int(latest.get()._1()) < int(last.currentBatchId()):
@@ -103,17 +97,17 @@ def last_committed(query: StreamingQuery) -> int | None:
 
 
 def committed_offsets(query: StreamingQuery) -> str:
-    """The sources' offsets after the last batch, as JSON within other text."""
+    """A text that contains, as JSON, the sources' offsets after the last batch."""
     return str(_execution(query).committedOffsets())
 
 
 def own(query: StreamingQuery, name: str, default: str) -> str:
-    """A configuration of a query's own session, a copy of the one that it was started in."""
+    """A setting of a query's own session, which is a copy of the session that the query was started in."""
     return str(_execution(query).sparkSessionForStream().conf().get(name, default))
 
 
 def set_own(query: StreamingQuery, name: str, value: str) -> None:
-    """Set a configuration of a query's own session."""
+    """Change a setting of a query's own session."""
     _execution(query).sparkSessionForStream().conf().set(name, value)
 
 
@@ -124,30 +118,30 @@ def observations(query: StreamingQuery) -> set[str]:
 
 
 def reads_source(df: DataFrame, name: str) -> bool:
-    """Whether a DataFrame reads a streaming source of a name."""
+    """Whether a DataFrame reads a streaming source with this name."""
     frame: Any = df
     nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
 
 
 def python_sources(query: StreamingQuery) -> list[str]:
-    """The names of the streaming sources written in Python that a query reads; one for each time."""
+    """The names of the Python streaming sources that a query reads, one for each read."""
     nodes = _plan_nodes(_execution(query).analyzedPlan())
     streams = (node for node in nodes if _class_name(node) == "StreamingRelationV2")
     return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
 
 
 def has_watermark(df: DataFrame) -> bool:
-    """Whether a DataFrame comes from rows with a watermark, be their column still there or not."""
+    """Whether a DataFrame comes from rows with a watermark, even if it no longer has their column."""
     frame: Any = df
     nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
     return any(_class_name(node).endswith("EventTimeWatermark") for node in nodes)
 
 
 def selected_column(df: DataFrame, column: str | Column) -> tuple[int | None, str]:
-    """Which column of a DataFrame a selection of it is, None if it is computed, and the name of what is selected.
+    """The position and the name of the column that `column` selects; the position is None if the column is computed.
 
-    Spark resolves names by its settings and columns by their ids, so that neither is compared here as text.
+    Spark resolves names by its settings and columns by their ids, so neither is compared here as text.
     """
     chosen = _output(df.select(column)).head()
     jvm: Any = df.sparkSession._jvm
@@ -162,7 +156,7 @@ def _output(df: DataFrame) -> Any:
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:
-    """All nodes of a plan. Its text is no substitute: Spark cuts it off at a length that is configured."""
+    """All nodes of a plan. The text of a plan is no substitute: Spark cuts it off at a configured length."""
     waiting = [plan]
     while waiting:
         node = waiting.pop()
@@ -176,7 +170,7 @@ def _class_name(node: Any) -> str:
 
 
 def add_listener(session: SparkSession, listener: Any) -> None:
-    """Have a Python object that implements Spark's Java interface told what queries do."""
+    """Register a Python object that implements Spark's Java interface of query listeners."""
     context: Any = session.sparkContext
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
     streaming = context._jvm.org.apache.spark.sql.streaming
@@ -186,7 +180,7 @@ def add_listener(session: SparkSession, listener: Any) -> None:
 
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
-    """Make a session the one that Spark's JVM takes where it is told none."""
+    """Make a session the active one, which Spark's JVM uses where no session is named."""
     own: Any = session
     sessions = own._jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
@@ -203,11 +197,7 @@ def active(session: SparkSession) -> Iterator[None]:
 def require_synchronous_progress(query: StreamingQuery) -> None:
     """Refuse asynchronous progress tracking.
 
-    Raises
-    ------
-    ConfigurationError
-        If the query uses it: after a restart several batches may then be repeated as one, so a batch id
-        does not name the same input any more.
+    With it, a restart may repeat several batches as one, so that a batch id no longer names the same input.
     """
     kind = str(_execution(query).getClass().getSimpleName())
     if kind != "MicroBatchExecution":
@@ -218,7 +208,7 @@ def require_synchronous_progress(query: StreamingQuery) -> None:
         )
 
 
-# ---- Executors and what they cache ----
+# ---- Executors and their cached partitions ----
 
 
 def _context(session: SparkSession) -> Any:
@@ -227,7 +217,7 @@ def _context(session: SparkSession) -> Any:
 
 
 def executors(session: SparkSession) -> list[str]:
-    """Ids of the executors that are there; none if the driver is the only one."""
+    """Ids of the present executors, sorted; none if the driver itself runs the tasks."""
     found = _context(session).getExecutorIds()
     return sorted(str(found.apply(index)) for index in range(found.size()))
 
@@ -239,14 +229,14 @@ def slots(session: SparkSession) -> int:
 
 
 def cached_partitions(frame: DataFrame, count: int) -> list[str | None]:
-    """The executor that has each of the first `count` partitions of a cached DataFrame; None if not exactly one has."""
+    """The executor of each of the first `count` partitions of a cached DataFrame; None unless exactly one has it."""
     master = _block_master(frame)
     held = (master.getLocations(block) for block in _blocks(frame, range(count)))
     return [str(places.head().executorId()) if places.size() == 1 else None for places in held]
 
 
 def drop_cached_partitions(frame: DataFrame, partitions: Iterable[int]) -> None:
-    """Make executors forget partitions of a cached DataFrame, and wait a second at most until they have."""
+    """Drop partitions of a cached DataFrame from the executors, and wait up to a second until they are gone."""
     master, held = _block_master(frame), _blocks(frame, partitions)
     for block in held:
         master.removeBlock(block)
@@ -258,27 +248,22 @@ def drop_cached_partitions(frame: DataFrame, partitions: Iterable[int]) -> None:
 
 
 def cache_partitions(frame: DataFrame, executors: Sequence[str]) -> None:
-    """Have the partitions of a cached DataFrame computed, each by an executor, unless they are there already.
+    """Compute and cache partition i of a DataFrame on `executors[i]`, unless it is cached already.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        The DataFrame, with one row in every partition.
-    executors : sequence of str
-        The executor of each partition.
+    Every partition of `frame` must have exactly one row.
     """
-    # A zip of two RDDs prefers the places of the first.
+    # A zip of two RDDs prefers the places of the first, and needs equally many rows in both.
     jvm: Any = frame.sparkSession._jvm
     _tasks_on(frame, executors).zip(_cached_rdd(frame), jvm.scala.reflect.ClassTag.Any()).count()
 
 
 def run_tasks_on(frame: DataFrame, executors: Sequence[str]) -> None:
-    """Run a task that does nothing on each of some executors, of which a new one takes long for its first."""
+    """Run an empty task on each of these executors: the first task of a new executor takes long."""
     _tasks_on(frame, executors).count()
 
 
 def _tasks_on(frame: DataFrame, executors: Sequence[str]) -> Any:
-    """An RDD with a partition, of one row, for each of some executors, which prefers it."""
+    """An RDD with a partition of one row per executor; Spark prefers that executor for it, or none if it is unknown."""
     jvm: Any = frame.sparkSession._jvm
     hosts = _hosts(frame)
     wished = [
@@ -319,7 +304,7 @@ def _blocks(frame: DataFrame, partitions: Iterable[int]) -> list[Any]:
 
 
 def _block_master(frame: DataFrame) -> Any:
-    # SparkEnv has it too, but its methods cannot be looked at without a library that Spark's package lacks.
+    # SparkEnv has it too, but reflection on its methods needs a library that Spark's package lacks.
     jvm: Any = frame.sparkSession._jvm
     scheduler = jvm.java.lang.Class.forName("org.apache.spark.scheduler.DAGScheduler")
     field = scheduler.getDeclaredField("blockManagerMaster")

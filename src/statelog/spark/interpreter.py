@@ -1,7 +1,7 @@
-"""Whether the interpreter of the Python workers can run tasks, as far as the driver can tell.
+"""Checks that the interpreter of the Python workers can run tasks, as far as the driver can tell.
 
-With a local master the workers run an interpreter of this machine, which is asked once. The executors of a cluster have
-theirs on other machines: there the first task finds out.
+With a local master the workers use an interpreter of this machine, and it is asked once. The executors of a cluster use
+interpreters on other machines; there the first task finds out.
 """
 
 from __future__ import annotations
@@ -38,22 +38,16 @@ _HINT: Final = (
 
 
 def is_on_this_machine(context: SparkContext) -> bool:
-    """Whether all executors are."""
+    """Whether all executors run on the driver's machine."""
     return str(context.master).split("[")[0] in ("local", "local-cluster")
 
 
 def check_interpreter(session: SparkSession) -> None:
-    """Refuse an interpreter of Python workers that cannot run tasks.
-
-    Raises
-    ------
-    ConfigurationError
-        If it does not exist, is of another version than the driver's, or lacks a package.
-    """
+    """Refuse a workers' interpreter that is missing, is of another Python version, or lacks a package."""
     context: Any = session.sparkContext
     python = str(context.pythonExec)
     if is_on_this_machine(context) and not _is_own(python):
-        # Files that the application has shipped are imported from there.
+        # From this folder, workers import the files that the application ships.
         paths = tuple(os.path.join(SparkFiles.getRootDirectory(), name) for name in context._python_includes)
         environment = {**os.environ, **context.environment}
         inherited = [own.get("PYTHONPATH", "") for own in (context.environment, os.environ)]
@@ -62,7 +56,7 @@ def check_interpreter(session: SparkSession) -> None:
 
 
 def _is_own(python: str) -> bool:
-    """Whether an interpreter is the driver's, of the same virtual environment."""
+    """Whether an interpreter is the driver's own, in the same virtual environment."""
     found = shutil.which(python) or python
     here = os.path.dirname(found) == os.path.dirname(sys.executable)
     return found == sys.executable or (here and os.path.realpath(found) == os.path.realpath(sys.executable))
@@ -70,7 +64,7 @@ def _is_own(python: str) -> bool:
 
 @cache
 def _check(python: str, paths: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
-    """Ask an interpreter. An answer that makes no sense is none: then the first task finds out."""
+    """Ask an interpreter for its version and missing packages. Without a clear answer, the first task finds out."""
     command = [python, "-c", _QUESTION, json.dumps([_NEEDED, paths])]
     try:
         asked = subprocess.run(

@@ -12,15 +12,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 def key_hash(columns: Sequence[Column], kinds: Sequence[DataType]) -> Column:
     """Spark's ``xxhash64`` of the grouping columns.
 
-    It takes ``-0.0`` as ``0.0`` and all NaNs as one, nested ones too. Spark refuses to hash maps because equal ones
-    may list their entries in different orders, so a map is hashed as the array of its entries by key.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-        The grouping columns.
-    kinds : sequence of DataType
-        Their types.
+    It takes ``-0.0`` as ``0.0`` and all NaNs as one, nested ones too. Spark refuses to hash maps, because equal maps
+    may list their entries in different orders. So a map is hashed as the array of its entries, sorted by key.
     """
     return F.xxhash64(*[_hashable(column, kind) for column, kind in zip(columns, kinds, strict=True)])
 

@@ -1,7 +1,7 @@
-"""Which of Spark's types become which others where DataFrames are loaded as state: only where nothing can be lost.
+"""Converts the columns of DataFrames that are loaded as state, if no value can be lost.
 
-The values are converted by Spark's own cast. Of the casts that Spark itself takes as safe (``Cast.canUpCast``) those
-are left out that can make two values one; docs/savepoints.md has the table.
+Spark's own cast converts the values. Spark considers some casts safe (``Cast.canUpCast``); of these, the ones that can
+make two values one are refused here. docs/savepoints.md has the table.
 """
 
 from __future__ import annotations
@@ -38,32 +38,24 @@ from pyspark.sql.types import (
 from statelog.errors import ConfigurationError, ErrorKind
 
 _DIGITS: Final[dict[type[DataType], int]] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
-"""Whole numbers, the narrowest first, and how many decimal digits they have."""
+"""Decimal digits of the whole-number types, the narrowest first."""
 
 
 def require_convertible(own: DataType, wanted: DataType, name: str, subject: str, owner: str) -> None:
-    """Check that values of a type can become values of another one without loss.
+    """Check that all values of type `own` can become values of type `wanted` without loss.
 
-    Parameters
-    ----------
-    own, wanted : DataType
-        The column's type, and the type that it is to have.
-    name : str
-        The column.
-    subject, owner : str
-        What has the column, and whose the wanted type is, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If they cannot; the message names the path of the first field that does not fit.
+    `subject` has the column `name`, and `owner` the wanted type. Raises ConfigurationError, which names the path of the
+    first field that does not fit.
     """
     for misfit, hint in _misfits(own, wanted, name, owner):
         raise ConfigurationError(f"{subject}: {misfit}.", kind=ErrorKind.OTHER_SCHEMA, hint=hint)
 
 
 def converted_columns(df: DataFrame, wanted: Iterable[tuple[int, str, DataType]]) -> DataFrame:
-    """Some columns of a DataFrame: their places in it, names and types; :func:`require_convertible` holds for them."""
+    """Select and convert columns of a DataFrame, each given as its position, its new name and its new type.
+
+    :func:`require_convertible` must have accepted all of them.
+    """
     plain, kinds = df.toDF(*[f"c{place}" for place in range(len(df.columns))]), [field.dataType for field in df.schema]
     return plain.select(
         *[_converted(F.col(f"c{place}"), kinds[place], kind).alias(name) for place, name, kind in wanted]
@@ -71,7 +63,7 @@ def converted_columns(df: DataFrame, wanted: Iterable[tuple[int, str, DataType]]
 
 
 def did_you_mean(name: str, others: Sequence[str]) -> str:
-    """A hint at the name that may be meant, or nothing."""
+    """A hint at the name that the user may mean; empty if none is similar."""
     by_case = {other.lower(): other for other in others}
     found = get_close_matches(name.lower(), by_case, 1)
     return f"Did you mean '{by_case[found[0]]}'? " if found else ""
@@ -81,7 +73,7 @@ def did_you_mean(name: str, others: Sequence[str]) -> str:
 
 
 def _misfits(own: DataType, wanted: DataType, path: str, owner: str) -> Iterator[tuple[str, str]]:
-    """What does not fit, each with a hint."""
+    """The misfits between two types, each with a hint."""
     if isinstance(own, StructType) and isinstance(wanted, StructType):
         yield from _struct_misfits(own, wanted, path, owner)
     elif isinstance(own, ArrayType) and isinstance(wanted, ArrayType):
@@ -131,7 +123,7 @@ def _is_lossless(own: DataType, wanted: DataType) -> bool:
 
 
 def _is_wider_than(whole: type[DataType], wanted: DataType) -> bool:
-    """Whether a type holds all numbers of a type of whole numbers."""
+    """Whether `wanted` holds all numbers of a whole-number type."""
     if whole not in _DIGITS:
         return False
     if isinstance(wanted, DecimalType):
@@ -149,7 +141,7 @@ def _converted(column: Column, own: DataType, wanted: DataType) -> Column:
     if _nullable(own) == target:
         return column
     if _has_order(own, wanted):
-        return column.cast(target)  # field by field, whatever their names are
+        return column.cast(target)  # casts structs by position and ignores the names of fields
     return _rearranged(column, own, wanted)
 
 
@@ -170,7 +162,7 @@ def _has_order(own: DataType, wanted: DataType) -> bool:
 def _rearranged(column: Column, own: DataType, wanted: DataType) -> Column:
     match own, wanted:
         case StructType(), StructType():
-            # Names of our own: field names may differ in case only, or need quoting.
+            # Temporary names, because field names may need quoting or differ only in case.
             plain = column.cast(StructType([StructField(f"f{place}", one.dataType) for place, one in enumerate(own)]))
             fields = [
                 _converted(
@@ -189,7 +181,7 @@ def _rearranged(column: Column, own: DataType, wanted: DataType) -> Column:
 
 
 def _nullable(kind: DataType) -> DataType:
-    """The type with nulls allowed everywhere: Spark casts nothing that may be null to what may not."""
+    """The type with nulls allowed everywhere: Spark casts no nullable type to one without nulls."""
     match kind:
         case ArrayType():
             return ArrayType(_nullable(kind.elementType))

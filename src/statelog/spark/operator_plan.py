@@ -1,4 +1,4 @@
-"""An operator as the plan of its query has it: all that the driver knows of it before the query starts."""
+"""An operator's plan: everything that the driver knows of the operator before its query starts."""
 
 from __future__ import annotations
 
@@ -17,57 +17,31 @@ from statelog.spark.ticks import NoDataRule
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """An operator as its query's plan has it, known to the driver.
-
-    Parameters
-    ----------
-    instance : str
-        Unique per operator of the driver's program.
-    session : SparkSession
-        The session of the stream.
-    uid : str or None
-        The operator's name, if the user gave one.
-    parallelism : int
-        Number of subtasks.
-    location : str or None
-        Where the state is; None is a folder below the query's checkpointLocation.
-    key_schema : bytes
-        Arrow IPC schema message of the grouping columns.
-    states : list of StateSchema
-        The declared states.
-    options : Options
-        Options.
-    watermark : WatermarkPolicy or None
-        The operator's own watermark.
-    deleted : tuple of str
-        States that are to be removed if they exist.
-    initial : DataFrame or None
-        The rows of the initial state, each in the partition of its subtask.
-    tables : list of InitialTable
-        States that are loaded before the first batch.
-    ticks : NoDataRule
-        What the operator needs batches without data for.
-    placement : Placement or None
-        Where the subtasks run.
-    settings : dict
-        What the state of a keyed operator depends on.
-    """
+    """A planned operator, as the driver's endpoint knows it."""
 
     instance: str
+    """Unique among the operators of the driver's program."""
     session: SparkSession
     uid: str
     parallelism: int
     location: str | None
+    """None for a folder below the query's checkpointLocation."""
     key_schema: bytes
+    """Arrow IPC schema message of the grouping columns; empty for an unkeyed operator."""
     states: list[StateSchema]
     options: Options
     watermark: WatermarkPolicy | None = None
+    """The operator's own watermark."""
     deleted: tuple[str, ...] = ()
+    """States to delete if they exist."""
     initial: DataFrame | None = None
+    """The rows of the initial state, each in the partition of its subtask."""
     tables: list[InitialTable] = field(default_factory=list)
+    """States to load before the first batch."""
     ticks: NoDataRule = field(default_factory=NoDataRule)
     placement: Placement | None = None
     settings: Settings = field(default_factory=dict)
+    """Settings that the state of a keyed operator depends on, such as its time mode."""
 
     @property
     def observation(self) -> str:
@@ -76,5 +50,5 @@ class OperatorPlan:
 
     @property
     def has_initial(self) -> bool:
-        """Whether something is to be stored before the first batch."""
+        """Whether state must be stored before the first batch."""
         return self.initial is not None or bool(self.tables)

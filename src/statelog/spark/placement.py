@@ -1,8 +1,9 @@
-"""Sticky placement: a subtask runs, from batch to batch, on the executor that has its local files.
+"""Sticky placement: from batch to batch, a subtask runs on the executor that has its local files.
 
-Spark runs a task where a cached partition is that it reads. The placement table of an operator has a row per subtask,
-partitioned like the operator's rows and cached; the rows are joined to it, which changes none of them. When an executor
-is lost, the partitions that it had are computed, and cached, where Spark runs their subtasks next.
+Spark prefers to run a task on the executor that has cached the partition it reads. So each operator has a placement
+table: one row per subtask, partitioned like the operator's rows, and cached. The operator joins its rows to this table,
+which changes none of them. If an executor is lost, Spark computes and caches the lost partitions of the table wherever
+it runs their subtasks next.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _REDUCE_LOCALITY: Final = "spark.shuffle.reduceLocality.enabled"
 _SETTINGS: Final = {
-    # Otherwise Spark prefers hosts that hold much of a task's shuffled input to the one that has its cached partition.
+    # Otherwise Spark prefers hosts with much of a task's shuffled input to the executor with its cached partition.
     _REDUCE_LOCALITY: "false",
     "spark.speculation": "false",
 }
@@ -38,12 +39,13 @@ _BOUNDARY_POLL_S: Final = 0.01
 
 
 def spark_conf() -> dict[str, str]:
-    """What Spark must be told for stateful operators on several executors, before the session is created.
+    """Return the Spark settings that stateful operators need when there are several executors.
 
     Returns
     -------
     dict of str to str
-        Settings for ``SparkSession.builder.config(map=...)``. They are read when the SparkContext is made.
+        Settings for ``SparkSession.builder.config(map=...)``. Set them before the session is created: Spark reads them
+        when it makes the SparkContext.
 
     Examples
     --------
@@ -55,24 +57,7 @@ def spark_conf() -> dict[str, str]:
 def make_placement(
     session: SparkSession, uid: str, instance: str, parallelism: int, options: Options
 ) -> Placement | None:
-    """The placement of a streaming operator; what Spark's settings lack for it is logged.
-
-    Parameters
-    ----------
-    session : SparkSession
-        The session of the stream.
-    uid, instance : str
-        The operator.
-    parallelism : int
-        Number of subtasks.
-    options : Options
-        Whether placement is wanted.
-
-    Returns
-    -------
-    Placement or None
-        None leaves everything to Spark.
-    """
+    """The placement of a streaming operator; None leaves it to Spark. Logs which of Spark's settings prevents it."""
     conf = dict(session.sparkContext.getConf().getAll())
     if options.placement == "off" or (options.placement == "auto" and not may_have_several_executors(conf)):
         return None
@@ -86,7 +71,7 @@ def make_placement(
             cause,
         )
         if options.placement == "auto":
-            return None  # It would cost something and be of no use.
+            return None  # Placement would only cost time.
     return Placement(session, f"statelog {uid} {instance} placed", parallelism)
 
 
@@ -95,7 +80,7 @@ def _is_local(session: SparkSession) -> bool:
 
 
 def may_have_several_executors(conf: Mapping[str, str]) -> bool:
-    """Whether an application with some Spark settings has, or may get, more than one executor."""
+    """Whether an application with these Spark settings has, or may get, more than one executor."""
     if conf.get("spark.master", "").split("[")[0] == "local":
         return False
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
@@ -104,7 +89,7 @@ def may_have_several_executors(conf: Mapping[str, str]) -> bool:
 
 
 def what_moves_subtasks(conf: Mapping[str, str]) -> str:
-    """Which of some Spark settings keeps subtasks from staying where they are; empty if none does."""
+    """The Spark setting that would make subtasks move, as a clause for a message; empty if there is none."""
     if conf.get(_REDUCE_LOCALITY, "true").lower() != "false":
         return f"{_REDUCE_LOCALITY} is not false"
     wait = next((name for name in _WAITS if name in conf), None)
@@ -114,19 +99,10 @@ def what_moves_subtasks(conf: Mapping[str, str]) -> str:
 
 
 class Placement:
-    """Where the subtasks of an operator run.
+    """Keeps the subtasks of an operator on their executors.
 
-    The placement table is cached while a query runs. Without the cache the operator does the same, but its subtasks
-    move.
-
-    Parameters
-    ----------
-    session : SparkSession
-        The session of the stream.
-    name : str
-        A name that no other placement has.
-    parallelism : int
-        Number of subtasks.
+    The placement table is cached while a query runs. Without the cache the operator returns the same rows, but its
+    subtasks move. No other placement may have the same `name`.
     """
 
     def __init__(self, session: SparkSession, name: str, parallelism: int) -> None:
@@ -138,32 +114,23 @@ class Placement:
         self._lock = threading.Lock()
 
     def by_subtask(self, rows: DataFrame, subtask: str) -> DataFrame:
-        """Bring rows to the partitions of their subtasks, and those to where the placement table is.
+        """Bring rows to the partitions of their subtasks, and the partitions to the executors of the placement table.
 
-        Parameters
-        ----------
-        rows : DataFrame
-            Any rows.
-        subtask : str
-            The column that holds the subtask, an int from 0 to the parallelism, exclusive.
-
-        Returns
-        -------
-        DataFrame
-            The same rows and columns; partition i has those of subtask i.
+        `subtask` is an int column, from 0 to the parallelism, exclusive. The result has the same rows and columns;
+        partition i has those of subtask i.
         """
         shuffled = rows.repartitionById(self._parallelism, F.col(subtask))
         # The observation keeps Spark from moving the join to the other side of the shuffle, and adaptive execution
-        # from leaving both out when it finds that a batch has no rows.
+        # from dropping both when it finds that a batch has no rows.
         shuffled = shuffled.observe(self._name, F.count(F.lit(1)).alias("rows"))
         return shuffled.join(self._table.hint("SHUFFLE_HASH"), F.col(subtask) == F.col(_PLACE_COLUMN), "left_semi")
 
     def places(self) -> list[str | None]:
-        """The executor of each subtask, while a query runs; None if it has none yet."""
+        """The executor of each subtask while a query runs; None for a subtask that has none yet."""
         return internals.cached_partitions(self._table, self._parallelism)
 
     def keep_during(self, query: StreamingQuery) -> None:
-        """Place the subtasks, and keep them placed until a query that is about to start has ended."""
+        """Place the subtasks for a query that is about to start, and keep them placed until it ends."""
         run_id = str(query.runId)
         try:
             # Adaptive execution would run the cached table, and each shuffle, as a job of its own.
@@ -204,8 +171,9 @@ class Placement:
             targets = self._leveller.targets()
             if not targets:
                 return
-            # Tasks of a batch that runs would take the places that are being given, and so would those of the next
-            # one if it took long: a new executor is slow in its first task.
+            # The tasks of a running batch would occupy the places that subtasks move to, so subtasks move between two
+            # batches, and quickly, before the next batch begins. A new executor is slow in its first task, so that
+            # one is empty and runs now.
             internals.run_tasks_on(self._table, targets)
             if _comes_between_batches(query):
                 with self._lock:
@@ -215,7 +183,7 @@ class Placement:
 
 
 def _comes_between_batches(query: StreamingQuery) -> bool:
-    """Wait until a query does not run a batch; False if it ends."""
+    """Wait until a query is between two batches; False if it ends instead."""
     batch = internals.next_batch(query)
     while query.isActive:
         if not query.status["isTriggerActive"] or internals.next_batch(query) != batch:
@@ -225,17 +193,17 @@ def _comes_between_batches(query: StreamingQuery) -> bool:
 
 
 def _placement_table(session: SparkSession, name: str, parallelism: int) -> DataFrame:
-    # Spark always knows how a cached table is partitioned if its plan is not adaptive. That is a setting of sessions,
-    # so the table gets its own.
+    # If the plan of a cached table is not adaptive, Spark always knows how the table is partitioned. Adaptive planning
+    # is a setting of the session, so the table gets a session of its own.
     own = session.newSession()
     own.conf.set("spark.sql.adaptive.enabled", "false")
-    # With its name it is another table than that of an operator with equally many subtasks.
+    # Spark caches equal plans once; the name keeps the tables of operators with equally many subtasks apart.
     rows = own.range(0, parallelism, 1, 1).select(F.col("id").cast("int").alias(_PLACE_COLUMN), F.lit(name).alias("of"))
     return rows.repartitionById(parallelism, F.col(_PLACE_COLUMN))
 
 
 class _Balancer:
-    """Gives every subtask a place, and new ones when executors have come or gone and some have too many."""
+    """Places every subtask, and moves some when executors have come or gone and others have too many."""
 
     def __init__(self, table: DataFrame, parallelism: int) -> None:
         self._table = table
@@ -244,7 +212,10 @@ class _Balancer:
         self._attempts = 0
 
     def targets(self) -> list[str]:
-        """The executors that must be given subtasks; none unless executors have come or gone."""
+        """The executors to give subtasks to; none unless executors have come or gone.
+
+        After such a change, up to ``_LEVEL_ATTEMPTS`` calls in a row may return some.
+        """
         session = self._table.sparkSession
         executors = [] if _is_local(session) else internals.executors(session)
         if executors != self._executors:
@@ -256,7 +227,7 @@ class _Balancer:
         return sorted(set(moved.values()))
 
     def level(self) -> None:
-        """Move subtasks to those executors."""
+        """Move subtasks to these executors."""
         places = internals.cached_partitions(self._table, self._parallelism)
         moved = self._moves(places)
         if not moved:
@@ -271,22 +242,11 @@ class _Balancer:
 
 
 def moves(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:
-    """Which subtasks must go where, so that no executor waits while another one has too many.
+    """The executors of the subtasks that must move, so that no executor is idle while another one has too many.
 
-    Parameters
-    ----------
-    places : sequence of (str or None)
-        The executor of each subtask, if it has one.
-    executors : sequence of str
-        All executors, of about the same size.
-    slots : int
-        How many tasks they can run at a time.
-
-    Returns
-    -------
-    dict of int to str
-        The executors of subtasks that have none, or that are beyond the fair share of theirs and more than it can run
-        at a time.
+    `places` has the executor of each subtask. A subtask moves if it has none, or if its executor has more subtasks than
+    its fair share and than it can run at a time. `slots` is how many tasks all executors together, which are taken as
+    equally large, run at a time.
     """
     held: dict[str, list[int]] = {executor: [] for executor in executors}
     homeless: list[int] = []

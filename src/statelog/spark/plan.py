@@ -1,4 +1,4 @@
-"""The plan that a keyed operator becomes."""
+"""Plans a keyed operator: checks its arguments, registers it with the endpoint, and makes its output DataFrame."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from statelog.spark.worker import (
 from statelog.tables.rocksdb import rocksdict_library
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
-"""The metadata by which Spark knows a column with a watermark."""
+"""Spark marks a column with a watermark by this key of its metadata; the value is the delay in milliseconds."""
 
 
 @dataclass(frozen=True)
 class KeyedFrame:
-    """A DataFrame and the columns that it is keyed by."""
+    """A DataFrame and the names of its grouping columns."""
 
     df: DataFrame
     columns: list[str]
@@ -80,19 +80,13 @@ class KeyedFrame:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Names and storage types of the grouping columns.
-
-        Raises
-        ------
-        ConfigurationError
-            If a column's type cannot be a key.
-        """
+        """Names and storage types of the grouping columns; raises ConfigurationError if a type cannot be a key."""
         return key_schema(self.key_fields)
 
     def rows(self, prefix: str) -> DataFrame:
-        """The rows with the key hash.
+        """The rows with the key hash as the last column.
 
-        ``mapInArrow`` cannot take columns whose names need quoting, so names of our own stand in for them.
+        ``mapInArrow`` cannot take columns whose names need quoting, so the others are renamed to `prefix` and position.
         """
         plain = self.df.toDF(*[f"{prefix}{index}" for index in range(len(self.df.columns))])
         keys = [F.col(f"{prefix}{index}") for index in self.key_columns]
@@ -130,7 +124,7 @@ class OperatorSetting:
 def build_operator(
     stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, form: ProcessorCodecs
 ) -> DataFrame:
-    """Plan a keyed operator."""
+    """Plan a keyed operator, and return its output rows."""
     df = stream.df
     session = df.sparkSession
     _check_arguments(arguments)
@@ -216,7 +210,7 @@ def build_operator(
 
 
 def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
-    """A result whose event time later operators of Spark recognise."""
+    """The result with the metadata by which Spark's later operators recognise its event time."""
     columns = [F.col(_quoted(name)) for name in result.columns]
     columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
     return result.select(*columns)
@@ -229,8 +223,8 @@ def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedS
         rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)
     rows = rows.withColumn(TIME_COLUMN, F.unix_millis(F.current_timestamp()))
     if spec.is_streaming:
-        # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
-        # it does not fold what is observed.
+        # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not
+        # fold an observed branch.
         rows = rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
     placed = _by_subtask(rows, spec.parallelism, plan.placement)
     return placed.mapInArrow(task_function(spec), spec.output_schema)
@@ -280,7 +274,7 @@ def _tables(
 
 
 def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None, form: ProcessorCodecs) -> EventTime | None:
-    """Where the rows have the event time that the operator goes by."""
+    """The event time in the input rows; None if the operator does not use one."""
     is_event_time = mode is TimeMode.EVENT_TIME
     if watermark is not None:
         return own_event_time(df.schema, watermark, drops_late=form.drops_late and is_event_time)
@@ -296,7 +290,7 @@ def _watermark_column(df: DataFrame) -> int | None:
 
 
 def _ticks(event_time: EventTime | None, setting: OperatorSetting) -> NoDataRule:
-    """What the operator needs batches without data for."""
+    """When the operator needs batches without data."""
     return NoDataRule(
         spark_watermark=event_time is not None and setting.watermark is None,
         own_watermark=setting.watermark is not None,
@@ -323,7 +317,7 @@ def _check_arguments(arguments: OperatorArguments) -> None:
 
 
 def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
-    """An initial state whose keys have the types of the stream's."""
+    """The initial state, with its keys converted to the types of the stream's keys."""
     own, wanted = initial.key_fields, stream.key_fields
     subject = f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)})"
     if len(own) != len(wanted):

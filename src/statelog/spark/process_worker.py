@@ -1,4 +1,4 @@
-"""The tasks' side of operators without keys: one subtask of one batch, inside a Python worker of Spark."""
+"""The tasks of unkeyed operators: one subtask of one batch, inside a Python worker of Spark."""
 
 from __future__ import annotations
 
@@ -43,31 +43,7 @@ class OperatorStateDeclaration:
 
 @dataclass(frozen=True)
 class UnkeyedSpec:
-    """What every task of an operator without keys is told.
-
-    Parameters
-    ----------
-    uid, instance : str
-        The operator.
-    parallelism : int
-        Number of subtasks.
-    is_streaming : bool
-        Whether the operator is part of a streaming query.
-    columns : list of str
-        Names of the input columns.
-    broadcast_columns : list of str or None
-        Names of the broadcast input's columns; None if there is no such input.
-    states : list of OperatorStateDeclaration
-        The states.
-    output_schema : StructType
-        Type of the output rows.
-    processor : bytes
-        The pickled processor.
-    options : Options
-        Options.
-    host, port, secret
-        Where the coordinator answers; empty for batch queries.
-    """
+    """The description of an unkeyed operator that each of its tasks gets."""
 
     uid: str
     instance: str
@@ -75,22 +51,19 @@ class UnkeyedSpec:
     is_streaming: bool
     columns: list[str]
     broadcast_columns: list[str] | None
+    """Columns of the broadcast input; None if there is none."""
     states: list[OperatorStateDeclaration]
     output_schema: StructType
     processor: bytes
+    """The pickled processor."""
     options: Options
     host: str
+    """Address of the driver's endpoint, with `port` and `secret`; empty in batch queries."""
     port: int
     secret: bytes
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one batch; what ``mapInArrow`` calls.
-
-        Returns
-        -------
-        iterator of pyarrow.RecordBatch
-            Output rows. The last ones come after the checkpoint has this subtask's state.
-        """
+        """Process one partition of one batch, for ``mapInArrow``; see :class:`~statelog.spark.checks.TaskSpec`."""
         context = TaskContext.get()
         assert context is not None
         operator = make_operator(self)
@@ -138,13 +111,7 @@ def _row_reader(columns: list[str]) -> Callable[[pa.RecordBatch], list[Any]]:
 
 
 def bind_operator_state(declaration: OperatorStateDeclaration) -> OperatorStateBinding:
-    """Make a state's codecs.
-
-    Raises
-    ------
-    ConfigurationError
-        If a field's type is not supported.
-    """
+    """Make a state's codecs; raises ConfigurationError if the type of a field is not supported."""
     codec, entry_codec = state_codecs(declaration.name, declaration.value_schema, declaration.entry_schema)
     entry_schema = None if entry_codec is None else entry_codec.schema
     descriptor = OperatorStateDescriptor(declaration.name, declaration.mode, codec.schema, entry_schema)
@@ -152,12 +119,10 @@ def bind_operator_state(declaration: OperatorStateDeclaration) -> OperatorStateB
 
 
 def read_input(spec: UnkeyedSpec, batches: Iterable[pa.RecordBatch], partition: int) -> UnkeyedInput:
-    """Read all rows; the subtask's number comes from them, or from the partition if there are none.
+    """Read all rows of a partition.
 
-    Raises
-    ------
-    ConfigurationError
-        If the rows are those of several subtasks.
+    The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows belong
+    to several subtasks.
     """
     held = [batch for batch in batches if batch.num_rows]
     names = [f"c{index}" for index in range(len(spec.columns))]
@@ -175,7 +140,7 @@ def read_input(spec: UnkeyedSpec, batches: Iterable[pa.RecordBatch], partition: 
 
 
 def _ordered_copies(batches: Sequence[pa.RecordBatch], columns: int) -> list[pa.RecordBatch]:
-    """The broadcast rows in an order that is the same at every subtask: by their hashes, then by their values."""
+    """Sort the broadcast rows by hash, then by value, so that every subtask sees them in the same order."""
     hashes = [number for batch in batches for number in batch.column(HASH_COLUMN).to_pylist()]
     copies = [batch.select([f"b{index}" for index in range(columns)]) for batch in batches]
     values = [repr(row) for batch in copies for row in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)]

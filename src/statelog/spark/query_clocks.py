@@ -1,4 +1,4 @@
-"""The driver's answers to the clock sources: whether a query needs a batch although it has no new rows."""
+"""The driver's answers to the clock sources: does a query need a batch although it has no new rows?"""
 
 from __future__ import annotations
 
@@ -19,46 +19,24 @@ from statelog.spark.ticks import IdleTime, QueryProgress, needs_batch
 
 @dataclass
 class _QueryClock:
-    """A clock source of a running query.
-
-    Parameters
-    ----------
-    query : StreamingQuery
-        The query.
-    plans : list of OperatorPlan
-        Its operators that a batch can be needed for.
-    has_no_data_batches : bool
-        The query's setting.
-    last_batch : int
-        The last batch that has a time here.
-    last : BatchTime or None
-        Its time.
-    idle : IdleTime
-        How long that has been the last batch.
-    """
+    """The clock source of a running query."""
 
     query: StreamingQuery
     plans: list[OperatorPlan]
+    """The query's operators that may need a batch without data."""
     has_no_data_batches: bool
     last_batch: int = -1
+    """The newest batch that `last` was looked up for."""
     last: BatchTime | None = None
     idle: IdleTime = field(default_factory=IdleTime)
+    """The time since that batch became the last one."""
 
 
 class QueryClocks:
-    """Knows which query a clock source belongs to, and what its operators wait for.
+    """Finds the query of a clock source, and asks the query's operators whether they need a batch.
 
-    A clock source does not know its query. It puts an id of its own into its offsets instead, and Spark keeps a
-    query's offsets where the driver finds them.
-
-    Parameters
-    ----------
-    plans : callable
-        All operators that this driver has planned.
-    coordinator : callable
-        The coordinator of an operator in a run of a query.
-    clock : Clock
-        Time.
+    A clock source does not know its query. So it puts an id of its own into its offsets, and the driver looks for this
+    id in the offsets that Spark holds for each query.
     """
 
     def __init__(
@@ -76,7 +54,7 @@ class QueryClocks:
     def needs_batch(self, tick: Tick) -> bool:
         """Whether the query of a clock source needs a batch now.
 
-        Spark asks between two batches and waits for the answer, so nothing of what it depends on moves.
+        Spark asks between two batches and waits for the answer, so the facts behind the answer do not change meanwhile.
         """
         with self._lock:
             clock = self._clocks.get(tick.reader) or self._find(tick)
@@ -114,7 +92,7 @@ class QueryClocks:
         return clock
 
     def _advances(self, plan: OperatorPlan, clock: _QueryClock) -> bool:
-        """Whether an operator's own watermark is further after the last batch than it was in it."""
+        """Whether an operator's own watermark is later after the last batch than it was in that batch."""
         if not plan.ticks.own_watermark or not clock.has_no_data_batches:
             return False
         query = clock.query

@@ -1,4 +1,4 @@
-"""What a failed query failed with, out of what Spark says about it."""
+"""Finds the error of statelog in Spark's report of a failed query."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from statelog.spark.checks import incomplete_end
 
 
 def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:
-    """Find the error of statelog that a query failed with.
+    """Find the error of statelog that made a query fail.
 
-    Spark reports a failure as a text of Spark's, Java's and Python's traces, with the error somewhere in it.
+    Spark reports a failure as one text with the traces of Spark, Java and Python, and the error somewhere in it.
 
     Parameters
     ----------
     failed : StreamingQuery or exception
-        A query of this process, or what ``awaitTermination()``, or an action of a batch query, has raised.
+        A query of this process, or the exception that ``awaitTermination()`` or an action of a batch query has raised.
 
     Returns
     -------
     StatelogError or None
-        The error: its class, `message`, `kind` and `hint`. Its ``__cause__`` has as text the traceback of what caused
-        it, for example an exception of the processor with its line, or that of the error itself. None if the query
-        runs, ended well, or failed with an error that is not statelog's. It is the error of statelog also if a
-        function given to ``foreachBatch`` has caught it and raised another one ``from`` it.
+        The error, with its class, `message`, `kind` and `hint`. Its ``__cause__`` has, as text, the traceback of the
+        cause, for example of an exception in the processor, with its line; or else that of the error itself. The error
+        is found even if a function given to ``foreachBatch`` has caught it and raised another one ``from`` it. None if
+        the query runs, ended well, or failed with an error that is not statelog's.
 
-        A query that ended without an error may be one that Spark has committed a batch of whose checkpoint does not
-        exist, because an action did not read it all. That is a :class:`StateMissingError`, as at the query's next
-        start.
+        A query may end without an error although its last batch, which Spark has committed, has no checkpoint, because
+        an action did not read the whole batch. The result is then a :class:`StateMissingError`, which the query's next
+        start raises too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Being told of a query's start: Spark calls a listener before the first batch, and waits for it."""
+"""Notices a query's start: Spark calls a listener before the first batch, and waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _lock = threading.Lock()
 
 
 def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) -> None:
-    """Have a function called with the query id and run id of every query before its first batch; once per session."""
+    """Have a function called with the query id and run id of every query of a session, before its first batch.
+
+    Only the first function of a session counts.
+    """
     with _lock:
         if session not in _listening:
             internals.add_listener(session, _StartListener(call))
@@ -24,7 +27,7 @@ def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) 
 
 
 class _StartListener:
-    """A listener of Spark's JVM: PySpark's would make a Python object of every progress event first."""
+    """A listener for Spark's JVM; a listener of PySpark would first make a Python object of every progress event."""
 
     def __init__(self, call: Callable[[str, str], None]) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""What both ends of a call share: limits, the proof of the secret, and bytes over a socket with deadlines."""
+"""Shared by both ends of a call: limits, the proof of the secret, and a socket with deadlines."""
 
 from __future__ import annotations
 
@@ -18,66 +18,54 @@ from statelog.clock import Clock
 
 @dataclass(frozen=True)
 class RpcPolicy:
-    """Limits of the calls, the same at both ends.
-
-    Parameters
-    ----------
-    call_timeout_s : float
-        How long a client waits for the reply to a call.
-    handshake_timeout_s : float
-        How long a connection may take, from when it is accepted or begun, to prove that it knows the secret.
-    max_strangers : int
-        Connections without a proof at a time; one more ends the oldest.
-    accept_backoff_s : float
-        How long no connection is accepted after that has failed, for want of file descriptors, say.
-    transfer_timeout_s : float
-        How long the rest of a request may take once it has begun, or a client to take its reply.
-    max_request_bytes, max_payload_bytes, max_reply_bytes : int
-        Size of a request, of the bytes that come with it, and of a reply.
-    max_in_flight_bytes : int
-        Requests that the server receives or handles at a time, together; a larger one is alone.
-    keepalive_idle_s, keepalive_interval_s, keepalive_probes : int
-        After so long without traffic the other end's machine is asked whether it is there, so often.
-    """
+    """Limits of the calls, the same at both ends."""
 
     call_timeout_s: float = 600.0
+    """How long a client waits for a reply."""
     handshake_timeout_s: float = 10.0
+    """How long a new connection may take to prove that it knows the secret."""
     max_strangers: int = 256
+    """Connections without a proof at a time; one more ends the oldest."""
     accept_backoff_s: float = 0.2
+    """How long no connection is accepted after accepting has failed, for want of file descriptors, say."""
     transfer_timeout_s: float = 300.0
+    """How long the rest of a request may take after its first byte, or a client to take its reply."""
     max_request_bytes: int = 64 << 20
     max_payload_bytes: int = 1 << 30
+    """Limit of the bytes that come with a request."""
     max_reply_bytes: int = 256 << 20
     max_in_flight_bytes: int = 1 << 30
+    """Total of the requests that the server receives or handles at a time; a larger request is handled alone."""
     keepalive_idle_s: int = 60
+    """After so long without traffic, probes ask whether the other end's machine is there."""
     keepalive_interval_s: int = 10
     keepalive_probes: int = 6
 
 
-# ---- The handshake: messages of fixed size, so that no length is read of a stranger ----
+# ---- The handshake: messages of fixed size, so that a stranger cannot announce a length ----
 
 _MAGIC: Final = b"statelog-rpc-2\0\0"
 _NONCE_BYTES: Final = 32
 HELLO_BYTES: Final = len(_MAGIC) + _NONCE_BYTES
-"""What either side says first; the server begins."""
+"""Size of the first message of each side; the server begins."""
 PROOF_BYTES: Final = 32
-"""What follows the client's hello, and then from the server."""
+"""Size of a proof: the client sends its own right after its hello, then the server answers with its own."""
 
 
 class Side(Enum):
-    """Who proves; a proof that one side sends back to the other is worth nothing."""
+    """The side that proves. It is part of the proof, so a proof that is sent back to its maker is worthless."""
 
     CLIENT = b"client"
     SERVER = b"server"
 
 
 def new_hello() -> bytes:
-    """A hello of this version that nobody could foresee."""
+    """An unpredictable hello of this protocol version."""
     return _MAGIC + os.urandom(_NONCE_BYTES)
 
 
 def is_hello(data: bytes) -> bool:
-    """Whether it is a hello of this version."""
+    """Whether bytes are a hello of this protocol version."""
     return len(data) == HELLO_BYTES and data.startswith(_MAGIC)
 
 
@@ -87,7 +75,7 @@ def is_proof(proof: bytes, secret: bytes, side: Side, server_hello: bytes, clien
 
 
 def make_proof(secret: bytes, side: Side, server_hello: bytes, client_hello: bytes) -> bytes:
-    """Prove to the other side that the secret is known, for these hellos only."""
+    """Prove knowledge of the secret, for these two hellos only."""
     return hmac.digest(secret, side.value + server_hello + client_hello, "sha256")
 
 
@@ -98,15 +86,15 @@ _RECEIVED_BYTES: Final = 1 << 20
 
 
 class Channel:
-    """A connected socket whose every operation has a deadline, in seconds of the clock that never goes back.
+    """A connected socket whose operations have deadlines, in seconds of the monotonic clock.
 
-    It raises OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end.
+    They raise OSError if the connection is broken, TimeoutError after the deadline, and EOFError at the end.
     """
 
     def __init__(self, connection: socket.socket, policy: RpcPolicy, clock: Clock) -> None:
         self._socket = connection
         self._clock = clock
-        # With delayed acknowledgements Nagle's algorithm adds 40 ms to a call.
+        # Together with delayed acknowledgements, Nagle's algorithm would add 40 ms to a call.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
@@ -119,13 +107,13 @@ class Channel:
 
     def send(self, parts: Sequence[bytes], deadline_s: float) -> None:
         """Send parts, one after the other."""
-        # Small ones together are one packet; to join large ones would copy them.
+        # Small parts joined are one packet; joining large parts would copy them.
         for data in [b"".join(parts)] if sum(map(len, parts)) <= _JOINED_BYTES else parts:
             self._socket.settimeout(self._left_s(deadline_s))
             self._socket.sendall(data)
 
     def receive(self, size: int, deadline_s: float) -> bytes:
-        """Receive exactly so many bytes; memory is taken as they arrive."""
+        """Receive exactly `size` bytes; memory grows only as they arrive."""
         received = BytesIO()
         while received.tell() < size:
             self._socket.settimeout(self._left_s(deadline_s))
@@ -133,7 +121,7 @@ class Channel:
         return received.getvalue()
 
     def receive_next(self, size: int, timeout_s: float) -> bytes:
-        """Receive exactly so many bytes, the first of which may come at any time, and the rest soon after it."""
+        """Receive exactly `size` bytes: the first at any time, the rest within `timeout_s` after it."""
         self._socket.settimeout(None)
         first = self._receive_some(size)
         return first + self.receive(size - len(first), self._clock.monotonic_s() + timeout_s)
@@ -156,7 +144,7 @@ class Channel:
 
 
 class ByteBudget:
-    """Bounds by their bytes what several threads hold at a time."""
+    """Bounds the bytes that several threads hold at a time, in total."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -165,7 +153,7 @@ class ByteBudget:
 
     @contextmanager
     def holding(self, size_bytes: int) -> Iterator[None]:
-        """Wait until there is room for so many bytes, or nothing else is held, and hold them."""
+        """Hold so many bytes, once there is room for them or nothing else is held."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes)
             self._held_bytes += size_bytes

@@ -1,4 +1,4 @@
-"""Accepting connections and the handshake, in one thread for all connections that have proved nothing yet."""
+"""Accepts connections and does the handshake, in one thread for all connections without a proof yet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES
 
 @dataclass(eq=False)
 class _Stranger:
-    """A connection that has not proved that it knows the secret: all that is kept of it."""
+    """A connection that has not yet proved that it knows the secret; these fields are all that is held for it."""
 
     connection: socket.socket
     expires_s: float
@@ -39,23 +39,11 @@ class _Stranger:
 
 
 class Strangers:
-    """Accepts connections, and hands on those that prove that they know the secret.
+    """Accepts connections, and passes those that prove that they know the secret on to `admit`.
 
-    What the others can take is bounded: :class:`RpcPolicy` has their number and their time, and of each one no more is
-    read than the one message of a fixed size that it has to send. They get no threads.
-
-    Parameters
-    ----------
-    listener : socket
-        Accepts connections; it is closed in the end.
-    secret : bytes
-        The secret.
-    admit : callable
-        Takes over a connection that has proved itself.
-    policy : RpcPolicy
-        Limits.
-    clock : Clock
-        Time.
+    The others can use only bounded resources: :class:`RpcPolicy` limits their number and their time, the server reads
+    no more from each than the one message of fixed size that it has to send, and they get no threads.
+    :meth:`close` closes `listener` too.
     """
 
     def __init__(
@@ -85,7 +73,7 @@ class Strangers:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Accept nobody any more, and close the connections that have proved nothing."""
+        """Stop accepting, and close the connections without a proof."""
         self._closing.set()
         with suppress(OSError):
             self._waker.send(b"\0")
@@ -97,7 +85,7 @@ class Strangers:
                 for key, _ in self._selector.select(self._wait_s()):
                     key.data()
                 self._expire()
-            except Exception as error:  # Whatever it is, tasks must still be able to connect.
+            except Exception as error:  # Tasks must be able to connect after any error.
                 self._back_off(error)
                 self._closing.wait(self._policy.accept_backoff_s)
         for stranger in list(self._strangers):
@@ -128,7 +116,7 @@ class Strangers:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # The client was gone first.
+            return  # The client has already gone.
         except OSError as error:
             self._back_off(error)
             return
@@ -144,7 +132,7 @@ class Strangers:
         self._send(stranger, stranger.hello)
 
     def _back_off(self, error: Exception) -> None:
-        """Go on a little later; a connection that waits would otherwise make this a busy loop."""
+        """Accept again a little later; otherwise a waiting connection would make this a busy loop."""
         if not self._is_failing:
             self._is_failing = True
             _log.warning(
@@ -153,7 +141,7 @@ class Strangers:
                 type(error).__name__,
                 error,
             )
-        self._drop_oldest()  # That may be the file descriptor that is lacking.
+        self._drop_oldest()  # This may free the missing file descriptor.
         if self._resumes_s is None:
             self._resumes_s = self._clock.monotonic_s() + self._policy.accept_backoff_s
             with suppress(KeyError, ValueError):
@@ -171,7 +159,7 @@ class Strangers:
 
     def _forget(self, stranger: _Stranger) -> None:
         del self._strangers[stranger]
-        with suppress(KeyError, ValueError):  # It may be that it could not be registered.
+        with suppress(KeyError, ValueError):  # Its registration may have failed.
             self._selector.unregister(stranger.connection)
 
     # ---- The handshake ----
@@ -201,7 +189,7 @@ class Strangers:
             self._admit(stranger.connection)
 
     def _send(self, stranger: _Stranger, data: bytes) -> bool:
-        """Send a few bytes, which any socket has room for; otherwise the connection is of no use."""
+        """Send a few bytes. Every socket has room for them, so a connection that does not take them is dropped."""
         try:
             is_sent = stranger.connection.send(data) == len(data)
         except OSError:

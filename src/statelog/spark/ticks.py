@@ -1,4 +1,4 @@
-"""When a query needs a batch although no source has new rows."""
+"""The no-data rule: when does a query need a batch although no source has new rows?"""
 
 from __future__ import annotations
 
@@ -9,55 +9,36 @@ from statelog.checkpoint.batch import BatchTime
 
 @dataclass(frozen=True)
 class NoDataRule:
-    """What an operator needs batches without data for.
-
-    Parameters
-    ----------
-    spark_watermark : bool
-        The operator goes by Spark's watermark, so a batch must follow when that has advanced.
-    own_watermark : bool
-        The same for a watermark of the operator's own.
-    heartbeat_ms : int or None
-        A batch must follow when the last one's processing time is this long ago, or when it has been over for so long;
-        None for never.
-    """
+    """When an operator needs a batch without data."""
 
     spark_watermark: bool = False
+    """When Spark's watermark has advanced, because the operator uses it."""
     own_watermark: bool = False
+    """When the operator's own watermark has advanced."""
     heartbeat_ms: int | None = None
+    """When the last batch's processing time is this long ago, or its end is; None for never."""
 
     @property
     def needs_clock(self) -> bool:
-        """Whether there is anything that a batch without data can be needed for."""
+        """Whether the operator can ever need a batch without data."""
         return self.spark_watermark or self.own_watermark or self.heartbeat_ms is not None
 
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """How far a query has come between two batches.
-
-    Parameters
-    ----------
-    last : BatchTime
-        Spark's times of the last batch.
-    spark_watermark_ms : int
-        Spark's watermark after it, which is the next batch's.
-    now_ms : int
-        The processing time.
-    idle_ms : int
-        How long it is known that the last batch is over, by a clock that nobody sets.
-    has_no_data_batches : bool
-        Whether the watermark may cause batches without data: spark.sql.streaming.noDataMicroBatches.enabled.
-    ends_when_idle : bool
-        Whether the query ends once it has read what was there at its start (trigger ``availableNow``).
-    """
+    """The progress of a query between two batches."""
 
     last: BatchTime
+    """Spark's times of the last batch."""
     spark_watermark_ms: int
+    """Spark's watermark after the last batch; the next batch will have it."""
     now_ms: int
     idle_ms: int
+    """How long the last batch is known to be over, by the monotonic clock."""
     has_no_data_batches: bool
+    """Whether the watermark may cause batches without data: ``spark.sql.streaming.noDataMicroBatches.enabled``."""
     ends_when_idle: bool
+    """Whether the query ends once it has read the rows that were there at its start (trigger ``availableNow``)."""
 
 
 class IdleTime:
@@ -68,7 +49,7 @@ class IdleTime:
         self._since_s = 0.0
 
     def of(self, batch: int, monotonic_s: float) -> int:
-        """Milliseconds since a batch was first seen to be the last one, by the clock that never goes back."""
+        """Milliseconds since a batch was first seen to be the last one; `monotonic_s` is now."""
         if batch != self._batch:
             self._batch, self._since_s = batch, monotonic_s
         return int((monotonic_s - self._since_s) * 1000)
@@ -77,17 +58,8 @@ class IdleTime:
 def needs_batch(rule: NoDataRule, progress: QueryProgress, *, own_watermark_advances: bool) -> bool:
     """Whether an operator needs a batch now, with or without data.
 
-    A watermark that has advanced needs one batch and no more: the next one has it. So a query that ends when it is idle
-    does end. A heartbeat would keep it running for ever, and does not count there.
-
-    Parameters
-    ----------
-    rule : NoDataRule
-        What the operator needs batches for.
-    progress : QueryProgress
-        How far the query has come.
-    own_watermark_advances : bool
-        Whether the next batch's watermark of the operator's own is larger than the last one's.
+    A watermark that has advanced needs exactly one batch, because the next batch has it. So a query that ends when it
+    is idle does end. A heartbeat would keep such a query running for ever, so there it does not count.
     """
     if progress.has_no_data_batches:
         if rule.spark_watermark and progress.spark_watermark_ms > progress.last.watermark_ms:
@@ -96,5 +68,6 @@ def needs_batch(rule: NoDataRule, progress: QueryProgress, *, own_watermark_adva
             return True
     if rule.heartbeat_ms is None or progress.ends_when_idle:
         return False
-    # After the machine's clock was put back the last batch's time is in the future, perhaps for hours.
+    # After the machine's clock was set back, the last batch's time is in the future, perhaps for hours. The idle time
+    # does not depend on that clock.
     return max(progress.now_ms - progress.last.time_ms, progress.idle_ms) >= rule.heartbeat_ms

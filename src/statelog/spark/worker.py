@@ -1,4 +1,4 @@
-"""The tasks' side: one subtask of one batch, inside a Python worker of Spark."""
+"""The tasks of keyed operators: one subtask of one batch, inside a Python worker of Spark."""
 
 from __future__ import annotations
 
@@ -55,47 +55,7 @@ class StateDeclaration:
 
 @dataclass(frozen=True)
 class KeyedSpec:
-    """What every task of an operator is told.
-
-    Parameters
-    ----------
-    uid, instance : str
-        The operator.
-    parallelism : int
-        Number of subtasks.
-    is_streaming : bool
-        Whether the operator is part of a streaming query.
-    key_schema : pyarrow.Schema
-        Types of the grouping columns.
-    session_zone : str
-        Spark's session time zone.
-    columns : list of str
-        Names of the input columns.
-    key_columns : list of int
-        Which of them are the grouping columns.
-    initial_columns : list of str
-        Names of the columns of the initial state; empty if there is none.
-    initial_key_columns : list of int
-        Which of those are the grouping columns.
-    form : ProcessorCodecs
-        What the processor is given rows as, and returns.
-    time_mode : TimeMode
-        What the processor's times and timers are.
-    event_time : EventTime or None
-        The event time of the input.
-    output_event_time : EventTime or None
-        The event time of the output.
-    states : list of StateDeclaration
-        The states.
-    output_schema : StructType
-        Type of the output rows.
-    processor : bytes
-        The pickled processor.
-    options : Options
-        Options.
-    host, port, secret
-        Where the coordinator answers; empty for batch queries.
-    """
+    """The description of a keyed operator that each of its tasks gets."""
 
     uid: str
     instance: str
@@ -105,28 +65,27 @@ class KeyedSpec:
     session_zone: str
     columns: list[str]
     key_columns: list[int]
+    """Positions of the grouping columns in `columns`."""
     initial_columns: list[str]
+    """Columns of the initial state; empty if there is none."""
     initial_key_columns: list[int]
     form: ProcessorCodecs
     time_mode: TimeMode
     event_time: EventTime | None
+    """The event time of the input."""
     output_event_time: EventTime | None
     states: list[StateDeclaration]
     output_schema: StructType
     processor: bytes
+    """The pickled processor."""
     options: Options
     host: str
+    """Address of the driver's endpoint, with `port` and `secret`; empty in batch queries."""
     port: int
     secret: bytes
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one batch; what ``mapInArrow`` calls.
-
-        Returns
-        -------
-        iterator of pyarrow.RecordBatch
-            Output rows. The last ones come after the checkpoint has this subtask's changes.
-        """
+        """Process one partition of one batch, for ``mapInArrow``; see :class:`~statelog.spark.checks.TaskSpec`."""
         context = TaskContext.get()
         assert context is not None
         operator = keyed_operator(self)
@@ -136,7 +95,7 @@ class KeyedSpec:
 
 
 def _run_batch(spec: KeyedSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process a partition of a batch query: the state is empty at first and not kept."""
+    """Process a partition of a batch query: state starts empty and is discarded afterwards."""
     held = [batch for batch in batches if batch.num_rows]
     clock = SystemClock()
     now_ms = int(clock.now_s() * 1000)
@@ -154,7 +113,7 @@ def _run_batch(spec: KeyedSpec, operator: KeyedOperator, batches: Iterable[pa.Re
 
 
 def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:
-    """The rows of one input."""
+    """The rows of the input whose columns are named `prefix` and position."""
     hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
     return KeyedRows(rows.select([f"{prefix}{index}" for index in range(len(columns))]), hashes)
 
@@ -182,7 +141,11 @@ def _run_streaming(
 
 
 def _read_input(spec: KeyedSpec, batches: Iterable[pa.RecordBatch], partition: int) -> BatchInput:
-    """Read all rows; the subtask's number comes from them, or from the partition if there are none."""
+    """Read all rows of a partition.
+
+    The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows belong
+    to several subtasks.
+    """
     held = [batch for batch in batches if batch.num_rows]
     if not held:
         return BatchInput(_NO_ROWS, _NOTHING.hashes, partition, None)
@@ -218,20 +181,14 @@ def keyed_operator(spec: KeyedSpec) -> KeyedOperator:
 
 
 def deleted_states(declarations: Iterable[StateDeclaration], uid: str) -> dict[str, Any]:
-    """The handles of the states that are declared and then deleted, by name."""
+    """The handles of the states that ``init`` declares and then deletes, by name."""
     return {
         state.name: deleted_state(state.name, state.kind, uid) for state in declarations if state.life is StateLife.NONE
     }
 
 
 def bind_state(declaration: StateDeclaration) -> StateBinding:
-    """Make a state's codecs.
-
-    Raises
-    ------
-    ConfigurationError
-        If a field's type is not supported.
-    """
+    """Make a state's codecs; raises ConfigurationError if the type of a field is not supported."""
     codec, entry_codec = state_codecs(declaration.name, declaration.value_schema, declaration.entry_schema)
     make = row_maker(declaration.value_schema.names)
     descriptor = StateDescriptor(

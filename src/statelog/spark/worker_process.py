@@ -1,4 +1,4 @@
-"""What tasks of every kind of operator need in a Python worker: who they are, the connection, and local files."""
+"""Shared by the tasks of all operators in a Python worker: task ids, the connection to the driver, local files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from statelog.tables.open import MemoryTables
 
 
 class TaskSpec(Protocol):
-    """What the tasks of an operator are told, of whatever kind it is."""
+    """The part of a task's description that keyed and unkeyed operators share."""
 
     @property
     def uid(self) -> str: ...
@@ -57,7 +57,7 @@ class TaskSpec(Protocol):
 
 
 class WorkerProcess:
-    """What a Python worker keeps from task to task. Everything in it can be lost at any time."""
+    """The objects that a Python worker reuses from task to task. All of them can be lost at any time."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, int, bytes, float], RpcClient] = {}
@@ -66,11 +66,11 @@ class WorkerProcess:
         self.tables = MemoryTables()
         self._local = LocalCache(released=self.tables.forget)
         self.measurements = Measurements()
-        # Spark's worker collects garbage after every task; what is loaded by now need not be visited again.
+        # Spark's worker collects garbage after every task; it need not visit the objects that are loaded by now.
         gc.freeze()
 
     def client(self, spec: TaskSpec, task: TaskId) -> RpcClient:
-        """The connection to the driver; a new one after a fork or a failure. Messages name the task that connects."""
+        """The connection to the driver; a new one after a fork or a failure. `task` names the caller in messages."""
         timeout_s = spec.options.driver_timeout_s
         key = (spec.host, spec.port, spec.secret, timeout_s)
         client = self._clients.get(key)
@@ -81,7 +81,10 @@ class WorkerProcess:
         return client
 
     def caller(self, spec: TaskSpec, task: TaskId) -> Callable[[Request, bytes], Reply]:
-        """What a task calls the coordinator by; the first answer of a run makes sure that the location is shared."""
+        """Make the function by which a task calls the coordinator.
+
+        After the first answer of a start, it checks that this worker sees the driver's files at the location.
+        """
         client = self.client(spec, task)
 
         def call(request: Request, payload: bytes) -> Reply:
@@ -95,31 +98,25 @@ class WorkerProcess:
         return call
 
     def open_store(self, location: str, options: Options) -> Store:
-        """The store of a location, with what it knows of earlier requests and its connections."""
+        """The store of a location, with its open connections and its knowledge of earlier requests."""
         key = (location, options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
         if key not in self._stores:
             self._stores[key] = open_retrying_store(location, options, SystemClock(), self.measurements)
         return self._stores[key]
 
     def local_runs(self, directory: Path, batch: int) -> LocalRuns:
-        """The local runs in the directory of a subtask that runs a batch, with those that are mapped already."""
+        """The local runs in the directory of a subtask; runs that are already mapped stay so."""
         return self._local.at(directory, batch)
 
 
 @cache
 def worker_process() -> WorkerProcess:
-    """The worker that this code runs in."""
+    """The shared objects of this Python worker."""
     return WorkerProcess()
 
 
 def task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
-    """Which task this is, as Spark says.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not part of a micro-batch.
-    """
+    """The id of this task, from Spark; raises ConfigurationError outside of a micro-batch."""
     batch = context.getLocalProperty("streaming.sql.batchId")
     query_id = context.getLocalProperty("sql.streaming.queryId")
     run_id = context.getLocalProperty("spark.jobGroup.id")
@@ -133,7 +130,7 @@ def task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
 
 
 def local_directory(spec: TaskSpec, task: TaskId) -> Path:
-    """Where a subtask's local files are on this host."""
+    """The directory of a subtask's local files on this host."""
     base = spec.options.local_directory
     if base is None:
         base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
@@ -142,13 +139,7 @@ def local_directory(spec: TaskSpec, task: TaskId) -> Path:
 
 
 def require_one_subtask(spec: TaskSpec, subtasks: npt.NDArray[np.integer[Any]], partition: int) -> int:
-    """The subtask that the rows of a partition belong to.
-
-    Raises
-    ------
-    ConfigurationError
-        If they are those of several subtasks.
-    """
+    """The subtask of a partition's rows; raises ConfigurationError if the rows belong to several."""
     first = int(subtasks[0])
     if (subtasks != first).any():
         raise ConfigurationError(

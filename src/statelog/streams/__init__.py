@@ -1,0 +1,28 @@
+"""The functions and classes by which users build, save, restore and repair queries.
+
+Each checks the user's arguments and hands them to the packages below. ``statelog`` exports the public names.
+
+The life of a keyed stream:
+
+1. `keyed`: ``key_by`` makes a keyed stream of a DataFrame.
+2. `windowed`: ``KeyedStream.window`` cuts the rows of each key into windows, which gives a windowed stream.
+3. A method of either stream applies a processor or aggregates: ``spark.plan`` turns it into an output DataFrame.
+4. The user starts this DataFrame as a query like any other. From then on the packages below do the work.
+
+`unkeyed` is the shorter way for processors without keys: ``process`` plans the operator itself.
+
+The other modules work on the state of whole queries:
+
+- `savepoints`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
+- `repair`: ``rewind`` makes Spark repeat batches that it has committed although they have no checkpoint.
+- `orphans`: ``list_orphans`` lists the files that crashed starts left behind.
+
+Words of this package:
+
+- keyed stream: a DataFrame and its grouping columns. Windowed stream: one whose rows are cut into windows.
+- savepoint: a self-contained copy of a query's state and of its sources' positions. No running query owns it.
+- rewind: to take back Spark's commits, so that Spark and the state agree on the next batch.
+- late row: a row that comes after its window was closed. A query can return late rows beside its results.
+
+May import all packages but testing. Only this package and spark touch a Spark session.
+"""

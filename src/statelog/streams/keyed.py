@@ -1,4 +1,4 @@
-"""The user's entry to keyed state: a keyed stream."""
+"""Keyed streams: ``key_by``, and the operators that apply to its result."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     Parameters
     ----------
     df : DataFrame
-        A streaming DataFrame, or a batch one: then the state is empty at first and not kept.
+        A streaming or a batch DataFrame. On a batch one, state starts empty and is discarded afterwards.
     *cols : str or Column, or a list of them
-        The grouping columns; at least one. What they name is what ``df.groupBy`` would group by. An expression, or a
-        field of a struct, becomes a column in front of the others.
+        The grouping columns, at least one, as in ``df.groupBy``. An expression, or a field of a struct, becomes a new
+        column in front of the others.
 
     Returns
     -------
     KeyedStream
-        What ``transformWithState`` is called on.
+        The keyed stream, which has the methods ``transformWithState`` and ``window``.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
         )
     KeyCodec(frame.key_schema)
     with _naming(df, given):
-        df.groupBy(*given).count()  # refuses what only select() takes: generators, windows, stars
+        df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
     return KeyedStream(frame)
 
 
@@ -84,7 +84,7 @@ def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
 
 @contextmanager
 def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
-    """Name what Spark cannot group by."""
+    """Turn an error of Spark into one that names the columns that it cannot group by."""
     try:
         yield
     except AnalysisException as error:
@@ -128,34 +128,33 @@ class KeyedStream:
         outputStructType : StructType or str
             Type of the output rows.
         outputMode : {"append", "update", "complete"}
-            As Spark's; it has no effect on what the processor does.
+            One of Spark's output modes. It has no effect on the processor.
         timeMode : {"None", "ProcessingTime", "EventTime"}
-            What moves the processor's times and fires its timers: nothing, the batches' processing time, or the
+            The time that the processor sees and that fires its timers: none, the batches' processing time, or the
             watermark. Event time needs a column with ``withWatermark``, or `watermark`.
         initialState : KeyedStream, optional
-            A batch DataFrame, keyed by columns of the same types, whose rows ``handleInitialState`` gets before
-            the first rows of the stream.
+            A keyed batch DataFrame. ``handleInitialState`` gets its rows before the first rows of the stream. Its
+            grouping columns have the same types as the stream's.
         eventTimeColumnName : str
             The output column that a later operator takes as event time.
         uid : str, optional
-            The operator's name in the checkpoint. It must be given, and differ, once a query has two
-            stateful operators.
+            The operator's name in the checkpoint. A query with two or more stateful operators needs a different one
+            for each.
         parallelism : int, optional
-            Number of subtasks, from 1 to 32,768; may differ at every start. The default is the
-            application's number of cores.
+            Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number
+            of cores.
         location : str, optional
-            Where the state is kept: a directory that driver and executors share, or a folder in an
-            object store. The default is the folder
-            ``statelog`` below the query's checkpointLocation.
+            The directory of the state, which driver and executors must share, or a folder in an object store. The
+            default is the folder ``statelog`` below the query's checkpointLocation.
         options : Options, optional
-            Options.
+            The operator's options; the defaults if None.
         watermark : Watermark, optional
             A watermark of the operator's own, instead of Spark's.
         initialTables : mapping of str to DataFrame, optional
-            Batch DataFrames that are loaded as states before the first batch, by state, ``$timers`` for the timers.
-            Their columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
+            Batch DataFrames that are loaded as states before the first batch, by name of the state; timers are
+            ``$timers``. The columns are those of a savepoint's tables: ``key_<grouping column>``, ``value_<field>``,
             ``mapkey_<field>`` of a map, ``position`` of a list's elements, ``time_ms`` of timers. A column of another
-            type is converted if nothing can be lost, else refused; docs/savepoints.md has the rule.
+            type is converted if nothing can be lost, and refused otherwise; docs/savepoints.md has the rule.
 
         Returns
         -------
@@ -226,23 +225,25 @@ class KeyedStream:
         Parameters
         ----------
         windows : TumblingWindows, SlidingWindows, SessionWindows or CountWindows
-            Which windows a row belongs to.
+            The rule that assigns windows to a row.
         timeMode : {"EventTime", "ProcessingTime"}, optional
-            What a row's time is: its time column, which is the default, or the time of its batch. Counted windows have
-            none.
+            The source of a row's time: its time column, which is the default, or the time of its batch. Counted windows
+            have no time.
         timeColumn : str, optional
             The column of event time. The default is the column with the watermark; a batch DataFrame needs none.
         allowedLatenessMs : int
-            How long a window that was returned takes late rows, and is returned again, milliseconds.
+            How long a window still takes late rows after its result was returned, in milliseconds. Late rows make the
+            window return a new result.
         lateColumn : str, optional
-            Name of an output column, a struct, for rows that are too late; otherwise they are left out and counted.
+            Name of a struct column that the output gets for rows that are too late. By default they are dropped and
+            counted.
         watermark : Watermark, optional
             A watermark of the operator's own, instead of Spark's.
 
         Returns
         -------
         WindowedStream
-            What ``agg``, ``reduce``, ``aggregate`` and ``process`` are called on.
+            The windowed stream, which has the methods ``agg``, ``reduce``, ``aggregate`` and ``process``.
 
         Raises
         ------

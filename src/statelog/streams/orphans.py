@@ -1,4 +1,4 @@
-"""Looking for what crashed runs left behind, without changing anything."""
+"""Lists the orphans of crashed starts, without changing anything."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from statelog.storage import ObjectInfo, Store
 
 
 def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | None = None) -> list[ObjectInfo]:
-    """Objects that no checkpoint needs, which the next start of the query would remove.
+    """List the objects that no checkpoint needs; the next start of the query would remove them.
 
-    While a query runs, what it is just writing is among them unless it is younger than `min_age_s`. Nothing outside of
-    the operators' own folders is looked at.
+    While a query runs, its newest objects may not belong to a checkpoint yet; `min_age_s` leaves them out. Only the
+    operators' own folders are searched.
 
     Parameters
     ----------
     location : str
         The operators' location: a directory, or a folder in an object store.
     min_age_s : float
-        Younger objects are left out.
+        Objects younger than this are left out, in seconds.
     clock : Clock, optional
-        Tells the age; by default the machine's.
+        The clock that tells an object's age; by default the machine's.
 
     Returns
     -------
     list of ObjectInfo
-        Name below the location, size and time of each, by name.
+        Name below the location, size and modification time of each orphan, sorted by name.
 
     Raises
     ------
     ConfigurationError
-        If the location is of a scheme that is not supported.
+        If the scheme of the location is not supported.
     CorruptionError
         If a log is damaged.
     StorageError

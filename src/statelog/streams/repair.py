@@ -1,4 +1,4 @@
-"""Taking back Spark's commit of batches whose checkpoint does not exist."""
+"""Takes back Spark's commits of batches that have no checkpoint."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from statelog.storage.open import local_path
 from statelog.storage.posix import sync_directory
 
 _ASIDE: Final = "statelog-rewound"
-"""Spark does not look at folders of names that it does not know."""
+"""Folder for the files that are moved away; Spark ignores folders whose names it does not know."""
 
 
 @dataclass(frozen=True)
 class Rewound:
-    """What :func:`rewind` did, or would do.
+    """The changes that :func:`rewind` made, or would make.
 
     Parameters
     ----------
     next_batch : int
-        The batch that Spark runs first when the query is started again.
+        The batch that Spark runs first at the query's next start.
     taken_back : list of int
         Batches that Spark had committed and will repeat.
     removed : list of str
         Files taken out of Spark's checkpoint, in order.
     moved_to : str
-        The folder that they are in now; empty if there are none. It may be deleted once the query runs.
+        The folder that has these files now; empty if there are none. You may delete it once the query runs.
     operators : list of str
         The operators whose checkpoints decided.
     former_operators : list of str
-        Operators with state at the location that the query does not have any more, so that theirs did not.
+        Operators that the query no longer has although the location holds their state; their checkpoints did not count.
     """
 
     next_batch: int
@@ -60,37 +60,36 @@ def rewind(
 ) -> Rewound:
     """Make Spark repeat the batches that it committed although their state is missing.
 
-    This happens when an action did not run every subtask to its end (``limit`` in foreachBatch, say), or when
-    the state was restored from an older copy. The query must be stopped. Sinks see the repeated batches
-    under the same batch ids.
+    State is missing if an action did not run every subtask to its end (``limit`` in foreachBatch, say), or if it was
+    restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids.
 
-    Nothing is changed unless every operator can go on from the same batch: its checkpoint must be retained, and all of
-    its objects must be there. What Spark must forget is moved aside, not deleted.
+    Nothing changes unless every operator can go on from the same batch: its checkpoint must be retained, and all of
+    the checkpoint's objects must exist. The files that Spark must forget are moved aside, not deleted.
 
     Parameters
     ----------
     checkpoint_location : str or Path
         The query's checkpointLocation, on a local or mounted file system.
     location : str, optional
-        The operators' location, if they were given one.
+        The operators' location, if the query gave them one.
     operators : sequence of str, optional
-        The uids of all operators that the query has. By default its newest checkpoints tell. Checkpoints that older
-        versions of statelog have written do not always.
+        The uids of all operators that the query has. By default its newest checkpoints tell; checkpoints of older
+        versions of statelog do not always.
     dry_run : bool
-        Only tell what would be done.
+        Report the changes without making them.
 
     Returns
     -------
     Rewound
-        What was done; nothing if Spark and the state agree.
+        The changes; there are none if Spark and the state agree.
 
     Raises
     ------
     ConfigurationError
         If there is no Spark checkpoint, or no state, or `operators` is needed.
     StateMissingError
-        If the checkpoint to go back to is not whole any more, or Spark no longer holds what it needs to repeat the
-        batches.
+        If the checkpoint to go back to is no longer complete, or Spark no longer knows the input of the batches to
+        repeat.
     CorruptionError
         If a log is damaged.
 
@@ -117,8 +116,8 @@ def rewind(
         return Rewound(max(commits, default=-1) + 1, [], [], "", *names)
     _require_input(root, newest, offsets, commits)
     target.require_restorable(open_location)
-    # The offsets go first: after a crash in between Spark and the state still disagree visibly. The other
-    # way round Spark would skip a batch.
+    # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
+    # Spark would skip a batch.
     doomed = [("offsets", batch) for batch in reversed(offsets) if batch > newest + 1]
     doomed += [("commits", batch) for batch in reversed(taken_back)]
     aside = _free_folder(root / _ASIDE)
@@ -130,7 +129,7 @@ def rewind(
 
 
 def _require_input(root: Path, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
-    """Check that Spark can go on after a batch: it reads what it noted of that batch and of the next one."""
+    """Check that Spark can go on after a batch, for which it reads its records of that batch and of the next one."""
     if newest + 1 not in offsets:
         raise StateMissingError(
             f"{root}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"
@@ -151,7 +150,7 @@ def _batches(folder: Path) -> list[int]:
 
 
 def _free_folder(parent: Path) -> Path:
-    """The next folder of a number; each call has one of its own, so nothing in them is ever replaced."""
+    """The next numbered folder. Every call gets a new one, so nothing in them is ever replaced."""
     return parent / str(max(_batches(parent), default=0) + 1)
 
 
@@ -163,9 +162,9 @@ def _make_folders(root: Path, aside: Path) -> None:
 
 
 def _move(source: Path, target: Path, batch: int) -> None:
-    """Move Spark's file of a batch into another folder of the same file system, for good when this returns.
+    """Move Spark's file of a batch to another folder of the same file system; durable on return.
 
-    The checksum goes first: a file without one can be read, one that is written later beside an old checksum cannot.
+    The checksum file goes first. Spark can read a file without one, but not a later file beside an old checksum.
     """
     for name in (f".{batch}.crc", str(batch)):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Taking savepoints of queries, and beginning queries with them."""
+"""Savepoints: ``savepoint`` copies the state of a query, ``restore`` begins a new query with the copy."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Savepoint:
-    """What :func:`savepoint` has written.
+    """A savepoint that :func:`savepoint` has written.
 
     Parameters
     ----------
     target : str
-        Where it is.
+        Location of the savepoint.
     batch : int
-        The batch that its state is after.
+        The last batch that is part of its state.
     query_id : str
-        The query that it was taken of.
+        Id of the query that was saved.
     rows : dict of str to (dict of str to int)
         For each operator the number of rows of each state.
     """
@@ -69,14 +69,14 @@ class Savepoint:
 
 @dataclass(frozen=True)
 class Restored:
-    """What :func:`restore` has written.
+    """A new query that :func:`restore` has prepared.
 
     Parameters
     ----------
     checkpoint_location : str
-        What the query is to be started with.
+        The checkpointLocation to start the query with.
     query_id : str
-        The id that it will have.
+        The id that the query will have.
     next_batch : int
         The batch that Spark runs first.
     """
@@ -89,37 +89,37 @@ class Restored:
 def savepoint(
     query: StreamingQuery | str | Path, target: str | Path, *, location: str | None = None, batch: int | None = None
 ) -> Savepoint:
-    """Copy all state of a query, and where its sources stand, into a directory that belongs to nobody.
+    """Copy all state of a query, and the positions of its sources, into a directory of its own.
 
-    The tables are Parquet; docs/savepoints.md describes them. All operators are saved as of the same batch.
+    The copy is self-contained: no running query owns or changes it. All operators are saved as of the same batch. The
+    tables are Parquet files; docs/savepoints.md describes them.
 
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A running query of this application, which goes on meanwhile; or the checkpointLocation of one that is
-        stopped.
+        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query.
     target : str or Path
-        Where it goes: a directory that does not exist or is empty, or a folder in an object store. With an active
-        session and much state its executors write it, so they must see the directory.
+        A directory that does not exist or is empty, or a folder in an object store. With an active session and much
+        state, the executors write the files, so they must see the directory.
     location : str, optional
-        The operators' location, if all of them were given one; others are found from there. Of a running query it is
-        known.
+        The location of one of the operators, if the query gave all of them one; the others are found from there. Only
+        for a stopped query.
     batch : int, optional
-        Of a stopped query a retained checkpoint other than the newest.
+        The retained checkpoint to save, instead of the newest one. Only for a stopped query.
 
     Returns
     -------
     Savepoint
-        What was written.
+        The new savepoint.
 
     Raises
     ------
     ConfigurationError
         If there is no such query or state, the target is not empty, or the query has stateful operators of Spark's.
     StateMissingError
-        If the operators or Spark do not have the batch any more.
+        If the operators or Spark no longer have the batch.
     CorruptionError, StorageError
-        If the state cannot be read, or the target cannot be written; then it holds no manifest.
+        If the state cannot be read, or the target cannot be written. The target then holds no manifest.
 
     Examples
     --------
@@ -146,10 +146,10 @@ def restore(
     claim: bool = False,
     options: Options | None = None,
 ) -> Restored:
-    """Begin a checkpointLocation with a savepoint, so that a query that is started with it goes on after its batch.
+    """Write a checkpointLocation from a savepoint; a query started with it goes on after the savepoint's batch.
 
-    It is a query of its own, with a new id, and does not need the savepoint any more. Its operators must have the names
-    that they had, and may have any parallelism.
+    This is a new query with its own id, and it does not need the savepoint afterwards. Its operators must have the same
+    names as the saved ones, and may have any parallelism.
 
     Parameters
     ----------
@@ -158,16 +158,16 @@ def restore(
     checkpoint_location : str or Path
         An empty directory, or a folder in an object store.
     location : str, optional
-        Where the operators' state goes, if they will be given a location; by default below `checkpoint_location`.
+        The location for the state, if the new query gives its operators one; by default below `checkpoint_location`.
     claim : bool
-        Whether the savepoint's files are removed once all is restored.
+        Whether to remove the savepoint's files once everything is restored.
     options : Options, optional
-        How the state's files are written.
+        Options for writing the state's files.
 
     Returns
     -------
     Restored
-        What was written.
+        The new query.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def restore(
     CorruptionError
         If the savepoint is damaged.
     StorageError
-        If it cannot be read, or a location cannot be written. Then the location is not complete; remove it.
+        If the savepoint cannot be read, or a location cannot be written. Remove the location then: it is incomplete.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def restore(
         restore_operator(operator, saved_location, where, run_all)
     spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
     if claim:
-        # The manifest first: what is left after a crash is no savepoint.
+        # The manifest goes first, so that the remains of a crash are not taken for a savepoint.
         saved.delete([MANIFEST])
         saved.delete(manifest.file_names)
     return Restored(root, query_id, manifest.batch + 1)
@@ -253,7 +253,7 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             ]
             if len(found) == len(operators):
                 return _write(found, spark, committed[-1], str(query.id), target, operators[0].session)
-        # So many batches have passed since that the checkpoint is not retained any more.
+        # So many batches have passed meanwhile that the checkpoint is no longer retained; try a newer one.
     raise StateMissingError(
         f"Query {query.id}: there is no batch yet that Spark has committed and all operators have a checkpoint of.",
         hint="Try again after the next batch.",
@@ -295,11 +295,11 @@ def _write(
     return Savepoint(target, batch, query_id, rows)
 
 
-# ---- Work for many ----
+# ---- Parallel work ----
 
 
 def _run_all(session: SparkSession | None) -> RunAll:
-    """One by one without a session; with one the items of longer lists are tasks of a job."""
+    """Run items as the tasks of a Spark job; without a session, or with fewer than two items, run them here."""
     if session is None:
         return one_by_one
 
@@ -313,7 +313,7 @@ def _run_all(session: SparkSession | None) -> RunAll:
 
 
 def _reporting(work: Callable[[_Item], _Result]) -> Callable[[_Item], Any]:
-    """Errors travel as values, so that they arrive as they are and are not repeated."""
+    """Return errors as values, so that they arrive unchanged and Spark does not repeat the task."""
 
     def run(item: _Item) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""The user's entry to operators without keys, and the plan that one becomes."""
+"""Unkeyed operators: ``process``, and the plan that it makes."""
 
 from __future__ import annotations
 
@@ -54,32 +54,33 @@ def process(
     options: Options | None = None,
     broadcast: DataFrame | None = None,
 ) -> DataFrame:
-    """Apply a processor without keys: once per subtask and batch, with state that belongs to the subtask.
+    """Apply a processor without keys: it runs once per subtask and batch, and each subtask has its own state.
 
     Parameters
     ----------
     df : DataFrame
-        A streaming DataFrame, or a batch one: then the state is empty at first and not kept. Which subtask gets a
-        row has no meaning; equal rows go to the same one.
+        A streaming or a batch DataFrame. On a batch one, state starts empty and is discarded afterwards. The choice of
+        the subtask that gets a row has no meaning, but equal rows go to the same subtask.
     processor : OperatorProcessor
-        The processor.
+        The processor, an instance of a subclass.
     outputStructType : StructType or str
         Type of the output rows.
     outputMode : {"append", "update", "complete"}
-        It has no effect on what the processor does.
+        One of Spark's output modes. It has no effect on the processor.
     uid : str, optional
-        The operator's name in the checkpoint. It must be given, and differ, once a query has two stateful operators.
+        The operator's name in the checkpoint. A query with two or more stateful operators needs a different one for
+        each.
     parallelism : int, optional
         Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number of
         cores.
     location : str, optional
-        Where the state is kept: a directory that driver and executors share, or a folder in an object
-        store. The default is the folder ``statelog``
-        below the query's checkpointLocation.
+        The directory of the state, which driver and executors must share, or a folder in an object store. The default
+        is the folder ``statelog`` below the query's checkpointLocation.
     options : Options, optional
-        Options.
+        The operator's options; the defaults if None.
     broadcast : DataFrame, optional
-        A DataFrame whose rows every subtask gets, in ``processBroadcast``. It is streaming if `df` is.
+        A DataFrame whose rows every subtask gets, in ``processBroadcast``. It must be streaming if `df` is, and only
+        then.
 
     Returns
     -------
@@ -147,7 +148,7 @@ def process(
 
 
 def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpec, plan: OperatorPlan) -> DataFrame:
-    # mapInArrow cannot take columns whose names need quoting, so names of our own stand in for them.
+    # mapInArrow cannot take columns whose names need quoting, so columns are renamed to their positions.
     rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
     group = F.shiftrightunsigned(_row_hash(rows), GROUP_SHIFT)
     rows = rows.withColumn(SUBTASK_COLUMN, F.floor(group * spec.parallelism / KEY_GROUPS).cast("int"))
@@ -159,8 +160,8 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
         rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
     rows = rows.withColumn(TIME_COLUMN, F.unix_millis(F.current_timestamp()))
     if spec.is_streaming:
-        # Spark folds away a branch that it can prove empty, and then the batch would miss an operator;
-        # it does not fold what is observed.
+        # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not
+        # fold an observed branch.
         rows = rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
     if plan.placement is None:
         by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
@@ -170,7 +171,7 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
 
 
 def _row_hash(df: DataFrame) -> Column:
-    """A hash of all columns that Spark can hash, so that a repeated batch spreads its rows as before."""
+    """A hash of all columns that Spark can hash: a repeated batch sends its rows to the same subtasks as before."""
     fields = [field for field in df.schema if not _has_variant(field.dataType)]
     if not fields:
         return F.lit(0).cast("long")
@@ -217,14 +218,14 @@ def _kind(df: DataFrame) -> str:
 def declare_operator_states(
     processor: bytes, uid: str, parallelism: int, parse: Parse = DataType.fromDDL
 ) -> list[OperatorStateDeclaration]:
-    """Learn the states of a pickled processor, by name; parameters and errors are those of ``declare_states``."""
+    """Call ``init`` of a pickled processor, and return its states, sorted by name; otherwise as ``declare_states``."""
     handle = _DeclaringHandle(uid, parallelism, parse)
     call_init(pickle.loads(processor), handle, uid)
     return sorted(handle.states.values(), key=lambda state: state.name)
 
 
 class _DeclaringHandle:
-    """A handle that notes down the states and gives back placeholders."""
+    """A handle that records the declared states and returns placeholders."""
 
     def __init__(self, uid: str, parallelism: int, parse: Parse) -> None:
         self.states: dict[str, OperatorStateDeclaration] = {}

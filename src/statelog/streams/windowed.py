@@ -1,4 +1,4 @@
-"""The user's entry to windows: a windowed stream."""
+"""Windowed streams: the operators that apply to the windows of a keyed stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def windowed(
     late_column: str | None,
     watermark: Watermark | None,
 ) -> WindowedStream:
-    """Check what ``KeyedStream.window`` is called with; see there."""
+    """Check the arguments of ``KeyedStream.window``, which describes them, and make its result."""
     df = frame.df
     mode = _time_mode(windows, time_mode)
     if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
@@ -74,7 +74,7 @@ def _time_mode(windows: object, text: str | None) -> TimeMode:
 
 
 def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
-    """The column of event time: the one that the watermark is of."""
+    """The column of event time, which in a stream must be the column with the watermark."""
     marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
     if watermark is not None:
         marked = [watermark.column]
@@ -151,7 +151,7 @@ class WindowedStream:
         options: Options | None = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """Aggregate each window with a function of one's own, which gets the rows.
+        """Aggregate each window with your own function, which gets the rows.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class WindowedStream:
         valueSchema : StructType or str
             Fields of a value.
         valueOf : callable, optional
-            Makes the value of a row; by default it is the row's columns of the names in `valueSchema`.
+            Makes the value of a row; by default the value has the row's columns with the names in `valueSchema`.
         uid, parallelism, location, options, eventTimeColumnName
             As in :meth:`statelog.KeyedStream.transformWithState`.
 
@@ -229,16 +229,16 @@ class WindowedStream:
         Parameters
         ----------
         windowProcessor : WindowProcessor
-            The processor.
+            The processor, an instance of a subclass.
         outputStructType : StructType or str
-            Type of the rows that it returns.
+            Type of the rows that the processor returns.
         uid, parallelism, location, options, eventTimeColumnName
             As in :meth:`statelog.KeyedStream.transformWithState`.
 
         Returns
         -------
         DataFrame
-            What the processor returns.
+            The rows that the processor returns.
 
         Raises
         ------
@@ -258,7 +258,7 @@ class WindowedStream:
         options: Options | None,
     ) -> DataFrame:
         arguments = OperatorArguments(
-            processor=plan.operator,  # type: ignore[arg-type]  # it has the methods, and gets groups of rows
+            processor=plan.operator,  # type: ignore[arg-type]  # it has these methods, and gets groups of rows
             output_type=plan.output,
             output_mode="append",
             time_mode=plan.time_mode,
@@ -270,13 +270,49 @@ class WindowedStream:
 
 
 def on_time(df: DataFrame, lateColumn: str) -> DataFrame:
-    """The results of windows with a column of late rows, without that column and those rows."""
+    """Select the results from the output of windows with a column of late rows; drop that column.
+
+    Parameters
+    ----------
+    df : DataFrame
+        The output of the windows.
+    lateColumn : str
+        The column of late rows, as given to :meth:`statelog.KeyedStream.window`.
+
+    Returns
+    -------
+    DataFrame
+        The results, in their other columns.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such column.
+    """
     column = _late_column(df, lateColumn)
     return df.where(column.isNull()).drop(lateColumn)
 
 
 def late(df: DataFrame, lateColumn: str) -> DataFrame:
-    """The rows that came too late for their windows, as they came; the other half of :func:`on_time`."""
+    """Select the rows that came too late from the output of windows with a column of late rows.
+
+    Parameters
+    ----------
+    df : DataFrame
+        The output of the windows.
+    lateColumn : str
+        The column of late rows, as given to :meth:`statelog.KeyedStream.window`.
+
+    Returns
+    -------
+    DataFrame
+        The late input rows, unchanged; :func:`on_time` selects all others of the output.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such column.
+    """
     column = _late_column(df, lateColumn)
     return df.where(column.isNotNull()).select(column.alias("late")).select("late.*")
 

@@ -1,4 +1,31 @@
-"""For tests: of processors, without Spark, and of what implements statelog's contracts."""
+"""Tests of processors without Spark, and conformance tests of statelog's contracts.
+
+`Harness` runs a query with one operator in plain Python: no session, no JVM, milliseconds per batch. It is not an
+imitation: the real coordinator, log, tasks, local runs and tables run below it. `TwsTester` offers the interface of
+Spark's tester on the same base. docs/testing.md is the page for users.
+
+A harness works like this:
+
+1. `arguments` holds the test's description of the operator. `keyed_query` or `operator_query` checks it and builds the
+   operator that a Spark worker would run; `ddl`, `key_hashes` and `rows` replace the JVM's part in this.
+2. `local_query` plays the driver, its hosts and their Python workers in this process, attempt by attempt.
+3. `micro_batches` runs batch after batch as Spark does: it retries tasks, repeats a batch if the driver dies, and
+   starts the query again at any parallelism.
+4. `crashes` lets a process die at a step of a batch; `faults` makes store calls fail before or after their effect.
+5. `state_view` reads a key's state from the newest checkpoint, as a new host would.
+
+Apart from that, `contracts` has conformance tests for stores, logs and tables, which an implementation subclasses, and
+`page_cache` a machine whose crash loses unsynced writes.
+
+Words:
+
+- host: a local directory. A start keeps its hosts, or begins on new ones without local files.
+- start: one start of the query, with a new run id, a new coordinator and new workers.
+- death: the effect of the next crash, that is, whether the driver dies and how the query starts again.
+- stand-in: a number in a column in place of a test's own object (`object_rows`).
+
+May import every package. Production packages do not import this one, and `contracts` alone needs pytest.
+"""
 
 from statelog.testing.faults import FaultPlan
 from statelog.testing.harness import Harness, HarnessSnapshot

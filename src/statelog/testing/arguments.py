@@ -1,4 +1,4 @@
-"""What a test says about the operator that it wants to run."""
+"""The description of an operator that a test passes to the harness."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OperatorArguments:
 
 
 def read_schema(schema: StructType | str, subject: str) -> StructType:
-    """The columns that a test names."""
+    """Parse the columns that a test names; `subject` is their argument, for messages."""
     try:
         parsed = parse_ddl(schema) if isinstance(schema, str) else schema
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Conformance classes that an implementation of a store, a log or a table subclasses in its tests; they need pytest."""
+"""Conformance tests for implementations of a store, a log or a table, whose tests subclass them; they need pytest."""
 
 from statelog.testing.log_contract import LogContract
 from statelog.testing.store_contract import StoreContract

@@ -1,4 +1,4 @@
-"""Crashes on purpose: a process that passes a step dies there."""
+"""Crashes on purpose, at a chosen step of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DRIVER_STEPS: Final = frozenset({Step.LAST_ACK, Step.DURABLE})
 
 
 class Crash(Exception):
-    """The process that passes a step dies there; only tests that drive single attempts see it."""
+    """The death of a process at a step; only tests that run single attempts see it."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -21,7 +21,7 @@ class Crash(Exception):
 
 @dataclass(frozen=True)
 class Passed:
-    """A step that was passed, -1 stands for the driver."""
+    """A step that was passed; subtask -1 stands for the driver."""
 
     step: Step
     batch: int
@@ -29,24 +29,7 @@ class Passed:
 
 
 class CrashPoint(Observer):
-    """Crashes at a step, once, and tells the test's own observer everything.
-
-    Parameters
-    ----------
-    inner : Observer
-        The test's observer.
-
-    Attributes
-    ----------
-    at : Step or None
-        Where the next crash happens.
-    subtask : int or None
-        Whose task it hits; None is the first that passes the step.
-    crashes : list of Passed
-        The crashes so far.
-    checkpoints : list of CheckpointMetrics
-        The checkpoints so far.
-    """
+    """Crashes once at step `at`, in `subtask` or else in any, and forwards all events to the test's own observer."""
 
     def __init__(self, inner: Observer) -> None:
         self._inner = inner
@@ -56,7 +39,7 @@ class CrashPoint(Observer):
         self.checkpoints: list[CheckpointMetrics] = []
 
     def arm(self, step: Step | None, subtask: int | None = None) -> None:
-        """Crash when the step is passed next; None takes it back."""
+        """Crash when the step is passed next, in this subtask or else in any; step None cancels the crash."""
         self.at, self.subtask = step, subtask
 
     def step(self, step: Step, batch: int, subtask: int) -> None:

@@ -1,7 +1,7 @@
-"""Spark's texts for types, as in ``user string, total decimal(10,2)``, read without a JVM.
+"""A parser of Spark's DDL for types, such as ``user string, total decimal(10,2)``, that needs no JVM.
 
-The grammar is the part of Spark's ``colTypeList`` and ``dataType`` (SqlBaseParser.g4) that describes columns. On the
-way to Spark its own parser is used; this one is for tests that have no session.
+The grammar is the part of Spark's ``colTypeList`` and ``dataType`` (SqlBaseParser.g4) that describes columns. Queries
+use Spark's own parser; this one is for tests without a session.
 """
 
 from __future__ import annotations
@@ -81,17 +81,9 @@ _LARGEST_PRECISION: Final = 38
 
 
 def parse_ddl(text: str) -> DataType:
-    """Read a text for columns, which gives a struct, or for a single type.
+    """Parse columns, such as ``user string NOT NULL, tags array<string>``, into a struct, or else a single type.
 
-    Parameters
-    ----------
-    text : str
-        For example ``user string NOT NULL, tags array<string>``, or ``struct<a: int>``.
-
-    Raises
-    ------
-    ValueError
-        If it is no such text; the message names the position.
+    Raises ValueError, whose message names the position, for any other text.
     """
     tokens = _tokens(text)
     single = _Parser(text, tokens)
@@ -136,7 +128,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """Reads tokens from the first on."""
+    """Parses tokens, beginning with the first."""
 
     def __init__(self, text: str, tokens: list[_Token]) -> None:
         self._text = text
@@ -144,14 +136,14 @@ class _Parser:
         self._next = 0
 
     def fields(self) -> list[StructField]:
-        """``name type [NOT NULL] [COMMENT text]``, with commas in between."""
+        """Parse ``name type [NOT NULL] [COMMENT text]``, once or more, separated by commas."""
         fields = [self._field()]
         while self._take_sign(","):
             fields.append(self._field())
         return fields
 
     def type(self) -> DataType:
-        """A type."""
+        """Parse a type."""
         token = self._token
         name = token.word
         if name in _PLAIN:
@@ -164,7 +156,7 @@ class _Parser:
         return reader(self)
 
     def whole(self, read: Callable[[], DataType]) -> DataType:
-        """What a method reads, which must be all there is."""
+        """Parse with `read`, which must consume the whole text."""
         kind = read()
         if self._token.kind != "end":
             raise self._expected("',' or the end of the text")
@@ -172,7 +164,7 @@ class _Parser:
 
     @property
     def position(self) -> int:
-        """How far the reading has come."""
+        """Position of the next token in the text."""
         return self._token.position
 
     @property

@@ -1,4 +1,4 @@
-"""A store that fails on purpose, for tests of what stands above a store."""
+"""A store that fails on purpose, for tests of the code that uses stores."""
 
 from __future__ import annotations
 
@@ -17,59 +17,42 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a store method.
-
-    Parameters
-    ----------
-    operation : str
-        Name of the method.
-    name : str
-        The object, the listed prefix, or the first deleted object.
-    number : int
-        How many calls of this method there have been, from 1.
-    position : int
-        How many calls of any method there have been, from 1.
-    """
+    """One call of a store method."""
 
     operation: str
+    """Name of the method."""
     name: str
+    """The object, the listed prefix, or the first deleted object."""
     number: int
+    """How many calls of this method there have been, from 1."""
     position: int
+    """How many calls of any method there have been, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a call.
-
-    Parameters
-    ----------
-    when : str
-        ``before`` the effect, or ``after`` it: the answer is lost.
-    torn_bytes : int or None
-        For ``append``, ``put`` and ``put_if_absent``: write only so many bytes, then fail.
-    action : callable or None
-        Called in place of a failure; it may raise an error of its own.
-    reason : str
-        Ends the error's message, for example the seed.
-    kind : ErrorKind
-        Of the error; some kinds are tried again.
-    """
+    """The failure of a call."""
 
     when: When = "before"
+    """Before the effect of the call, or after it, so that only the answer is lost."""
     torn_bytes: int | None = None
+    """For ``append``, ``put`` and ``put_if_absent``: write only this many bytes, then fail."""
     action: Callable[[], None] | None = None
+    """Called in place of a failure; it may raise an error of its own."""
     reason: str = ""
+    """The end of the error's message, for example the seed."""
     kind: ErrorKind = ErrorKind.STORE_FAILED
+    """Kind of the error; some kinds are retried."""
 
 
 class FaultPlan:
-    """Decides for every call whether a fault happens; this one has none.
+    """Decides for each call of a store whether it fails; this base class lets none fail.
 
     The store asks :meth:`fault` before each call takes effect.
     """
 
     def fault(self, call: Call) -> Fault | None:
-        """Return the fault of a call."""
+        """Return the fault of a call; None if it succeeds."""
         return None
 
     @staticmethod
@@ -82,12 +65,12 @@ class FaultPlan:
         action: Callable[[], None] | None = None,
         kind: ErrorKind = ErrorKind.STORE_FAILED,
     ) -> FaultPlan:
-        """One fault at the given call of an operation, or at that call of all if none is given."""
+        """A plan with one fault, at the given call (from 1) of an operation, or of all operations together if None."""
         return _OneFault(operation, call, Fault(when, torn_bytes, action, f"{operation} {call} {when}", kind))
 
     @staticmethod
     def seeded(seed: int, *, rate: float, kind: ErrorKind = ErrorKind.STORE_FAILED) -> FaultPlan:
-        """Faults before and after the effect, and torn appends, in a share `rate` of all calls."""
+        """A plan of random faults in a share `rate` of all calls: before the effect, after it, and torn appends."""
         return _SeededFaults(seed, rate, kind)
 
 
@@ -119,7 +102,7 @@ class _SeededFaults(FaultPlan):
 
 
 class FaultStore(Store):
-    """Forwards every call to another store, with the faults of a plan."""
+    """Forwards calls to another store, with the faults of a plan."""
 
     def __init__(self, inner: Store, plan: FaultPlan) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Running a processor in plain Python, batch by batch, with everything that can happen to it."""
+"""The harness: runs a processor in plain Python, batch by batch, with crashes, restarts and rescaling on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Rows = list[Any]  # the class has a method named list
 
 @dataclass(frozen=True)
 class HarnessSnapshot:
-    """What :meth:`Harness.snapshot` gives to :meth:`Harness.restore`."""
+    """A query without its processes, copied by :meth:`Harness.snapshot` for :meth:`Harness.restore`."""
 
     query: Snapshot
     arguments: OperatorArguments
@@ -43,10 +43,10 @@ class HarnessSnapshot:
 class Harness:
     """A query with one stateful operator, without Spark: no session, no JVM, no files of yours.
 
-    It runs the code that runs below Spark: the processor is pickled and called in the same order, rows are brought to
-    subtasks by the same hash of their keys (Spark's ``xxhash64``), and state goes through the same changesets, log and
-    tables, in a temporary directory that goes with :meth:`close`. The order of calls is the constructor, then
-    :meth:`push` and the others as a test needs them, then :meth:`close`, which leaving a ``with`` block does too.
+    It runs the same code as a query below Spark: the processor is pickled and called in the same order, rows reach
+    subtasks by the same hash of their keys (Spark's ``xxhash64``), and state passes through the same changesets, log
+    and tables, in a temporary directory that :meth:`close` removes. The order of calls is the constructor, then
+    :meth:`push` and the other methods as a test needs them, then :meth:`close`, also by leaving a ``with`` block.
 
     Parameters
     ----------
@@ -63,25 +63,25 @@ class Harness:
     initialState : tuple of (StructType or str, list of rows), optional
         Columns and rows of an initial state, keyed by columns of the same names.
     eventTime : str, optional
-        The column that Spark's ``withWatermark`` would have been called with. Rows are late by it, and
-        :meth:`advanceWatermark` says where the watermark is.
+        The column that ``withWatermark`` would name in a query. It decides which rows are late;
+        :meth:`advanceWatermark` sets the watermark.
     eventTimeColumnName : str
         The output column that a later operator takes as event time.
     watermark : Watermark, optional
-        The operator's own watermark, which follows from the rows.
+        The operator's own watermark, computed from its rows.
     keyHash : callable, optional
-        The hash of a key, a tuple, as a number of 64 bits; with one of few values keys collide.
+        The hash of a key (a tuple) as a 64-bit number; one with few values makes keys collide.
     broadcast : StructType or str, optional
         Columns of the broadcast input of an OperatorProcessor.
     parallelism : int
         Number of subtasks.
     options : Options, optional
-        Options; which table is used, for example.
+        The operator's options, for example its table.
     storeFaults : float or FaultPlan
-        Share of all calls of the store that fail, chosen by `seed`, or a plan of your own. A task that fails by it is
-        tried four times, as Spark does.
+        Share of the store's calls that fail, chosen by `seed`, or a plan of your own. A task that fails by it is
+        attempted four times, as in Spark.
     seed : int
-        Chooses what is random.
+        Seed of the random faults.
     sessionTimeZone : str
         Spark's session time zone.
     uid : str, optional
@@ -162,7 +162,7 @@ class Harness:
         rows : list of tuple, dict or Row
             Its rows, in order; tuples are matched by position. There may be none.
         processingTimeMs : int, optional
-            The batch's processing time, by default that of the batch before; the first batch's is 0.
+            The batch's processing time; by default the time of the previous batch, or 0 for the first.
         broadcast : list of tuple, dict or Row
             The rows of the broadcast input.
 
@@ -174,7 +174,7 @@ class Harness:
         Raises
         ------
         ProcessorError
-            If the processor fails. The query has ended then, and the next batch starts from the checkpoint before.
+            If the processor fails. That ends the query; the next batch starts from the previous checkpoint.
         ConfigurationError
             If rows do not fit the input, or time goes back.
         """
@@ -188,7 +188,7 @@ class Harness:
         Parameters
         ----------
         timeMs : int
-            The time that is reached, not the difference.
+            The new time, not a difference; milliseconds since the Unix epoch.
         """
         return self.push([], timeMs)
 
@@ -198,7 +198,7 @@ class Harness:
         Parameters
         ----------
         timeMs : int
-            The watermark that is reached. Rows up to it are late from the next batch on.
+            The new watermark, milliseconds since the Unix epoch. Rows up to it are late from the next batch on.
         """
         if self._arguments.watermark is not None:
             raise ConfigurationError(
@@ -216,13 +216,13 @@ class Harness:
         Parameters
         ----------
         restart : bool
-            Whether a new run does it, as when the driver died before Spark noted the batch as done. Otherwise later
-            attempts of the same run do.
+            Whether a new start repeats the batch, as if the driver died before Spark's commit. Otherwise later
+            attempts of the same start do.
 
         Raises
         ------
         AssertionError
-            If the output is another one: the processor is not deterministic.
+            If the output differs: the processor is not deterministic.
         """
         self._require_open()
         output = self._described.output(self._batches.repeat(in_new_run=restart))
@@ -262,23 +262,23 @@ class Harness:
         parallelism: int | None = None,
         keepLocal: bool = True,
     ) -> None:
-        """Have the process die that passes a step next.
+        """Let the next process that passes a step die there.
 
-        A task is tried again by another worker then. When the driver dies, at ``LAST_ACK`` or ``DURABLE``, a new run
+        If it is a task, another worker repeats it. If it is the driver, at ``LAST_ACK`` or ``DURABLE``, a new start
         repeats the batch. Either way the batch's method returns the output that Spark would keep.
 
         Parameters
         ----------
         step : Step
-            Where. Tasks pass ``MERGING`` only when there is something to merge, so a crash there may come later.
+            The step. Tasks pass ``MERGING`` only when there are runs to merge, so a crash there may come later.
         subtask : int, optional
-            Whose task; by default the first that passes the step.
+            The subtask whose task dies; by default the first that passes the step.
         driver : bool
             Whether the driver dies at a task's step too.
         parallelism : int, optional
-            Number of subtasks of the run that follows on the driver's death.
+            Number of subtasks of the start that follows the driver's death.
         keepLocal : bool
-            Whether that run finds the local files of the host.
+            Whether that start finds the local files of the host.
         """
         self._require_open()
         if not isinstance(step, Step):
@@ -289,7 +289,7 @@ class Harness:
 
     @property
     def crashes(self) -> int:
-        """How many crashes there have been."""
+        """Number of crashes so far."""
         return len(self._query.crash_point.crashes)
 
     def restart(self, parallelism: int | None = None, *, keepLocal: bool = True, processor: Any = None) -> None:
@@ -298,9 +298,9 @@ class Harness:
         Parameters
         ----------
         parallelism : int, optional
-            Another number of subtasks.
+            The new number of subtasks.
         keepLocal : bool
-            Whether it starts on the same host, where the local files of its state are.
+            Whether it starts on the same host, which has local files of its state.
         processor : StatefulProcessor, optional
             Another version of the processor.
         """
@@ -311,13 +311,13 @@ class Harness:
         self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
 
     def snapshot(self) -> HarnessSnapshot:
-        """Everything that is left of the query when all of its processes are gone: an object for :meth:`restore`."""
+        """Copy the query as it would outlive all of its processes, for :meth:`restore`."""
         self._require_open()
         return HarnessSnapshot(self._batches.snapshot(), self._arguments, self._options)
 
     @classmethod
     def restore(cls, snapshot: HarnessSnapshot, processor: Any, *, parallelism: int | None = None) -> Harness:
-        """A harness that goes on from a snapshot, on a new host; the one that it was taken of stays as it is.
+        """Make a harness that continues from a snapshot, on a new host; the snapshot's own harness is not changed.
 
         Parameters
         ----------
@@ -334,20 +334,25 @@ class Harness:
         restored._batches.load(snapshot.query)
         return restored
 
-    # ---- What is there ----
+    # ---- State and measurements ----
 
     def value(self, name: str, key: Any) -> tuple[Any, ...] | None:
-        """The value of a key in a value or reducing state, or its accumulator in an aggregating one.
+        """The value of a key in a value or reducing state, or its accumulator in an aggregating state.
 
         Like the other methods that read state, it reads the newest checkpoint through log and table, as a new host
-        would. A key without a value gives None.
+        would.
 
         Parameters
         ----------
         name : str
             The state.
         key : tuple or other value
-            The key; a single value stands for a tuple of it.
+            The key; a single value means the tuple of that value.
+
+        Returns
+        -------
+        tuple or None
+            None if the key has no value.
         """
         return self._view.value(name, key)
 
@@ -402,7 +407,7 @@ class Harness:
 
     @property
     def watermarkMs(self) -> int:
-        """Watermark of the last batch; with a watermark of the operator's own, before all times until the second."""
+        """Watermark of the last batch; an operator's own watermark is before all times until the second batch."""
         if self._arguments.watermark is None:
             return self._batches.last_time.watermark_ms
         latest = self._batches.history().latest

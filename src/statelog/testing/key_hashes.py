@@ -1,9 +1,10 @@
-"""The key hash that Spark gives a row: its ``xxhash64``, computed here from columns.
+"""Spark's key hash of a row, its ``xxhash64``, computed from columns without Spark.
 
 The algorithm is that of Spark's XxHash64 expression: XXH64 with seed 42, where the hash of each column is the seed of
-the next, null leaves it as it is, and nested values are hashed element by element. A map is hashed as the array of its
-entries by key, as :func:`statelog.spark.key_hash.key_hash` has Spark do it; only keys of maps with strings of several
-lengths are sorted differently here, so that the hash is another one, though the same for equal maps.
+the next, null leaves the hash unchanged, and nested values are hashed element by element. A map is hashed as the array
+of its entries sorted by key, as in :func:`statelog.spark.key_hash.key_hash`. One difference remains: map keys that are
+strings of several lengths are sorted differently here, so such a map has another hash than in Spark. Equal maps still
+have equal hashes.
 """
 
 from __future__ import annotations
@@ -31,18 +32,7 @@ _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 
 
 def row_hashes(columns: Sequence[pa.Array]) -> Hashes:
-    """Hash rows as Spark's ``xxhash64`` of their columns does.
-
-    Parameters
-    ----------
-    columns : sequence of pyarrow.Array
-        Columns of the same length n.
-
-    Returns
-    -------
-    numpy.ndarray of uint64, shape (n,)
-        The hashes.
-    """
+    """Hash the rows of columns of one length n as Spark's ``xxhash64`` does; the result has shape (n,)."""
     hashes = [_SEED] * len(columns[0])
     for column in columns:
         hash_value = _hasher(column.type)
@@ -67,7 +57,7 @@ def _present_hasher(kind: pa.DataType) -> _Hash:
 
 
 def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
-    """The bytes that Spark hashes of a value."""
+    """Encodes a value to the bytes that Spark hashes."""
     if pa.types.is_string(kind):
         return lambda value: bytes(value.encode())
     if pa.types.is_binary(kind):
@@ -106,7 +96,7 @@ def _decimal_encoder(kind: pa.Decimal128Type) -> Callable[[Decimal], bytes]:
 
     def encode(value: Decimal) -> bytes:
         unscaled = _unscaled(value, kind.scale)
-        # As Java's BigInteger.toByteArray: as few bytes as hold the number and its sign.
+        # Like Java's BigInteger.toByteArray: the fewest bytes that hold the number and its sign.
         size = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
         return unscaled.to_bytes(size, "big", signed=True)
 

@@ -1,4 +1,4 @@
-"""A keyed operator for a query without Spark."""
+"""Plugs a keyed operator into a query without Spark."""
 
 from __future__ import annotations
 
@@ -26,36 +26,24 @@ _NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
 @dataclass(frozen=True)
 class LocalKeyedOperator:
-    """A keyed operator.
-
-    Parameters
-    ----------
-    uid : str
-        Its name.
-    make : callable
-        Makes the operator, for each attempt anew.
-    watermark : WatermarkPolicy or None
-        Its own watermark.
-    deleted : tuple of str
-        States of earlier versions that are to go.
-    initial : KeyedRows or None
-        The rows of the initial state.
-    operators : QueryOperators or None
-        What its checkpoints say about the query's operators.
-    settings : dict
-        What the state depends on.
-    """
+    """A keyed operator of a :class:`statelog.testing.local_query.LocalQuery`."""
 
     uid: str
     make: Callable[[], KeyedOperator]
+    """Makes the operator, anew for each attempt."""
     watermark: WatermarkPolicy | None = None
+    """The operator's own watermark."""
     deleted: tuple[str, ...] = ()
+    """States of earlier versions that the processor deletes."""
     initial: KeyedRows | None = None
+    """The rows of the initial state."""
     operators: QueryOperators | None = None
+    """The query's operators, as checkpoints note them."""
     settings: Settings = field(default_factory=dict)
+    """The settings that the state depends on."""
 
     def with_budget(self, budget: Budget) -> LocalKeyedOperator:
-        """The operator with another bound of what a subtask works on at once."""
+        """The operator with another budget, the bound of the bytes that a subtask works on at once."""
         return replace(self, make=lambda: replace(self.make(), budget=budget))
 
     def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:

@@ -1,4 +1,4 @@
-"""What a test says about a keyed operator, checked and turned into the operator that Spark's workers would have."""
+"""Checks a test's description of a keyed operator, and builds the operator that Spark's workers would run."""
 
 from __future__ import annotations
 
@@ -34,31 +34,7 @@ from statelog.windows.operator import WindowOperator
 
 
 class KeyedQuery:
-    """A keyed operator as the test describes it.
-
-    Parameters
-    ----------
-    processor : StatefulProcessor
-        The processor.
-    arguments : OperatorArguments
-        The description.
-    options : Options
-        Options.
-
-    Attributes
-    ----------
-    operator : LocalKeyedOperator
-        The operator.
-    states : dict of StateDeclaration
-        What its processor has declared.
-    time_mode : TimeMode
-        What its times and timers are.
-
-    Raises
-    ------
-    ConfigurationError, ProcessorError
-        As ``transformWithState``.
-    """
+    """A keyed operator as the test describes it; raises the same errors as ``transformWithState``."""
 
     def __init__(self, processor: object, arguments: OperatorArguments, options: Options) -> None:
         zone = arguments.sessionTimeZone
@@ -154,20 +130,14 @@ class KeyedQuery:
     # ---- Rows ----
 
     def data(self, rows: Sequence[Any], broadcast: Sequence[Any] = ()) -> KeyedRows:
-        """A batch's rows as a task gets them."""
+        """Convert a batch's rows to the columns that a task gets."""
         if broadcast:
             raise ConfigurationError("push: a keyed operator has no broadcast input.")
         batch = self._writer.batch(rows)
         return KeyedRows(batch, self._hashes([batch.column(place) for place in self._key_columns]))
 
     def key(self, key: Any) -> KeyedRows:
-        """A row that has nothing but a key.
-
-        Parameters
-        ----------
-        key : tuple, Row or other value
-            The key; a single value stands for a tuple of it.
-        """
+        """Make a row with a key and nulls; a single value means the tuple of that value."""
         values = tuple(key) if isinstance(key, (tuple, list)) else (key,)
         columns = self._key_writer.batch([values]).columns
         empty = [pa.nulls(1)] * self._width
@@ -177,7 +147,7 @@ class KeyedQuery:
         return KeyedRows(batch, self._hashes(columns))
 
     def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """Output rows."""
+        """Convert output columns to rows."""
         return self._reader.rows(batches)
 
     def _hashes(self, columns: list[pa.Array]) -> Hashes:

@@ -1,7 +1,7 @@
 """One operator of one query without Spark: its driver, its hosts and their workers, in this process.
 
-What runs is what runs below Spark: the coordinator, the log, the tasks with their local runs and tables. Only what
-Spark does is done here: numbering batches and attempts, handing rows to subtasks, and calling the driver.
+Coordinator, log, and tasks with their local runs and tables are the real ones. This module only replaces Spark: it
+numbers batches and attempts, hands rows to subtasks, and carries calls to the driver.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MEMORY: Final = "/dev/shm"
 _ROOM_BYTES: Final = 1 << 30
 
 _MOST_HOSTS: Final = 100
-"""New hosts have other numbers than all before."""
+"""Distance between the host numbers of two starts, so that new hosts differ from all earlier ones."""
 
 _CLOCK_START_S: Final = 1e10
-"""Far in the future, so that what a crashed run left behind is old enough to be removed."""
+"""Far in the future, so that orphans of a crashed start are old enough to be removed."""
 
 
 class Task(Protocol):
@@ -51,47 +51,29 @@ class Task(Protocol):
 
 
 class Worker:
-    """What a Python worker keeps from task to task."""
+    """The memory of a Python worker from task to task."""
 
     def __init__(self) -> None:
         self.tables = MemoryTables()
         self._local = LocalCache(released=self.tables.forget)
 
     def local_runs(self, directory: Path, batch: int) -> LocalRuns:
-        """The local runs in the directory of a subtask that runs a batch, with those that are mapped already."""
+        """The local runs in the directory of a subtask; those that are mapped already are reused."""
         return self._local.at(directory, batch)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What Spark tells a task, and what its host and its worker have.
-
-    Parameters
-    ----------
-    task : TaskId
-        Which task it is.
-    parallelism : int
-        Number of subtasks.
-    options : Options
-        Options.
-    call : callable
-        Calls the driver.
-    worker : Worker
-        The Python worker that it runs in.
-    local : Path
-        The subtask's local directory.
-    open_store : callable
-        Opens a store from its location.
-    clock : Clock
-        Time.
-    """
+    """The surroundings of one attempt of a task: Spark's arguments, the worker, and the host's files."""
 
     task: TaskId
     parallelism: int
     options: Options
     call: Callable[[Request, bytes], Reply]
+    """Calls the driver."""
     worker: Worker
     local: Path
+    """The subtask's local directory."""
     open_store: Callable[[str], Store]
     clock: Clock
 
@@ -102,68 +84,36 @@ class Attempt:
 
 
 class LocalOperator(Protocol):
-    """An operator as the query has it, keyed or not."""
+    """An operator, keyed or unkeyed, as :class:`LocalQuery` runs it."""
 
     @property
     def uid(self) -> str:
-        """Its name."""
+        """The operator's name."""
         ...
 
     def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
-        """A run of it."""
+        """The operator's configuration in one start of the query."""
         ...
 
     def split(self, data: Any, parallelism: int, time_ms: int) -> list[Any]:
-        """What each subtask reads of a batch's data."""
+        """Split a batch's data into the input of each subtask."""
         ...
 
     def task(self, attempt: Attempt) -> Task:
-        """An attempt of one of its subtasks."""
+        """Make the task of an attempt."""
         ...
 
     def initial_objects(self, parallelism: int) -> list[bytes]:
-        """For each subtask the rows of the initial state, as an Arrow IPC stream; empty if there are none."""
+        """The rows of the initial state for each subtask, as an Arrow IPC stream; empty bytes for no rows."""
         ...
 
 
 class LocalQuery:
     """Runs an operator, attempt by attempt.
 
-    The order of calls is :meth:`start`, then :meth:`run_subtask`, with a `times` entry for each batch, and again
-    :meth:`start` for every later run.
-
-    Parameters
-    ----------
-    operator : LocalOperator
-        The operator; it may be replaced before a start.
-    directory : Path
-        Holds the store and the hosts' local directories.
-    options : Options
-        Options.
-    query_id : str
-        The query.
-    open_store : callable
-        Opens a store from its location.
-
-    Attributes
-    ----------
-    times : dict
-        The time of each batch, as Spark's offset log has it.
-    crash_point : CrashPoint
-        Crashes on demand.
-    coordinator : Coordinator
-        That of the current run.
-    directory : Path
-        As given.
-    stores : list of Store
-        Those that are open.
-    parallelism : int
-        Number of subtasks of the current run.
-    first_batch : int
-        The first batch of the current run.
-    place : callable
-        The host of the next attempt of a subtask, from 0 on; always the first one unless it is replaced. What an
-        attempt leaves on a host stays there, for the next one that comes there.
+    The order of calls is :meth:`start`, then :meth:`run_subtask` for each batch, which needs an entry in `times`;
+    :meth:`start` again stands for a restart of the query. `operator` may be replaced before a start. `directory` holds
+    the store and the hosts' local directories.
     """
 
     def __init__(
@@ -180,6 +130,7 @@ class LocalQuery:
         self.options = replace(options, observer=self.crash_point)
         self.query_id = query_id
         self.times: dict[int, BatchTime] = {}
+        """The time of each batch, as in Spark's offset log."""
         self.clock = ManualClock(_CLOCK_START_S)
         self.open_store = open_store
         self.runs = 0
@@ -189,13 +140,14 @@ class LocalQuery:
         self.coordinator: Coordinator
         self.directory = directory
         self.place: Callable[[int], int] = lambda subtask: 0
+        """The host of a subtask's next attempt, from 0; tests may replace it. Files stay on their host."""
         self._first_host = 0
         self.new_workers()
         self.stores: list[Store] = []
 
     @property
     def location(self) -> str:
-        """Where the store is."""
+        """Location of the store."""
         return str(self.directory / "location")
 
     @property
@@ -209,12 +161,12 @@ class LocalQuery:
 
     @property
     def run_id(self) -> str:
-        """The current run."""
+        """Spark's run id of the current start."""
         return f"run-{self.runs}"
 
     @property
     def instance(self) -> str:
-        """The operator's place in the current driver's program."""
+        """The operator's instance in the current driver."""
         return f"instance-{self.runs}"
 
     def open_log(self, store: Store) -> Log:
@@ -222,7 +174,7 @@ class LocalQuery:
         return open_log(store, self.operator.uid, self.options, self.clock)
 
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
-        """Start a run, as a new driver process would; without `keep_local` on hosts that have no files yet."""
+        """Start the query, as a new driver process would; without `keep_local` its hosts have no local files."""
         self.release()
         self.runs += 1
         self._first_host += 0 if keep_local else _MOST_HOSTS
@@ -251,11 +203,11 @@ class LocalQuery:
         self.coordinator = coordinator
 
     def new_token(self) -> bytes:
-        """16 bytes that no other entry of the log has."""
+        """16 bytes that are unique among the log's entries."""
         return f"{self.runs}-{self.attempts}".rjust(16).encode()
 
     def new_workers(self) -> None:
-        """Have the next attempts run in Python workers that know nothing yet."""
+        """Replace the Python workers by new ones, which remember nothing."""
         self._workers: defaultdict[int, list[Worker]] = defaultdict(lambda: [Worker(), Worker()])
 
     def _store_initial_state(self, store: Store) -> list[str]:
@@ -286,7 +238,7 @@ class LocalQuery:
         return list(task.run(read))
 
     def task_id(self, batch: int, subtask: int, attempt: int) -> TaskId:
-        """Name of an attempt in the current run."""
+        """The id of an attempt in the current start."""
         return TaskId(self.query_id, self.run_id, self.operator.uid, self.instance, batch, subtask, attempt)
 
     def call(self, request: Request, payload: bytes) -> Reply:
@@ -307,21 +259,21 @@ class LocalQuery:
         return store
 
     def release(self) -> None:
-        """Release the files of a run that has died, without a word to anyone."""
+        """Close the stores of a start that has died; its log stays as it is."""
         for store in self.stores:
             store.close()
         self.stores.clear()
 
 
 def new_directory() -> Path:
-    """A temporary directory, in memory where the system has a place for that: nothing in it outlives the process."""
+    """Make a temporary directory, in memory if the system has room for it, as nothing in it outlives the process."""
     in_memory = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
     parent = _MEMORY if in_memory and "TMPDIR" not in os.environ else None
     return Path(tempfile.mkdtemp(prefix="statelog-test-", dir=parent))
 
 
 def discard(directory: Path, stores: list[Store]) -> None:
-    """Release the files of a query, and remove them."""
+    """Close the stores of a query and remove its files."""
     for store in stores:
         store.close()
     shutil.rmtree(directory, ignore_errors=True)

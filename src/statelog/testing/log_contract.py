@@ -1,4 +1,4 @@
-"""What every form of the log must do; subclass :class:`LogContract` to check a new one.
+"""Conformance tests of the log; subclass :class:`LogContract` to check an implementation.
 
 Races are not left to chance: a test lets the other process act at each store operation in turn.
 """
@@ -23,12 +23,12 @@ PREFIX = "operator/log"
 
 
 def make_claim(run: str) -> Callable[[int], Claim]:
-    """Return a function that makes the claims of a run."""
+    """Return a function that makes the claim of a start, given the epoch; `run` is the start's run id."""
     return lambda epoch: Claim(epoch, "query", run, "uid", f"{run}-{epoch}".encode(), 0)
 
 
 def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[Checkpoint, list[bytes]]:
-    """Make a checkpoint of two subtasks, whose content depends on all arguments, with its payload."""
+    """Make a checkpoint of two subtasks, with its payload; its content depends on all arguments."""
     text = f"{run} {epoch} {batch} {token}".encode()
     payload = [text, b"\0" * 40 + text]
     segments = [
@@ -40,13 +40,7 @@ def make_checkpoint(run: str, epoch: int, batch: int, token: str = "") -> tuple[
 
 
 class Action:
-    """What another process does at some point: keeps the result, and forgives a failure.
-
-    Parameters
-    ----------
-    function : callable
-        Acts.
-    """
+    """An action of another process at a chosen point; keeps the function's results and ignores its failures."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -55,7 +49,7 @@ class Action:
 
     @property
     def is_called(self) -> bool:
-        """Whether the action took place, with or without success."""
+        """Whether the action has taken place, successfully or not."""
         return self.calls > 0
 
     def __call__(self) -> None:
@@ -65,17 +59,7 @@ class Action:
 
 
 class FlippedStore(FaultStore):
-    """Shows one object with one bit flipped.
-
-    Parameters
-    ----------
-    inner : Store
-        The store.
-    name : str
-        The damaged object.
-    position, bit : int
-        The damaged byte and its bit.
-    """
+    """Reads one object with one flipped bit: bit `bit` of the byte at `position` of `name`."""
 
     def __init__(self, inner: Store, name: str, position: int, bit: int) -> None:
         super().__init__(inner, FaultPlan())
@@ -98,7 +82,7 @@ class LogContract:
 
     @pytest.fixture
     def open_store(self) -> Callable[[], Store]:
-        """Return a function that opens one store again and again, as other processes would."""
+        """Return a function that opens the same store at each call, as another process would."""
         raise NotImplementedError
 
     def make_log(self, store: Store) -> Log:
@@ -441,7 +425,7 @@ class LogContract:
 
 
 def steps() -> Iterator[int]:
-    """Count store operations; a test returns at the first that its scenario does not reach."""
+    """Number store operations from 1; a test returns at the first that its scenario does not reach."""
     yield from range(1, 100)
     pytest.fail("the scenario takes more store operations than the test can have meant")
 
@@ -457,13 +441,13 @@ def latest_by_batch(entries: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def newest_claims(log: Log, *runs: str) -> list[int]:
-    """Return the newest epoch that each run claimed, or 0."""
+    """Return the newest epoch that each start has claimed; 0 for none."""
     epochs = {claim.run_id: claim.epoch for claim in log.read() if isinstance(claim, Claim)}
     return [epochs.get(run, 0) for run in runs]
 
 
 def wipe(store: Store) -> None:
-    """Delete everything."""
+    """Delete all objects of a store."""
     store.delete([info.name for info in store.list()])
 
 

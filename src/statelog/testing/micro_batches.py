@@ -1,4 +1,4 @@
-"""The micro-batches of a query: tried again when a task dies, repeated when the driver dies, as Spark does."""
+"""The micro-batches of a query: like Spark, it retries tasks that die, and repeats the batch if the driver dies."""
 
 from __future__ import annotations
 
@@ -20,24 +20,11 @@ _MAX_FAILURES: Final = 4
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that is left of a query when its processes are gone: what Spark knows of it, and its store.
-
-    Parameters
-    ----------
-    query_id : str
-        The query.
-    parallelism : int
-        Number of subtasks of its last run.
-    next_batch : int
-        The batch that comes next.
-    times : dict
-        The time of each batch.
-    objects : dict
-        The store's objects.
-    """
+    """A query without its processes: Spark's knowledge of it, and the objects of its store."""
 
     query_id: str
     parallelism: int
+    """Number of subtasks of the last start."""
     next_batch: int
     times: dict[int, BatchTime]
     objects: dict[str, bytes]
@@ -45,41 +32,21 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class DriverDeath:
-    """What happens when a crash comes.
-
-    Parameters
-    ----------
-    always : bool
-        Whether the driver dies at a task's step too.
-    parallelism : int or None
-        Number of subtasks of the run after it; None if it stays.
-    keep_local : bool
-        Whether that run finds the host's local files.
-    """
+    """The effect of the next crash."""
 
     always: bool = False
+    """Whether the driver dies at a task's step too."""
     parallelism: int | None = None
+    """Number of subtasks of the next start; None leaves it unchanged."""
     keep_local: bool = True
+    """Whether the next start finds the host's local files."""
 
 
 class MicroBatches:
     """Runs a query batch by batch.
 
-    Parameters
-    ----------
-    query : LocalQuery
-        The query.
-    parallelism : int
-        Number of subtasks of the first run.
-
-    Attributes
-    ----------
-    next_batch : int
-        The batch that comes next.
-    parallelism : int
-        Number of subtasks of the next start.
-    death : DriverDeath
-        What the next crash means.
+    `parallelism` is that of the next start, `next_batch` the number of the next batch, and `death` the effect of the
+    next crash.
     """
 
     def __init__(self, query: LocalQuery, parallelism: int) -> None:
@@ -96,15 +63,7 @@ class MicroBatches:
         return self.query.times.get(self.next_batch - 1, BatchTime(0, 0))
 
     def run(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
-        """Run the next batch, and return the output that Spark would keep.
-
-        Parameters
-        ----------
-        data : any
-            What the operator splits into the rows of its subtasks.
-        time : BatchTime
-            Its times.
-        """
+        """Run the next batch, and return the output that Spark would keep; the operator splits `data` by subtask."""
         number = self.next_batch
         self.query.times[number] = time
         outputs = self._complete(number, data)
@@ -113,7 +72,7 @@ class MicroBatches:
         return outputs
 
     def repeat(self, *, in_new_run: bool) -> list[pa.RecordBatch]:
-        """Run the last batch again: by later attempts, or by a new run that Spark's commit did not reach."""
+        """Run the last batch again: in later attempts, or in a new start, as if Spark had not committed the batch."""
         if self._done is None:
             raise ConfigurationError("There is no batch to repeat.", hint="Push some rows first.")
         number, data = self._done
@@ -122,25 +81,25 @@ class MicroBatches:
         return self._complete(number, data)
 
     def try_first(self, data: Any, time: BatchTime) -> None:
-        """Run an attempt of every subtask of the next batch, whose later attempts may see other data."""
+        """Run a first attempt of each subtask of the next batch; later attempts may get other data."""
         number = self.next_batch
         self.query.times[number] = time
         self._complete(number, data)
 
     def forget(self, parallelism: int | None) -> None:
-        """End the run without Spark having noted that the last batch is done; the next one has its number."""
+        """Restart as if Spark had not committed the last batch: the next batch has its number."""
         self.next_batch -= 1
         self._done = None
         self.restart(parallelism, keep_local=True)
 
     def restart(self, parallelism: int | None, *, keep_local: bool) -> None:
-        """End the run, and start another one for the next batch."""
+        """Stop the query, and start it again for the next batch."""
         self.stop()
         self.parallelism = self.parallelism if parallelism is None else parallelism
         self._start(self.next_batch, keep_local=keep_local)
 
     def stop(self) -> None:
-        """End the run in good order."""
+        """Stop the query in good order."""
         if self._is_running:
             self._is_running = False
             self.query.coordinator.close()
@@ -159,7 +118,7 @@ class MicroBatches:
                 return
 
     def _complete(self, number: int, data: Any) -> list[pa.RecordBatch]:
-        """Run all subtasks; again from the start in a new run if the driver dies."""
+        """Run all subtasks; if the driver dies, run all of them again in a new start."""
         while True:
             if not self._is_running:
                 self._start(number)
@@ -172,7 +131,7 @@ class MicroBatches:
                 self._start(number, keep_local=self.death.keep_local)
                 continue
             except BaseException:
-                # The query has ended with this error; what comes next is a run that starts from the checkpoint before.
+                # The query has ended with this error; the next start begins from the previous checkpoint.
                 self._is_running = False
                 raise
             return [batch for output in outputs for batch in output]
@@ -191,10 +150,10 @@ class MicroBatches:
                 if failures == _MAX_FAILURES:
                     raise
 
-    # ---- What is durable ----
+    # ---- Durable state ----
 
     def history(self) -> History:
-        """The checkpoints that exist."""
+        """The checkpoints in the log."""
         store = LocalStore(self.query.location)
         try:
             return History(self.query.open_log(store).read())
@@ -202,13 +161,13 @@ class MicroBatches:
             store.close()
 
     def snapshot(self) -> Snapshot:
-        """What is left when all processes are gone."""
+        """Copy the query as it would outlive its processes."""
         store = LocalStore(self.query.location)
         objects = {info.name: store.read(info.name) for info in store.list()}
         return Snapshot(self.query.query_id, self.parallelism, self.next_batch, dict(self.query.times), objects)
 
     def load(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot; before the first batch."""
+        """Continue from a snapshot; to be called before the first batch."""
         store = LocalStore(self.query.location)
         for name, data in snapshot.objects.items():
             store.put(name, data)

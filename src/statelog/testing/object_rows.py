@@ -1,4 +1,4 @@
-"""Rows that are objects of a test: numbers stand for them in columns, until the processor gets them."""
+"""Rows that are a test's own objects: columns hold their numbers, and the processor gets the objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _US_PER_MS: Final = 1000
 
 
 def stand_ins(columns: list[list[Any]]) -> KeyedRows:
-    """Rows that stand for objects: the number of the key, that of the row, and its event time."""
+    """Rows that stand for objects, from columns with the key's number, the row's number and its event time in ms."""
     if not columns:
         columns = [[], [], []]
     keys, rows, times = columns
@@ -34,7 +34,7 @@ def stand_ins(columns: list[list[Any]]) -> KeyedRows:
 
 
 class RowPart:
-    """A row, as it was given."""
+    """A row, unchanged."""
 
     def __init__(self, row: Any) -> None:
         self.row = row
@@ -57,7 +57,7 @@ class FramePart:
 
 
 class ObjectInput:
-    """Gives the processor the objects that rows stand for."""
+    """An input codec that gives the processor the objects that rows stand for."""
 
     def __init__(self, keys: list[Any], parts: list[Any]) -> None:
         self._keys = keys
@@ -77,7 +77,7 @@ class ObjectInput:
 
 
 class ObjectOutput:
-    """Keeps what the processor returns, and returns its numbers."""
+    """An output codec that collects the processor's results in a list, and returns their numbers."""
 
     hold = None
 

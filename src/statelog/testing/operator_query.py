@@ -1,4 +1,4 @@
-"""What a test says about an operator without keys, turned into the operator that Spark's workers would have."""
+"""Checks a test's description of an unkeyed operator, and builds the operator that Spark's workers would run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ANY_PARALLELISM: Final = 1
 
 @dataclass(frozen=True)
 class OperatorData:
-    """The rows of a batch; `broadcast` is None if the operator has no such input."""
+    """The rows of a batch; `broadcast` is None if the operator has no broadcast input."""
 
     rows: pa.RecordBatch
     broadcast: pa.RecordBatch | None
@@ -51,7 +51,7 @@ class OperatorData:
 
 @dataclass(frozen=True)
 class _LocalOperator:
-    """An operator without keys, as :class:`statelog.testing.local_query.LocalOperator` wants it."""
+    """Implements :class:`statelog.testing.local_query.LocalOperator` for an unkeyed operator."""
 
     spec: UnkeyedSpec
 
@@ -96,27 +96,7 @@ class _LocalOperator:
 
 
 class OperatorQuery:
-    """An operator without keys as the test describes it.
-
-    Parameters
-    ----------
-    processor : OperatorProcessor
-        The processor.
-    arguments : OperatorArguments
-        The description.
-    options : Options
-        Options.
-
-    Attributes
-    ----------
-    operator : LocalOperator
-        The operator.
-
-    Raises
-    ------
-    ConfigurationError, ProcessorError
-        As ``statelog.process``.
-    """
+    """An unkeyed operator as the test describes it; raises the same errors as ``statelog.process``."""
 
     def __init__(self, processor: OperatorProcessor, arguments: OperatorArguments, options: Options) -> None:
         name, zone = checked_uid(arguments.uid), arguments.sessionTimeZone
@@ -151,7 +131,7 @@ class OperatorQuery:
         self.operator = _LocalOperator(spec)
 
     def data(self, rows: Sequence[Any], broadcast: Sequence[Any]) -> OperatorData:
-        """A batch's rows."""
+        """Convert a batch's rows to columns."""
         if self._copies is None and broadcast:
             raise ConfigurationError(
                 "push: the operator has no broadcast input.", hint="Pass broadcast= with its columns to Harness."
@@ -159,11 +139,11 @@ class OperatorQuery:
         return OperatorData(self._writer.batch(rows), None if self._copies is None else self._copies.batch(broadcast))
 
     def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """Output rows."""
+        """Convert output columns to rows."""
         return self._reader.rows(batches)
 
     def state(self, name: str, history: History, location: str) -> Any:
-        """A state as of the newest checkpoint: a list for each subtask, or the map of a broadcast state."""
+        """A state at the newest checkpoint: a list per subtask, or the map of a broadcast state."""
         binding = self._bindings.get(name)
         if binding is None:
             raise ConfigurationError(
@@ -188,7 +168,7 @@ def _hashes(rows: pa.RecordBatch) -> Hashes:
 
 
 def _marked(rows: pa.RecordBatch, prefix: str, subtask: int, time_ms: int, *, is_copy: bool) -> pa.RecordBatch:
-    """Rows as the query's plan hands them to a subtask."""
+    """Add the columns with which the query's plan hands rows to a subtask."""
     count = rows.num_rows
     columns = {f"{prefix}{index}": column for index, column in enumerate(rows.columns)}
     columns |= {

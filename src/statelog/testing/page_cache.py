@@ -1,4 +1,4 @@
-"""A machine whose crash loses what is not on its disk, for tests of what stands above a store."""
+"""A machine whose crash loses writes that are not on its disk, for tests of the code that uses stores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,7 @@ _PAGE_BYTES: Final = 64
 
 @dataclass
 class _File:
-    """A file as processes see it, and as it is on the disk.
-
-    Parameters
-    ----------
-    seen, disk : bytearray
-        Its bytes.
-    dirty : set of int
-        Pages that are still to be written to the disk.
-    """
+    """A file as processes see it, and as it is on the disk; dirty pages differ."""
 
     seen: bytearray
     disk: bytearray
@@ -35,7 +27,7 @@ class _File:
         self.dirty.update(range(at // _PAGE_BYTES, -(-(at + len(data)) // _PAGE_BYTES)))
 
     def flush(self, count: int) -> None:
-        """Write some of the pages to the disk, in order, and give up the others: no later sync writes them."""
+        """Write the first `count` dirty pages to the disk, and give up the others: no later sync writes them."""
         for page in sorted(self.dirty)[:count]:
             start, end = page * _PAGE_BYTES, min((page + 1) * _PAGE_BYTES, len(self.seen))
             self.disk.extend(bytes(max(0, end - len(self.disk))))
@@ -44,17 +36,11 @@ class _File:
 
 
 class Machine:
-    """Files in memory, and what of them survives a crash of the machine.
+    """A machine with its files in memory; after a crash it has only the pages on its disk.
 
-    A sync that fails has written some of the pages; the system takes the others for written from then on, so that a
-    later sync succeeds without them. Linux does so.
-
-    Parameters
-    ----------
-    rng : Random
-        Decides how much of what was not synced reaches the disk.
-    sync_fails : callable
-        Asked at every sync of an append.
+    A sync that fails has written some of the pages. Like Linux, the machine then takes the other pages for written
+    too, so that a later sync succeeds without them. `rng` decides how many dirty pages reach the disk, `sync_fails` is
+    asked at each sync of an append.
     """
 
     def __init__(self, rng: random.Random, sync_fails: Callable[[], bool] = lambda: False) -> None:
@@ -63,17 +49,17 @@ class Machine:
         self._files: dict[str, _File] = {}
 
     def crash(self) -> None:
-        """Go on with what is on the disk; nothing that ran before may run on."""
+        """Continue with the files on the disk; processes from before the crash must not run on."""
         for file in self._files.values():
             file.flush(self._rng.randint(0, len(file.dirty)))
             file.seen = bytearray(file.disk)
 
     def open_store(self) -> Store:
-        """The files, as a process sees them."""
+        """Open the files as a process sees them."""
         return _MachineStore(self)
 
     def file(self, name: str) -> _File:
-        """A file."""
+        """A file by its name; raises StorageError if there is none."""
         if name not in self._files:
             raise StorageError(f"{name} does not exist.", kind=ErrorKind.OBJECT_MISSING, hint="")
         return self._files[name]
@@ -83,7 +69,7 @@ class Machine:
         return self._files
 
     def sync(self, name: str) -> None:
-        """Write the pages of a file that are still to be written."""
+        """Write the dirty pages of a file."""
         file = self.file(name)
         if self._sync_fails():
             file.flush(self._rng.randint(0, len(file.dirty)))

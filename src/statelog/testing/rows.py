@@ -1,4 +1,4 @@
-"""Rows as a test writes and reads them, and the columns that tasks get and return."""
+"""Converts a test's rows to the columns that tasks get, and the columns that tasks return to rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ from statelog.runs.values import MISFITS
 
 
 class ColumnWriter:
-    """Makes columns of rows, as Spark hands them to a task.
-
-    Parameters
-    ----------
-    schema : StructType
-        The columns.
-    subject : str
-        What the rows are, for messages.
-    zone : str
-        The session's time zone, which timestamps come in.
-    """
+    """Makes columns, as Spark hands them to a task, from rows; `subject` names the rows in messages."""
 
     def __init__(self, schema: StructType, subject: str, zone: str) -> None:
         self._names = schema.names
@@ -36,18 +26,10 @@ class ColumnWriter:
         )
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Columns named c0, c1, ... of rows.
+        """Make columns named c0, c1, ... from rows; raises ConfigurationError if a row or value does not fit.
 
-        Parameters
-        ----------
-        rows : sequence of tuple, dict or Row
-            A dict and a Row with names are matched by name, and a dict may leave columns out, which are null then.
-            Others are matched by position.
-
-        Raises
-        ------
-        ConfigurationError
-            If a row does not have the columns, or a value does not fit its column.
+        Dicts and named Rows are matched by name, and a column that a dict leaves out is null; other rows are matched
+        by position.
         """
         if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Sequence):
             raise self._misuse(f"takes a list of rows, not {rows!r:.80}")
@@ -93,26 +75,20 @@ class ColumnWriter:
 
 
 class ColumnReader:
-    """Makes rows of the columns that a task has returned, as ``collect()`` would.
-
-    Parameters
-    ----------
-    schema : StructType
-        The columns.
-    """
+    """Makes rows, like those of ``collect()``, from the columns that tasks return."""
 
     def __init__(self, schema: StructType) -> None:
         self._codec = row_codec(schema, "output")
         self._make = row_maker(schema.names)
 
     def rows(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """The rows of some batches."""
+        """The rows of the batches, in order."""
         tuples = [row for batch in batches for row in self._codec.decode(batch)]
         return self._make([list(values) for values in zip(*tuples, strict=True)]) if tuples else []
 
 
 def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    """A type whose timestamps are in a time zone."""
+    """The type with its timestamps in a time zone."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, zone)
     if pa.types.is_struct(kind):

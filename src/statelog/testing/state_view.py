@@ -1,4 +1,4 @@
-"""A look at the state of a keyed operator, as of its newest checkpoint."""
+"""Reads the state of a keyed operator at its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -37,22 +37,14 @@ _Row = tuple[Any, ...]
 
 
 class StateView:
-    """The states and timers of a query's operator, by key.
-
-    Parameters
-    ----------
-    keyed : KeyedQuery
-        The operator.
-    batches : MicroBatches
-        Its query.
-    """
+    """The states and timers of a query's operator, by key."""
 
     def __init__(self, keyed: KeyedQuery, batches: MicroBatches) -> None:
         self._keyed = keyed
         self._batches = batches
 
     def value(self, name: str, key: Any) -> _Row | None:
-        """A value, or an accumulator; None if there is none."""
+        """A value, or an accumulator; None if the key has none."""
         kind = self._kind(name, StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
 
         def look(handle: ProcessorHandle) -> _Row | None:
@@ -81,7 +73,7 @@ class StateView:
         return self.look(key, lambda handle: sorted(handle.listTimers()))
 
     def look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
-        """What a function reads of a key, given the processor's handle."""
+        """Read a key's state with a function that gets the processor's handle."""
         history = self._batches.history()
         return look_at_state(self._batches.query, self._keyed.operator, history, self._keyed.key(key), look)
 
@@ -98,7 +90,7 @@ class StateView:
 
 
 class _Look:
-    """A processor that does nothing but look at its handle, for one key."""
+    """A processor that only looks at its handle, for one key."""
 
     def __init__(self, look: Callable[[ProcessorHandle], Any]) -> None:
         self.seen: Any = None
@@ -122,7 +114,7 @@ class _Look:
 
 
 class _KeysOnly:
-    """An input without rows: what is looked at is a key that may have none."""
+    """An input codec with keys and no rows, as only the state of a key is read."""
 
     def __init__(self, codec: InputCodec) -> None:
         self.keys = codec.keys
@@ -138,20 +130,9 @@ def look_at_state(
     key: KeyedRows,
     look: Callable[[ProcessorHandle], _T],
 ) -> _T:
-    """Read a key's state as of the newest checkpoint and its times, as a subtask on a new host would find it.
+    """Read a key's state with a function, at the newest checkpoint and its times, as a subtask on a new host would.
 
-    Parameters
-    ----------
-    query : LocalQuery
-        The query.
-    operator : LocalKeyedOperator
-        The operator.
-    history : History
-        Its checkpoints.
-    key : KeyedRows
-        One row with the key.
-    look : callable
-        Reads the states, given the processor's handle.
+    `key` is one row with the key.
     """
     processor = _Look(look)
     latest = history.latest
@@ -210,7 +191,7 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
 
 
 class _NoFunction(AggregateFunction[Any, Any]):
-    """Stands in for the processor's function where accumulators are only read."""
+    """Takes the place of the processor's function where accumulators are only read."""
 
     def createAccumulator(self) -> tuple[Any, ...]:
         return ()

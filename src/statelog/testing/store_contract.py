@@ -1,4 +1,4 @@
-"""What every store must do; subclass :class:`StoreContract` to check a new one."""
+"""Conformance tests of stores; subclass :class:`StoreContract` to check an implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every state table must do; a new table subclasses :class:`TableContract`."""
+"""Conformance tests of state tables; subclass :class:`TableContract` to check an implementation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_run(
     block_rows: int = LOCAL_BLOCK_ROWS,
     expiry_ms: int | None = None,
 ) -> Run:
-    """A run of (hash, key, entry, operation, text) changes, which are sorted first; one expiry for all."""
+    """Make a run from (hash, key, entry, operation, text) changes, which are sorted first; all have one expiry."""
     return Run(pa.py_buffer(encode_changes(state, changes, block_rows=block_rows, expiry_ms=expiry_ms)), "test")
 
 
@@ -44,7 +44,7 @@ def encode_changes(
     block_rows: int = LOCAL_BLOCK_ROWS,
     expiry_ms: int | None = None,
 ) -> bytes:
-    """The bytes of such a run."""
+    """Encode the run of :func:`make_run`."""
     ordered = sorted(changes, key=lambda change: change[:3])
     columns: list[tuple[Any, ...]] = list(zip(*ordered, strict=True)) if ordered else [()] * 5
     columns.insert(EXPIRY_COLUMN, (expiry_ms,) * len(ordered))
@@ -55,7 +55,7 @@ def encode_changes(
 
 
 def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
-    """A run of (hash, key, time, whether it is set) timers, which are sorted first."""
+    """Make a run from timer changes (hash, key, time in ms, whether the timer is set), which are sorted first."""
     ordered = sorted(changes)
     operations = [Operation.PUT if is_set else Operation.DELETE for *_, is_set in ordered]
     columns = [
@@ -73,14 +73,17 @@ def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK
 
 
 def make_keys(*keys: tuple[int, bytes]) -> KeyBatch:
-    """A batch of (hash, key) pairs, which are sorted first."""
+    """Make a batch of keys from (hash, key) pairs, which are sorted first."""
     ordered = sorted(keys)
     hashes = np.array([key_hash for key_hash, _ in ordered], np.uint64)
     return KeyBatch(hashes, pa.array([key for _, key in ordered], pa.binary()))
 
 
 class TableContract:
-    """Subclass it and override the fixture `table` with an empty table."""
+    """Conformance tests of a state table; pytest collects them from a subclass.
+
+    A subclass overrides the fixture :meth:`table`, which gives an empty table for each test.
+    """
 
     @pytest.fixture
     def table(self) -> StateTable:

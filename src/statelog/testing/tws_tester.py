@@ -1,4 +1,4 @@
-"""Spark's TwsTester, running on the code that runs in a query."""
+"""The interface of Spark's TwsTester, on the code that a query runs."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ class TwsTester:
     """Tests a stateful processor key by key, as ``pyspark.sql.streaming.TwsTester`` does; import this one instead.
 
     A call of :meth:`test` is a micro-batch with the rows of one key, run by statelog's own tasks: states are stored by
-    their schemas, in a changelog in a temporary directory, and read back from it. Keys and rows are handed to the
-    processor as they are given here, so they need no schema; what the processor does with its states does.
+    their schemas, in a changelog in a temporary directory, and read back from it. The processor gets the very keys and
+    rows of the test, so these need no schema; values of its states must fit theirs.
 
-    What Spark's tester does not do: entries expire by their TTL as the processing time is set forward, and the
-    watermark follows from the rows with `watermarkDelayMs`. Where Spark's tester differs from a query, this one does
-    what a query does:
+    In addition to Spark's tester, entries expire by their TTL as the processing time is set forward, and with
+    `watermarkDelayMs` the watermark follows from the rows. Where Spark's tester differs from a query, this one behaves
+    like a query:
 
-    - A timer that is due fires in the same batch, so that :meth:`test` returns its output too. A timer may be
-      registered for a time that is over.
+    - A due timer fires in the same batch, so :meth:`test` returns its output too. A timer may be registered for a time
+      that is over.
     - If all rows of a call are late, or there are none, the processor is not called.
-    - A TTL needs the time mode that Spark wants for it, values must fit their schemas, and an empty list cannot be
+    - A TTL needs the time mode that Spark requires for it, values must fit their schemas, and an empty list cannot be
       put.
-    - ``init`` and ``close`` are called for every batch, on the one processor that was given. ``handleExpiredTimer``
-      gets its arguments by name.
+    - ``init`` and ``close`` are called for every batch, on the one processor of the test. ``handleExpiredTimer`` gets
+      its arguments by name.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class TwsTester:
     initialStateRow : list of (key, Row), optional
         Initial state of a processor that takes rows.
     initialStatePandas : list of (key, pandas.DataFrame), optional
-        Initial state of one that takes frames.
+        Initial state of a processor that takes frames.
     timeMode : {"None", "ProcessingTime", "EventTime"}
         As for ``transformWithState``.
     outputMode : str
@@ -78,10 +78,10 @@ class TwsTester:
     eventTimeExtractor : callable, optional
         The event time of a row, milliseconds since the Unix epoch; needed with timeMode "EventTime".
     watermarkDelayMs : int, optional
-        Makes the watermark follow from the rows: the largest event time minus this. It moves after :meth:`test`, and
-        the batch without rows that follows then, as in a query, fires the timers that are due.
+        Makes the watermark follow from the rows: the largest event time minus this. It moves after :meth:`test`; as in
+        a query, a batch without rows follows and fires the timers that are due.
     options : Options, optional
-        Options; which table is used, for example.
+        The operator's options, for example its table.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class TwsTester:
         Returns
         -------
         list of Row
-            What the processor returned, for rows and for timers.
+            The processor's output for rows and timers.
         """
         self._uses_pandas = False
         times = [self._event_ms(row) for row in input]
@@ -175,7 +175,7 @@ class TwsTester:
         Returns
         -------
         pandas.DataFrame
-            What the processor returned, for rows and for timers.
+            The processor's output for rows and timers.
         """
         self._uses_pandas = True
         times = [None if self._extractor is None else self._event_ms(row) for _, row in input.iterrows()]
@@ -200,7 +200,7 @@ class TwsTester:
         Returns
         -------
         list of Row or pandas.DataFrame
-            What the processor returned.
+            The processor's output.
         """
         if self._mode is not TimeMode.PROCESSING_TIME:
             raise _unsupported("setProcessingTime with TimeMode other than ProcessingTime")
@@ -217,7 +217,7 @@ class TwsTester:
         Returns
         -------
         list of Row or pandas.DataFrame
-            What the processor returned.
+            The processor's output.
         """
         if self._mode is not TimeMode.EVENT_TIME:
             raise _unsupported("setWatermark with TimeMode other than EventTime")
@@ -285,7 +285,7 @@ class TwsTester:
         return self._look(key, lambda handle: dict(handle.getMapState(stateName, None, None).iterator()))
 
     def deleteState(self, stateName: str, key: Any) -> None:
-        """Remove what a key has in a state."""
+        """Delete a key's values in a state."""
         kind = self._require(stateName, StateKind.VALUE, StateKind.LIST, StateKind.MAP)
 
         def change(handle: ProcessorHandle) -> None:
@@ -320,7 +320,7 @@ class TwsTester:
     # ---- Batches ----
 
     def _run(self, columns: list[list[Any]], time: BatchTime) -> list[Any]:
-        """Run a batch, and return what was held back and what the processor returned."""
+        """Run a batch, and return the output held back by :meth:`_edit` and the processor's output."""
         self._outputs = []
         try:
             numbers = self._batches.run(stand_ins(columns), time)
@@ -373,7 +373,7 @@ def _unsupported(operation: str) -> PySparkValueError:
 
 
 class _Editor:
-    """Stands in for the processor in a batch that changes a state from outside."""
+    """Takes the processor's place in a batch that changes a state from outside."""
 
     def __init__(self, processor: Any, change: Callable[[ProcessorHandle], None]) -> None:
         self._processor = processor

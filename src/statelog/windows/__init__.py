@@ -1,1 +1,29 @@
-"""Windows on a keyed stream: assigners, aggregates, and the operators that keep and return them."""
+"""Windows on a keyed stream, as an ordinary stateful processor.
+
+A user chooses windows (`assigners`) and a result: ready-made aggregates (`aggregates`), functions, or a processor
+(`processor`). `build` checks both against the input's columns and makes a window operator of them. To the packages
+below, that operator is a processor like any other: accumulators are its state and the ends of windows its timers, so
+checkpoints, restarts and rescaling need no code here.
+
+A batch passes through a window operator like this:
+
+1. `codec` and `panes` sort the rows of each key by time and cut them into groups, one per pane or session.
+2. `time`, `session` or `count`, on the base in `operator`, finds the state that a group belongs to. Rows whose windows
+   are all closed are late: they are dropped, or returned in a column of their own.
+3. `accumulators` adds the group. `kernels` compute ready-made aggregates on columns, for all groups of a batch at
+   once; the user's functions get row by row; for a window processor the rows themselves are stored (`stored`).
+4. A timer fires when a window is complete. `accumulators` makes its results, `output` turns them into columns, and
+   state that no window needs any more is deleted.
+
+Words:
+
+- assigner: says which windows a row belongs to.
+- pane: a part of time that overlapping windows share. State is stored per pane; a window is merged from its panes.
+- accumulator: one row of state that stands for the rows of a pane, a session or a count window.
+- complete: time has reached the window's end, so its result is returned. Late rows may still update it.
+- closed: the allowed lateness is over too, and the window's state is deleted.
+- stored form: an input value as state holds it, with timestamps as microseconds.
+
+May import `spark` and all packages below it, but not `streams` and `testing`. It names Spark's types and touches no
+Spark session.
+"""

@@ -1,4 +1,4 @@
-"""What is kept of the rows of a window, a pane or a session, and what is returned of it."""
+"""Accumulators: the stored state of a window, a pane or a session, and the results made from it."""
 
 from __future__ import annotations
 
@@ -19,49 +19,44 @@ _US_PER_MS: Final = 1000
 
 Row = tuple[Any, ...]
 Codecs = Callable[[Any, str], RowCodec]
-"""Makes the codec of a schema; the text names what has it, in messages."""
+"""Makes the codec of a schema; the text names the schema's owner in messages."""
 
 
 class Contents(ABC):
-    """What is kept of some rows: a row of the state that is written for them, the accumulator.
-
-    Attributes
-    ----------
-    schema : StructType
-        Its fields.
-    """
+    """Adds rows to an accumulator, which is one row of state, and makes output rows from accumulators."""
 
     schema: Any
+    """The accumulator's fields, a ``StructType``."""
 
     def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
         """Declare further states."""
 
     @abstractmethod
     def added(self, group: RowGroup, held: Row | None) -> Row:
-        """The accumulator with the rows of a group; `held` is None if there is none yet."""
+        """Add a group's rows to an accumulator; `held` is None if there is none yet."""
 
     @abstractmethod
     def merged(self, one: Row, other: Row) -> Row:
-        """The accumulator of two; the first is the earlier one."""
+        """Merge two accumulators; `one` is the earlier."""
 
     @abstractmethod
     def results(
         self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
     ) -> Iterable[Any]:
-        """The output rows of a window, from the accumulators of its parts in order of time."""
+        """Make a window's output rows from the accumulators of its panes, in order of time."""
 
     def remove(self, start_ms: int, end_ms: int) -> None:  # noqa: B027 - nothing by default
-        """Forget what is kept of rows from one time up to, not including, another beside the accumulator."""
+        """Delete the rows of [start_ms, end_ms) that are stored besides the accumulator."""
 
     def clear(self) -> None:  # noqa: B027 - nothing by default
-        """Forget what is kept of all rows of the key beside the accumulators."""
+        """Delete all rows of the key that are stored besides the accumulators."""
 
     def close(self) -> None:  # noqa: B027 - nothing by default
-        """The batch is over."""
+        """End the batch."""
 
 
 class _Accumulated(Contents):
-    """Keeps an accumulator only."""
+    """Stores an accumulator only, and no rows."""
 
     def results(
         self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
@@ -77,13 +72,13 @@ class _Accumulated(Contents):
 
 
 class Aggregation(Partials, ABC):
-    """Aggregates on columns whose results are merged."""
+    """Aggregates columns into accumulators that can be merged."""
 
     schema: Any
 
     @abstractmethod
     def merge(self, one: Row, other: Row) -> Row:
-        """The accumulator of two."""
+        """Merge two accumulators; `one` is the earlier."""
 
     @abstractmethod
     def result(self, held: Row) -> Row:
@@ -109,7 +104,7 @@ class Aggregated(_Accumulated):
 
 
 class Folded(_Accumulated):
-    """An aggregate function of the user's."""
+    """The user's aggregate function."""
 
     def __init__(
         self, function: AggregateFunction[Any, Any], schema: Any, result_names: Sequence[str], make_codec: Codecs
@@ -145,7 +140,7 @@ class Folded(_Accumulated):
 
 
 class Reduced(_Accumulated):
-    """Values, reduced to one by a function of the user's."""
+    """Values, reduced to one by the user's function."""
 
     def __init__(
         self,
@@ -178,7 +173,7 @@ class Reduced(_Accumulated):
 
 
 class Collected(Contents):
-    """The rows themselves, each once, by time and order of arrival; the accumulator is their number."""
+    """Stores each row once, by time and order of arrival; the accumulator is the number of rows."""
 
     def __init__(
         self, processor: WindowProcessor, schema: Any, row_schema: Any, make_rows: Callable[[list[Row]], list[Any]]
@@ -211,7 +206,7 @@ class Collected(Contents):
         return self._processor.process(key, window, self._as_given(rows), context)
 
     def _in_order(self) -> list[Row]:
-        """Time, ordinal and row of all rows of the key."""
+        """All rows of the key as (time, ordinal, row), sorted."""
         return sorted((*entry, row) for entry, row in self._rows.iterator())
 
     def _as_given(self, rows: list[Row]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Ready-made aggregates of a column, as users name them."""
+"""The ready-made aggregates that users name: Count, Sum and others."""
 
 from __future__ import annotations
 
@@ -84,12 +84,22 @@ class Aggregate(ABC):
 
     @abstractmethod
     def bind(self, kind: DataType | None) -> BoundAggregate:
-        """What the aggregate does with values of a type.
+        """Choose kernel, accumulator and result type for a column.
+
+        Parameters
+        ----------
+        kind : DataType or None
+            The column's type; None if the aggregate has no column.
+
+        Returns
+        -------
+        BoundAggregate
+            The aggregate for that type.
 
         Raises
         ------
         ConfigurationError
-            If it cannot aggregate them.
+            If it cannot aggregate values of the type.
         """
 
     def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
@@ -103,20 +113,11 @@ class Aggregate(ABC):
 
 @dataclass(frozen=True)
 class BoundAggregate:
-    """An aggregate of a column whose type is known.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        What computes it.
-    accumulator : tuple of (str, DataType)
-        Its fields; the first has the name of the output column, the others that name with their own behind.
-    result : DataType
-        Type of the output column.
-    """
+    """An aggregate of a column whose type is known."""
 
     kernel: Kernel
     accumulator: tuple[tuple[str, DataType], ...]
+    """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
     result: DataType
 
 
@@ -215,12 +216,9 @@ _COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
 
 
 def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tuple[ColumnAggregation, StructType]:
-    """What some aggregates do with rows of a schema, and the columns that they return.
+    """Bind aggregates to the input's columns; returns their computation and their output columns.
 
-    Raises
-    ------
-    ConfigurationError
-        If a column does not exist or has a type that does not fit, or two results have one name.
+    Raises ConfigurationError for an unknown column, an unsupported type, or two results of one name.
     """
     kernels: list[tuple[Kernel, int | None, int]] = []
     accumulator: list[StructField] = []
@@ -247,7 +245,7 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
 
 
 def stored_type(kind: DataType) -> DataType:
-    """How values of a type are kept and handed on: timestamps as microseconds, which compare and convert fast."""
+    """The type of values in stored form: timestamps become microseconds, which compare and convert fast."""
     if isinstance(kind, (TimestampType, TimestampNTZType)):
         return LongType()
     if isinstance(kind, ArrayType):

@@ -1,4 +1,4 @@
-"""Which windows a row belongs to."""
+"""Window assigners: they say which windows a row belongs to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 from statelog.errors import ConfigurationError
 
 _LONGEST_MS: Final = 1 << 50
-"""About 35,000 years; sums of a few of them and any time stay within 64 bits."""
+"""About 35,000 years; a few of them added to any time stay within 64 bits."""
 
 
 @dataclass(frozen=True)
 class TumblingWindows:
-    """Windows of one size that follow each other: a row belongs to the one that its time is in.
+    """Windows of one size, one after the other: a row belongs to the window that contains its time.
 
     Parameters
     ----------
@@ -37,20 +37,21 @@ class TumblingWindows:
         _require_offset(self, self.offset_ms)
 
     def panes(self) -> Panes:
-        """The panes that the windows are made of: the windows themselves."""
+        """The windows as panes: each window is one pane."""
         return Panes(self.size_ms, self.size_ms, self.offset_ms)
 
 
 @dataclass(frozen=True)
 class SlidingWindows:
-    """Windows of one size that start at regular distances: a row belongs to all that its time is in.
+    """Windows of one size that start at regular distances: a row belongs to all windows that contain its time.
 
     Parameters
     ----------
     size_ms : int
         Length of a window, milliseconds.
     slide_ms : int
-        Distance of their starts. If it is larger than the size, rows between two windows belong to none.
+        Distance between two starts, milliseconds. If it is larger than the size, rows between two windows belong to
+        none.
     offset_ms : int
         Windows start at multiples of the slide plus this.
 
@@ -76,12 +77,12 @@ class SlidingWindows:
 
 @dataclass(frozen=True)
 class SessionWindows:
-    """Sessions of activity: rows belong together as long as no two successive ones are further apart than the gap.
+    """Sessions of activity: successive rows belong to one session if they are not further apart than the gap.
 
     Parameters
     ----------
     gap_ms : int
-        The longest distance within a session, milliseconds. A session ends this long after its last row.
+        Longest distance of successive rows in a session, milliseconds. A session ends this long after its last row.
 
     Raises
     ------
@@ -97,12 +98,12 @@ class SessionWindows:
 
 @dataclass(frozen=True)
 class CountWindows:
-    """Windows of equally many rows of a key, in order of arrival.
+    """Windows of a fixed number of rows of a key, in order of arrival.
 
     Parameters
     ----------
     size : int
-        Number of rows.
+        Number of rows per window.
 
     Raises
     ------
@@ -121,15 +122,10 @@ WindowAssigner = TumblingWindows | SlidingWindows | SessionWindows | CountWindow
 
 @dataclass(frozen=True)
 class Panes:
-    """Time cut into the pieces that windows of one size and slide are made of; each row is in exactly one.
+    """Cuts time into panes, the parts that windows of one size and slide share; a row is in one pane at most.
 
-    If windows overlap, the width of a pane is the greatest common divisor of size and slide. If not, panes are the
-    windows.
-
-    Parameters
-    ----------
-    size_ms, slide_ms, offset_ms : int
-        Those of the windows.
+    If windows overlap, a pane is as wide as the greatest common divisor of size and slide. Otherwise each pane is a
+    window. The method is that of Li et al., "No pane, no gain", SIGMOD Record 34(1), 2005.
     """
 
     size_ms: int
@@ -138,7 +134,7 @@ class Panes:
 
     @property
     def are_windows(self) -> bool:
-        """Whether each pane is a window of its own."""
+        """Whether each pane is a whole window."""
         return self.slide_ms >= self.size_ms
 
     @property
@@ -148,23 +144,23 @@ class Panes:
 
     @property
     def step_ms(self) -> int:
-        """Distance of the starts of panes."""
+        """Distance between the starts of two panes."""
         return self.slide_ms if self.are_windows else self.width_ms
 
     def pane_of(self, time_ms: int) -> int | None:
-        """Start of the pane that a time is in; None if no window has it."""
+        """Start of the pane that contains a time; None between two windows."""
         start = time_ms - (time_ms - self.offset_ms) % self.step_ms
         return start if time_ms < start + self.width_ms else None
 
     def ends_of(self, pane: int) -> range:
-        """Ends of the windows that have a pane, ascending."""
+        """Ends of the windows that contain a pane, ascending."""
         last_start = pane - (pane - self.offset_ms) % self.slide_ms
         count = -(-(last_start + self.size_ms - pane) // self.slide_ms)
         last_end = last_start + self.size_ms
         return range(last_end - (count - 1) * self.slide_ms, last_end + 1, self.slide_ms)
 
     def last_end_of(self, pane: int) -> int:
-        """End of the last window that has a pane."""
+        """End of the last window that contains a pane."""
         return pane - (pane - self.offset_ms) % self.slide_ms + self.size_ms
 
 

@@ -1,4 +1,4 @@
-"""From what a user asks for to an operator: checks against the input's columns, states, output type."""
+"""Builds a window operator from its definition: checks the input's columns, chooses states and output type."""
 
 from __future__ import annotations
 
@@ -34,63 +34,35 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """A window operator, ready to be planned like any stateful processor.
-
-    Parameters
-    ----------
-    operator : WindowOperator
-        The processor.
-    output : StructType
-        Its output columns.
-    time_mode : TimeMode
-        What fires its timers.
-    """
+    """A window operator, ready to be planned like any stateful processor."""
 
     operator: WindowOperator
     output: StructType
+    """The output columns."""
     time_mode: TimeMode
+    """The time that fires the operator's timers."""
 
 
 @dataclass(frozen=True)
 class WindowDefinition:
-    """The windows of a keyed stream.
-
-    Parameters
-    ----------
-    schema : StructType
-        The input columns.
-    keys : list of str
-        The grouping columns.
-    zone : str
-        The session's time zone.
-    windows : WindowAssigner
-        Which windows rows belong to.
-    time_mode : TimeMode
-        What a row's time is, and what makes windows complete.
-    time_column : str or None
-        The column of event time; None in processing time, and for counted windows.
-    allowed_lateness_ms : int
-        How long windows are kept when they are complete.
-    late_column : str or None
-        The output column of rows that are too late; None if they are left out.
-    parse : callable
-        Reads the texts of schemas; Spark's own parser needs a session.
-
-    Raises
-    ------
-    ConfigurationError
-        If the values do not go together, or do not fit the columns.
-    """
+    """The windows of a keyed stream; raises ConfigurationError if its values do not fit each other or the columns."""
 
     schema: StructType
+    """The input columns."""
     keys: list[str]
+    """The grouping columns."""
     zone: str
+    """The session's time zone."""
     windows: WindowAssigner
     time_mode: TimeMode
     time_column: str | None = None
+    """The column of event time; None in processing time and for count windows."""
     allowed_lateness_ms: int = 0
+    """How long complete windows still take late rows."""
     late_column: str | None = None
+    """The output column of rows that are too late; None drops them."""
     parse: Callable[[str], DataType] = DataType.fromDDL
+    """Parses DDL; Spark's own parser, the default, needs a session."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.windows, get_args(WindowAssigner)):
@@ -122,13 +94,13 @@ class WindowDefinition:
     # ---- Kinds of results ----
 
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
-        """Windows with ready-made aggregates."""
+        """Plan windows with ready-made aggregates."""
         aggregation, result = bind_aggregates(aggregates, self.schema)
         settings = {f"aggregate {one.output_name}": str(one) for one in aggregates}
         return self._plan(Aggregated(aggregation), self._with_window(result), "agg", settings, keeps_results=True)
 
     def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
-        """Windows with an aggregate function of the user's."""
+        """Plan windows with the user's aggregate function."""
         missing = [name for name in ("createAccumulator", "add", "getResult") if not hasattr(function, name)]
         if missing or isinstance(function, type):
             raise ConfigurationError(
@@ -150,7 +122,7 @@ class WindowDefinition:
     def reduced(
         self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
     ) -> WindowPlan:
-        """Windows with values that are reduced to one."""
+        """Plan windows whose values are reduced to one."""
         if not callable(function) or not (value_of is None or callable(value_of)):
             raise ConfigurationError(
                 f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
@@ -168,7 +140,7 @@ class WindowDefinition:
         return self._plan(Reduced(function, value, value_of, row_codec), self._with_window(value), "reduce")
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
-        """Windows whose rows are given to a processor of the user's."""
+        """Plan windows whose rows go to the user's processor."""
         if not isinstance(processor, WindowProcessor):
             raise ConfigurationError(
                 f"windowProcessor is {processor!r:.80}.",
@@ -188,7 +160,7 @@ class WindowDefinition:
         return isinstance(self.windows, SessionWindows) or not self.windows.panes().are_windows
 
     def _settings(self, results: str) -> dict[str, int | str]:
-        """What the state depends on."""
+        """The settings that the stored state depends on; checkpoints record them."""
         settings: dict[str, int | str] = {"results": results}
         if isinstance(self.windows, CountWindows):
             return settings | {"windows": "counts", "size": self.windows.size}
@@ -236,7 +208,7 @@ class WindowDefinition:
         return WindowPlan(self._operator(contents, form), output, self.time_mode)
 
     def _struct(self, schema: Any, argument: str) -> StructType:
-        """A schema that is given as an argument."""
+        """Parse a schema argument."""
         try:
             parsed: DataType = self.parse(schema) if isinstance(schema, str) else schema
         except Exception as error:
@@ -251,13 +223,13 @@ class WindowDefinition:
         return parsed
 
     def _with_window(self, result: StructType) -> StructType:
-        """The grouping columns, the window, and the fields of the result."""
+        """The output columns: the grouping columns, the window's bounds, and the fields of the result."""
         keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
         bounds = [] if isinstance(self.windows, CountWindows) else [START_COLUMN, END_COLUMN]
         return StructType([*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields])
 
     def _kept(self, output: StructType, *, keeps_results: bool) -> list[int]:
-        """The output columns whose values come as they are kept: the window's, and those of ready-made aggregates."""
+        """Output columns with values in stored form: the window's bounds, and results of ready-made aggregates."""
         first = len(self.keys)
         results = first if isinstance(self.windows, CountWindows) else first + 2
         return [
@@ -292,7 +264,7 @@ _TIMES: Final = (TimestampType, TimestampNTZType)
 
 @dataclass(frozen=True)
 class _Fields:
-    """Some fields of a row."""
+    """Picks fields of a row."""
 
     positions: list[int]
 
@@ -301,16 +273,16 @@ class _Fields:
 
 
 def _with_field(name: str, contents: Contents) -> StructType:
-    """The fields of an accumulator, behind one of the windows' own."""
+    """The accumulator's fields, behind a field of the windows' own."""
     schema: StructType = contents.schema
     if name in schema.names:
         raise ConfigurationError(
-            f"The field {name!r} of the windows' accumulator is one that the windows have themselves.",
+            f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
             hint="Give it another name.",
         )
     return StructType([StructField(name, LongType()), *schema.fields])
 
 
 def _plain(schema: StructType) -> StructType:
-    """The columns without their metadata, any of them null."""
+    """The columns without their metadata, all nullable."""
     return StructType([StructField(field.name, field.dataType) for field in schema])

@@ -1,4 +1,4 @@
-"""What a task has to know of windows beside the operator itself: how it is given rows, and how it returns them."""
+"""How a task converts rows for a window operator: input rows to row groups, results to columns."""
 
 from __future__ import annotations
 
@@ -24,52 +24,34 @@ _NAIVE_EPOCH: Final = datetime(1970, 1, 1)
 
 @dataclass(frozen=True)
 class WindowCodecs:
-    """How a window operator is given rows, and returns them.
-
-    Parameters
-    ----------
-    event_time : EventTime or None
-        Where the rows have their event time; None in processing time and for counted windows.
-    cut : Cut or None
-        Where the rows of a key are cut.
-    kept : list of int
-        Output columns whose values come as they are kept.
-    returns_late : bool
-        Whether the last output column holds late rows.
-    settings : dict
-        What the windows' state depends on.
-    """
+    """The codecs of a window operator's rows."""
 
     event_time: EventTime | None
+    """The rows' event time; None in processing time and for count windows."""
     cut: Cut | None
+    """Where a key's rows are cut; None leaves them in one group."""
     kept: list[int]
+    """Output columns with values in stored form."""
     returns_late: bool
+    """Whether the last output column holds late rows."""
     settings: Settings
+    """The settings that the windows' state depends on."""
 
     drops_late: ClassVar[bool] = False
-    """A late row may belong to a window that is still open."""
+    """A late row may belong to a window that is still open, so the operator sees all rows."""
     batch_watermark_ms: ClassVar[int] = (1 << 63) - 1
-    """All rows have come, so every window is complete."""
+    """A batch query has all its rows, so every window is complete."""
 
     def input(self, columns: list[str]) -> WindowInput:
-        """The codec of input rows with these columns."""
         return WindowInput(RowInput(columns), self.event_time, self.cut)
 
     def output(self, schema: StructType, zone: str, uid: str) -> WindowOutput:
-        """The codec of output rows of a schema; times without a zone are in the process's."""
+        """Times without a zone are in the process's zone, not the session's."""
         return WindowOutput(schema, self.kept, returns_late=self.returns_late, uid=uid)
 
 
 class GivenRows:
-    """Makes the rows that a user sees from stored ones.
-
-    Parameters
-    ----------
-    schema : StructType
-        The input columns.
-    zone : str
-        The session's time zone, which timestamps come in.
-    """
+    """Makes the rows that a user sees from stored rows; timestamps are in the session's time zone."""
 
     def __init__(self, schema: StructType, zone: str) -> None:
         self._schema = schema
@@ -88,7 +70,7 @@ class GivenRows:
 
     @cached_property
     def _converted(self) -> dict[int, Callable[[Any], Any]]:
-        """How values are made of the columns that are stored as something else."""
+        """A converter for each column whose stored form differs, by position."""
         converters = {
             index: _converter(field.dataType, ZoneInfo(self._zone)) for index, field in enumerate(self._schema)
         }

@@ -1,4 +1,4 @@
-"""Windows of a number of rows."""
+"""Count windows: a fixed number of rows each."""
 
 from __future__ import annotations
 
@@ -12,25 +12,13 @@ from statelog.windows.panes import RowGroup
 
 COUNT_STATE: Final = "window.count"
 COUNT_FIELD: Final = "window_rows"
-"""The field of a window's state that is not its accumulator's."""
+"""The number of rows so far; it precedes the accumulator's fields in the stored window."""
 
 Row = tuple[Any, ...]
 
 
 class CountWindowOperator(WindowOperator):
-    """Keeps an accumulator of the key's current window, and the number of its rows.
-
-    Parameters
-    ----------
-    size : int
-        Number of rows that make a window complete.
-    contents : Contents
-        What is kept and returned of rows.
-    schema : StructType
-        The field :data:`COUNT_FIELD`, and those of the accumulator.
-    form : ProcessorCodecs
-        How the operator is given rows, and returns them.
-    """
+    """Stores the accumulator of the key's current window, and the number of its rows."""
 
     def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorCodecs) -> None:
         super().__init__(contents, Clock(is_event_time=False), form)
@@ -48,7 +36,7 @@ class CountWindowOperator(WindowOperator):
             count, held = (0, None) if stored is None else (stored[0], tuple(stored[1:]))
             done = 0
             while count + len(group) - done >= self._size:
-                # A run with larger windows may have left one with as many rows: the next row completes it.
+                # An earlier start with larger windows may have left one with as many rows: the next row completes it.
                 taken = max(self._size - count, 1)
                 held = self._contents.added(group.part(done, done + taken), held)
                 yield from self._contents.results(key, None, [held], context)

@@ -1,6 +1,6 @@
-"""How the ready-made aggregates are computed: on columns for the groups of a batch, then merged one by one.
+"""Kernels compute the ready-made aggregates: on columns for all groups of a batch, then merged group by group.
 
-An accumulator whose fields are all null is one of no values: the aggregate was added after it was stored.
+An accumulator whose fields are all null has no values: it was stored before the aggregate was added to the query.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Int64s = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
 
 _EXACT_SUM: Final = float(1 << 62)
+"""Sums below this fit 64 bits; larger ones are computed with Python's integers."""
 _WIDE: Final = decimal.Context(prec=77)
 
 
@@ -32,26 +33,21 @@ class Kernel(ABC):
 
     @abstractmethod
     def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        """Fields of the accumulators of groups of rows, field by field; see :class:`Partials`."""
+        """Compute the groups' accumulators, a list per field; arguments are as in :class:`Partials`."""
 
     @abstractmethod
     def merge(self, one: Row, other: Row) -> Row:
-        """The accumulator of two; the first is the earlier one, and neither is null."""
+        """Merge two accumulators; `one` is the earlier, and neither is all null."""
 
     @abstractmethod
     def result(self, held: Row) -> Any:
-        """What an accumulator stands for."""
+        """The aggregate's value, from its accumulator."""
 
 
 class ColumnAggregation(Aggregation):
-    """Several aggregates whose accumulators are kept side by side.
+    """Several aggregates, their accumulators side by side in one row.
 
-    Parameters
-    ----------
-    kernels : list of (Kernel, int or None, int)
-        Each aggregate with the position of its column and the number of its accumulator's fields.
-    schema : StructType
-        The fields of all accumulators.
+    `kernels` has for each aggregate the kernel, the position of its column, and its number of accumulator fields.
     """
 
     def __init__(self, kernels: list[tuple[Kernel, int | None, int]], schema: Any) -> None:
@@ -86,7 +82,7 @@ class ColumnAggregation(Aggregation):
 
 
 class CountKernel(Kernel):
-    """Number of rows, or of values."""
+    """Number of rows, or of values that are not null."""
 
     def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         if column is None or not column.null_count:
@@ -190,7 +186,7 @@ class EdgeKernel(Kernel):
 
 
 class CollectKernel(Kernel):
-    """All values."""
+    """All values that are not null."""
 
     def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         assert column is not None
@@ -218,7 +214,7 @@ class DistinctKernel(Kernel):
 
 
 def _by_group(column: pa.Array, starts: Int64s, function: Callable[[list[Any]], Any]) -> list[Any]:
-    """A function of each group's values; null for groups without any."""
+    """Apply a function to each group's values that are not null; None for groups without any."""
     values = column.to_pylist(maps_as_pydicts="strict")
     found: list[Any] = []
     for start, end in pairwise(starts.tolist()):
@@ -236,7 +232,7 @@ def _count_valid(column: pa.Array, starts: Int64s) -> Int64s:
 
 
 def _filled(column: pa.Array, value: Any, kind: pa.DataType) -> npt.NDArray[Any]:
-    """A column of numbers with a value instead of nulls."""
+    """A column of numbers, with `value` in place of nulls."""
     values: npt.NDArray[Any] = column.cast(kind, safe=False).fill_null(value).to_numpy()
     return values
 

@@ -1,4 +1,4 @@
-"""What the operators of all kinds of windows share."""
+"""The base of all window operators."""
 
 from __future__ import annotations
 
@@ -18,45 +18,28 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Clock:
-    """What makes windows complete.
-
-    Parameters
-    ----------
-    is_event_time : bool
-        Whether it is the watermark; otherwise the batches' processing time.
-    allowed_lateness_ms : int
-        How long windows are kept after that.
-    returns_late : bool
-        Whether rows that are too late are returned instead of left out.
-    """
+    """The time that completes windows: the watermark, or the batches' processing time."""
 
     is_event_time: bool
+    """Whether it is the watermark."""
     allowed_lateness_ms: int = 0
+    """How long complete windows still take late rows."""
     returns_late: bool = False
+    """Whether rows that are too late are returned; otherwise they are dropped."""
 
     def now_ms(self, times: Any) -> int:
-        """Up to when windows are complete in a batch."""
+        """Windows that end up to the returned time are complete in this batch."""
         now_ms: int = times.getCurrentWatermarkInMs() if self.is_event_time else times.getCurrentProcessingTimeInMs()
         return now_ms
 
     def before_ms(self, times: Any) -> int:
-        """Up to when windows were complete in the batch before."""
+        """Windows that end up to the returned time were complete in the previous batch."""
         before_ms: int = times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
         return before_ms
 
 
 class WindowOperator(ABC):
-    """A stateful processor that keeps windows; it gets a key's rows as groups, see :class:`WindowInput`.
-
-    Parameters
-    ----------
-    contents : Contents
-        What is kept of the rows of a window, and returned.
-    clock : Clock
-        What makes windows complete.
-    form : ProcessorCodecs
-        How the operator is given rows, and returns them.
-    """
+    """A stateful processor of windows; it gets a key's rows as groups, see :class:`WindowInput`."""
 
     def __init__(self, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
         self.form = form
@@ -69,27 +52,27 @@ class WindowOperator(ABC):
         self._contents.init(handle)
 
     def closed_ms(self, at_ms: int) -> int:
-        """Windows that end up to then are closed when the watermark has come to a time.
+        """Windows that end up to the returned time are closed when the clock is at `at_ms`.
 
-        One that was closed while another lateness was allowed stays closed: what it had is not there any more.
+        A window that was closed under a shorter lateness stays closed: its state has been deleted.
         """
         own_ms = at_ms - self._clock.allowed_lateness_ms
         return max(own_ms, self._handle.closed_ms) if self._clock.is_event_time else own_ms
 
     @abstractmethod
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
-        """Take a key's rows, and return the windows that they complete or update."""
+        """Add a key's rows to its windows, and return the windows that they complete or update."""
 
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Return the windows of a key that are complete now."""
+        """Return the key's windows that are complete now."""
         raise AssertionError("an operator that registers timers handles them")
 
     def close(self) -> None:
-        """The batch is over."""
+        """End the batch."""
         self._contents.close()
 
     def _timed(self, groups: Iterator[RowGroup], times: Any) -> Iterator[RowGroup]:
-        """The groups with a time: in processing time it is that of the batch."""
+        """Give each group a time; in processing time it is the batch's."""
         if self._clock.is_event_time:
             return groups
         return self._at(groups, times.getCurrentProcessingTimeInMs())
@@ -100,7 +83,7 @@ class WindowOperator(ABC):
             yield group
 
     def _late(self, group: RowGroup) -> Iterator[LateRow]:
-        """Rows that belong to no window that is still open."""
+        """Count rows whose windows are all closed, and return them if the user wants them."""
         self._handle.countLateRows(len(group))
         return map(LateRow, group.rows()) if self._clock.returns_late else iter(())
 

@@ -1,4 +1,4 @@
-"""What window operators return, as columns: results with kept values, and late rows."""
+"""The output of window operators as columns: results, with some values in stored form, and late rows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ from statelog.windows.stored import to_given
 
 
 class WindowOutput:
-    """Converts results and late rows.
+    """Converts results and late rows to one batch of columns.
 
-    Parameters
-    ----------
-    schema : StructType
-        The output columns; if late rows are returned, the last one holds them.
-    kept : list of int
-        Columns whose values come as they are kept: timestamps in microseconds.
-    returns_late : bool
-        Whether late rows are returned.
-    uid : str
-        The operator, for warnings.
+    `kept` names the columns whose values come in stored form; with `returns_late` the last column has the late rows.
     """
 
     def __init__(self, schema: StructType, kept: list[int], *, returns_late: bool, uid: str) -> None:
@@ -50,11 +41,10 @@ class WindowOutput:
         )
 
     def _held(self, row: Any) -> Any:
-        """The row as it is; late rows are input that nobody changes."""
+        """Hold a result; late rows need no copy, as nobody changes input rows."""
         return row if type(row) is LateRow or self._results.hold is None else self._results.hold(row)
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
-        """Convert rows; `owner_of` names what returned the i-th, for messages."""
         if self._late is None:
             return pa.RecordBatch.from_arrays(self._result_columns(rows, owner_of), schema=self.schema)
         late = [index for index, row in enumerate(rows) if type(row) is LateRow]

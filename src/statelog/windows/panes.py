@@ -1,4 +1,4 @@
-"""The rows of a batch as windows take them: by key and in order of time, cut where another pane or session starts."""
+"""Cuts a batch's rows into groups for windows: by key, in order of time, a group per pane or session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statelog.windows.stored import stored_values
 
 _US_PER_MS: Final = 1000
 _WITHOUT_TIME_MS: Final = 1 << 62
-"""Stands for the time of rows that have none, so that they are sorted behind the others of their key."""
+"""The time of rows without one; it sorts them behind the other rows of their key."""
 _CHUNK_ROWS: Final = 65_536
 
 Int64s = npt.NDArray[np.int64]
@@ -27,37 +27,19 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Partials(Protocol):
-    """Aggregates rows on their columns."""
+    """Computes accumulators on columns."""
 
     def partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[tuple[Any, ...]]:
-        """An accumulator for each group of rows.
+        """Compute an accumulator for each group of rows.
 
-        Parameters
-        ----------
-        columns : pyarrow.RecordBatch
-            The rows.
-        starts : numpy.ndarray of int64, shape (n + 1,)
-            Where each of the n groups starts, and where the last one ends; none is empty.
-        times_ms : numpy.ndarray of int64 or None
-            The rows' times; None if time has no part.
+        `starts`, shape (n + 1,), has the start of each of the n groups and the end of the last; no group is empty.
+        `times_ms` is None where windows do not depend on event time.
         """
         ...
 
 
 class BatchRows:
-    """Rows of several keys, by key and time.
-
-    Parameters
-    ----------
-    columns : pyarrow.RecordBatch
-        The rows.
-    times_ms : numpy.ndarray of int64 or None
-        Their times; None if time has no part.
-    starts : numpy.ndarray of int64, shape (n + 1,)
-        Where each of the n groups starts, and where the last one ends.
-    make_rows : callable
-        Makes the user's rows from columns.
-    """
+    """Rows of several keys, sorted by key and time, and where their groups start; see :meth:`Partials.partials`."""
 
     def __init__(
         self,
@@ -79,11 +61,11 @@ class BatchRows:
 
     @cached_property
     def stored_rows(self) -> list[tuple[Any, ...]]:
-        """All rows as they are stored: tuples, with timestamps as microseconds since the Unix epoch."""
+        """All rows in stored form: tuples, with timestamps as microseconds since the Unix epoch."""
         return list(zip(*map(stored_values, self.columns.columns), strict=True))
 
     def partial(self, aggregation: Partials, group: int) -> tuple[Any, ...]:
-        """The accumulator of a group; those of all groups are computed together."""
+        """The accumulator of a group; the first call computes all groups' together."""
         if self._partials is None:
             self._partials = aggregation.partials(self.columns, self.starts, self.times_ms)
         return self._partials[group]
@@ -92,16 +74,8 @@ class BatchRows:
 class RowGroup:
     """Rows of one key that belong to one pane or session, in order of time.
 
-    Parameters
-    ----------
-    batch : BatchRows
-        The rows that these are among.
-    start, end : int
-        Which of them these are.
-    number : int or None
-        The number of this group in the batch; None if it is a part of one.
-    first_ms, last_ms : int or None
-        Time of the first and of the last row; None if they have none.
+    They are the rows from `start` to `end` of the batch. `number` is the group's number there; None for a part of a
+    group. `first_ms` and `last_ms` are the times of the first and last row; None if they have none.
     """
 
     __slots__ = ("batch", "end", "first_ms", "last_ms", "number", "start")
@@ -120,7 +94,7 @@ class RowGroup:
         return self.end - self.start
 
     def rows(self) -> Iterator[Any]:
-        """The rows as the user sees them; if the batch has very many, they are made as they are read."""
+        """The rows as the user sees them; those of a large batch are made while they are read."""
         batch = self.batch
         if batch.columns.num_rows <= _CHUNK_ROWS:
             return iter(batch.rows[self.start : self.end])
@@ -132,11 +106,11 @@ class RowGroup:
             yield from self.batch.make_rows(part)
 
     def stored_rows(self) -> list[tuple[Any, ...]]:
-        """The rows as they are stored."""
+        """The rows in stored form."""
         return self.batch.stored_rows[self.start : self.end]
 
     def times_ms(self) -> list[int]:
-        """The rows' times, or that of the whole group; 0 if time has no part."""
+        """The rows' times: their own, or else the group's, or else 0."""
         times_ms = self.batch.times_ms
         if times_ms is None:
             return [self.first_ms or 0] * len(self)
@@ -144,7 +118,7 @@ class RowGroup:
         return own_ms
 
     def partial(self, aggregation: Partials) -> tuple[Any, ...]:
-        """The rows, aggregated."""
+        """The accumulator of the rows."""
         if self.number is not None:
             return self.batch.partial(aggregation, self.number)
         columns = self.batch.columns.slice(self.start, len(self))
@@ -153,22 +127,22 @@ class RowGroup:
         return aggregation.partials(columns, np.array([0, len(self)]), own_times_ms)[0]
 
     def part(self, start: int, end: int) -> RowGroup:
-        """Some of the rows of a group without times."""
+        """A part of the rows, as a group without times."""
         if (start, end) == (0, len(self)):
             return self
         return RowGroup(self.batch, self.start + start, self.start + end, None, None, None)
 
 
 class Cut(ABC):
-    """Where rows of one key, in order of time, are cut."""
+    """Cuts the rows of one key, in order of time, into groups."""
 
     @abstractmethod
     def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        """Whether there is a cut between one time and another that is not before it, pair by pair."""
+        """Whether there is a cut between two times, pair by pair; `after_ms` is never the earlier one."""
 
 
 class PaneCut(Cut):
-    """Cuts where another pane starts, or the gap between two."""
+    """Cuts where a pane, or the gap between two panes, starts."""
 
     def __init__(self, panes: Panes) -> None:
         self._panes = panes
@@ -178,7 +152,7 @@ class PaneCut(Cut):
         return is_cut
 
     def _piece(self, times_ms: Int64s) -> Int64s:
-        """Number of the pane, or of the gap behind it."""
+        """The number of each time's pane or gap: panes are even, the gaps behind them odd."""
         panes = self._panes
         pieces = (times_ms - panes.offset_ms) // panes.step_ms * 2
         if panes.step_ms > panes.width_ms:
@@ -187,7 +161,7 @@ class PaneCut(Cut):
 
 
 class SessionCut(Cut):
-    """Cuts where rows are further apart than the gap."""
+    """Cuts where successive rows are further apart than the gap."""
 
     def __init__(self, gap_ms: int) -> None:
         self._gap_ms = gap_ms
@@ -198,7 +172,7 @@ class SessionCut(Cut):
 
 
 class RowMaker(Protocol):
-    """Makes what a processor gets without windows; see :class:`statelog.operators.keyed.operator.InputCodec`."""
+    """Makes keys and rows as users see them; see :class:`statelog.operators.keyed.operator.InputCodec`."""
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]: ...
 
@@ -208,14 +182,7 @@ class RowMaker(Protocol):
 class WindowInput:
     """Gives a window operator each key's rows as :class:`RowGroup` objects, in order of time.
 
-    Parameters
-    ----------
-    rows : RowMaker
-        Makes the keys and rows.
-    event_time : EventTime or None
-        Where the rows have their time; None if they keep their order of arrival.
-    cut : Cut or None
-        Where the rows of a key are cut; None if they are one group.
+    Without an event time or a cut, a key's rows are one group in order of arrival.
     """
 
     def __init__(self, rows: RowMaker, event_time: EventTime | None, cut: Cut | None) -> None:

@@ -1,4 +1,4 @@
-"""What users write with windows, and are given: processors, windows, and what is known when one is returned."""
+"""The classes that users meet when they process windows: processor, window, context, and handle."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """What is known when a window is returned.
+    """The times at which a window is returned, and whether it is an update.
 
     Parameters
     ----------
     processingTimeMs : int
         The time of the batch, milliseconds since the Unix epoch.
     currentWatermarkMs : int
-        The watermark.
+        The watermark, milliseconds since the Unix epoch.
     isUpdate : bool
-        Whether late rows have come to a window that was complete in a batch before.
+        Whether the window was complete in an earlier batch, and late rows have come to it since.
     """
 
     processingTimeMs: int
@@ -58,15 +58,15 @@ class WindowContext:
 
 @dataclass(frozen=True, slots=True)
 class LateRow:
-    """An input row, as an output row of the column of late rows."""
+    """An input row that is returned in the column of late rows."""
 
     row: Any
 
 
 class WindowHandle:
-    """What :meth:`WindowProcessor.init` declares states with; they belong to the key and its windows share them.
+    """Declares states in :meth:`WindowProcessor.init`; they belong to the key, and its windows share them.
 
-    The methods are those of ``transformWithState``'s handle, without the timers.
+    It has the methods of ``transformWithState``'s handle, without the timers.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -78,7 +78,7 @@ class WindowHandle:
         self._handle = handle
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Remove a state's values, of a state that is not the windows' own."""
+        """Delete a state of a processor; the windows' own states are refused."""
         if stateName.startswith("window."):
             raise ConfigurationError(
                 f"init() deletes '{stateName}', a state of the windows themselves.",
@@ -87,7 +87,7 @@ class WindowHandle:
         self._handle.deleteIfExists(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Timers are the windows' own."""
+        """Refuse: only the windows themselves have timers."""
         raise ProcessorError(
             "A WindowProcessor has no timers of its own.",
             kind=ErrorKind.STATE_USAGE,
@@ -98,7 +98,7 @@ class WindowHandle:
 class WindowProcessor(ABC):
     """Base class of processors that see all rows of a window.
 
-    The order of calls is :meth:`init` once per subtask and batch (and once on the driver, to learn the states),
+    Calls come in this order: :meth:`init` once per subtask and batch (and once on the driver, to learn the states),
     :meth:`process` for each window that is returned, and :meth:`close`. Attributes do not last from batch to
     batch; states do.
     """
@@ -117,12 +117,17 @@ class WindowProcessor(ABC):
         key : tuple
             The grouping key.
         window : TimeWindow or None
-            The window; None if windows are counted.
+            The window; None for count windows.
         rows : iterator of Row
-            All of its rows, in order of event time; in order of arrival where that is the same, and where time
-            has no part.
+            All rows of the window in order of event time. Rows of one event time, and rows without event time, are
+            in order of arrival.
         context : WindowContext
-            When it is returned.
+            The times at which the window is returned.
+
+        Returns
+        -------
+        iterator of Row
+            The output rows.
         """
 
     def close(self) -> None:  # noqa: B027 - most processors have nothing to do

@@ -15,37 +15,24 @@ from statelog.windows.processor import TimeWindow
 
 SESSIONS_STATE: Final = "window.sessions"
 END_FIELD: Final = "session_end_ms"
-"""The field of a session's state that is not its accumulator's."""
+"""The end of the session; it precedes the accumulator's fields in the stored session."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass
 class _Session:
-    """A session as it becomes in a batch: of stored ones that meet, and new rows."""
+    """A session in the making: stored sessions that meet, and new rows."""
 
     start_ms: int
     end_ms: int
     stored: list[tuple[int, int, Row]] = field(default_factory=list)
+    """Start, end and accumulator of each."""
     groups: list[RowGroup] = field(default_factory=list)
 
 
 class SessionWindowOperator(WindowOperator):
-    """Keeps an accumulator per session, and merges sessions that meet.
-
-    Parameters
-    ----------
-    gap_ms : int
-        The longest distance of rows in a session.
-    contents : Contents
-        What is kept and returned of rows.
-    schema : StructType
-        The field :data:`END_FIELD`, and those of the accumulator.
-    clock : Clock
-        What makes windows complete.
-    form : ProcessorCodecs
-        How the operator is given rows, and returns them.
-    """
+    """Stores an accumulator per session, and merges sessions that meet."""
 
     def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: ProcessorCodecs) -> None:
         super().__init__(contents, clock, form)
@@ -80,21 +67,22 @@ class SessionWindowOperator(WindowOperator):
             if is_over:
                 window = TimeWindow(session.start_ms, session.end_ms)
                 yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
-        # With it may go the timer for the removal of another session: that is done when this one's next timer fires.
+        # A timer deleted here may also be due for the removal of another session. The next timer of the merged session
+        # does that removal.
         for timer_ms in {end for _, end, _ in stored if end > before_ms} - {session.end_ms for session in sessions}:
             self._handle.deleteTimer(timer_ms)
         for timer_ms in timers:
             self._handle.registerTimer(timer_ms)
 
     def _without_closed(self, stored: list[tuple[int, int, Row]], closed_ms: int) -> list[tuple[int, int, Row]]:
-        """Remove what a run that allowed a longer lateness has left, and return the other sessions."""
+        """Remove closed sessions that a start with a longer lateness has left; returns the others."""
         closed = [(start, end) for start, end, _ in stored if end <= closed_ms]
         for start, end in closed:
             self._remove(start, end, is_last=len(closed) == len(stored))
         return [session for session in stored if session[1] > closed_ms] if closed else stored
 
     def _merged(self, stored: list[tuple[int, int, Row]], groups: list[RowGroup]) -> list[_Session]:
-        """The stored sessions and the new rows, brought together where they meet."""
+        """Merge the stored sessions and the new rows where they meet."""
         parts = [_Session(start, end, stored=[(start, end, held)]) for start, end, held in stored]
         for group in groups:
             assert group.first_ms is not None
@@ -113,7 +101,7 @@ class SessionWindowOperator(WindowOperator):
         return merged
 
     def _write(self, session: _Session) -> Row:
-        """Store a session instead of those that it is made of; returns its accumulator."""
+        """Store a session in place of the sessions merged into it; returns its accumulator."""
         accumulators = [held for _, _, held in session.stored]
         held = reduce(self._contents.merged, accumulators) if accumulators else None
         for group in session.groups:
@@ -128,7 +116,7 @@ class SessionWindowOperator(WindowOperator):
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Return the session that ends now, and remove those whose lateness is over.
 
-        The timer may be one of a run that allowed another lateness: then its session waits for the next.
+        The timer may come from a start that allowed another lateness: then its session waits for the next timer.
         """
         due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
         closed_ms = self.closed_ms(self._clock.now_ms(timerValues))

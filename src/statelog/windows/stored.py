@@ -1,4 +1,4 @@
-"""How values of input rows are kept: timestamps as microseconds, which compare, convert and are stored fast."""
+"""The stored form of input values: timestamps as microseconds, which compare, convert and are stored fast."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import pyarrow as pa
 
 
 def stored_arrow_type(kind: pa.DataType) -> pa.DataType:
-    """The type that values of a type are kept in: timestamps, also those in arrays, are numbers."""
+    """The Arrow type of the stored form: timestamps, also those in arrays, are numbers."""
     if pa.types.is_timestamp(kind):
         return pa.int64()
     return pa.list_(stored_arrow_type(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def stored_column(column: pa.Array) -> pa.Array:
-    """A column as its values are kept."""
+    """A column in stored form."""
     kind = stored_arrow_type(column.type)
     return column if kind == column.type else column.cast(_in_microseconds(column.type)).cast(kind)
 
 
 def stored_values(column: pa.Array) -> list[Any]:
-    """The values of a column as they are kept."""
+    """The values of a column in stored form."""
     values: list[Any] = stored_column(column).to_pylist(maps_as_pydicts="strict")
     return values
 
 
 def to_given(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of kept values in the type that it was given in."""
+    """A column in stored form, converted back to the type of its input."""
     return column if column.type == kind else column.cast(_in_microseconds(kind)).cast(kind)
 
 

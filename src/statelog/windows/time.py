@@ -19,21 +19,10 @@ Row = tuple[Any, ...]
 
 
 class TimeWindowOperator(WindowOperator):
-    """Keeps an accumulator per pane; a window is put together from its panes when it is complete.
+    """Stores an accumulator per pane, and merges the panes of a window when the window is complete.
 
-    Each pane has a timer for the first thing that is due for it: the end of a window with it, or its removal. A timer
-    that fires does all that is due for the key, and registers what comes next.
-
-    Parameters
-    ----------
-    panes : Panes
-        The panes.
-    contents : Contents
-        What is kept and returned of rows.
-    clock : Clock
-        What makes windows complete.
-    form : ProcessorCodecs
-        How the operator is given rows, and returns them.
+    Each pane has a timer for the next thing due for it: the end of a window that contains it, or its removal. A timer
+    that fires does everything due for the key, and registers the next timer.
     """
 
     def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
@@ -42,7 +31,7 @@ class TimeWindowOperator(WindowOperator):
         self._lateness_ms = clock.allowed_lateness_ms
 
     def init(self, handle: Any) -> None:
-        # The grid is part of the state's schema, so that another one does not take the panes for its own.
+        # The grid is part of the state's schema, so that windows of another grid cannot mistake the panes for theirs.
         grid = self._grid
         start = f"start_ms_step_{grid.step_ms}_at_{grid.offset_ms % grid.step_ms}"
         self._panes = handle.getMapState(PANES_STATE, f"{start} long", self._contents.schema)
@@ -74,10 +63,10 @@ class TimeWindowOperator(WindowOperator):
             yield from self._results(key, self._held(), sorted(updated), self._context(timerValues, is_update=True))
 
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Do all that is due for the key by now.
+        """Do everything due for the key by now.
 
-        What that is follows from the panes and the times alone: the timer may be one of a run that allowed another
-        lateness, or had windows of another size.
+        The panes and the times alone decide what is due: the timer may come from a start with another lateness, or
+        with windows of another size.
         """
         due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
         now_ms = self._clock.now_ms(timerValues)
@@ -86,7 +75,7 @@ class TimeWindowOperator(WindowOperator):
         if not held:
             return
         if ends and ends[-1] > due_ms:
-            self._delete_timers_until(now_ms)  # they would return the same again
+            self._delete_timers_until(now_ms)  # they would return the same windows again
         yield from self._results(key, held, ends, self._context(timerValues))
         due = {pane: self._next_due(pane, now_ms) for pane in held}
         over = [pane for pane in held if due[pane] is None]
@@ -107,9 +96,9 @@ class TimeWindowOperator(WindowOperator):
                 self._handle.deleteTimer(timer_ms)
 
     def _timers_of(self, due: dict[int, int | None], now_ms: int) -> set[int]:
-        """The timers that panes still need, of what is due for each of them next.
+        """The timers that panes still need, given each pane's next due time.
 
-        Each pane has had one for its first window. If windows overlap, one for the key is enough from then on.
+        Each pane has had one timer for its first window. If windows overlap, one timer per key is enough from then on.
         """
         coming = {pane: due_ms for pane, due_ms in due.items() if due_ms is not None}
         if self._grid.are_windows:
@@ -117,7 +106,7 @@ class TimeWindowOperator(WindowOperator):
         return {min(coming.values())}
 
     def _held(self) -> dict[int, Row]:
-        """The key's panes in order of time, with their accumulators."""
+        """The key's accumulators by start of their panes, in order of time."""
         return dict(sorted((start, held) for (start,), held in self._panes.iterator()))
 
     def _results(self, key: Row, held: dict[int, Row], ends: list[int], context: WindowContext) -> Iterator[Any]:
@@ -129,7 +118,7 @@ class TimeWindowOperator(WindowOperator):
             yield from self._contents.results(key, TimeWindow(start, end), parts, context)
 
     def _next_due(self, pane: int, after_ms: int) -> int | None:
-        """The next time after another that something is due for a pane; None if it is over."""
+        """The next time after `after_ms` when something is due for a pane; None if the pane is over."""
         ends = self._grid.ends_of(pane)
         if ends[0] > after_ms:
             return ends[0]
