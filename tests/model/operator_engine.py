@@ -19,7 +19,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.clock import ManualClock
 from statelog.local.snapshots import LocalSnapshots
@@ -34,7 +34,7 @@ from statelog.testing.crashes import CrashPoint
 
 _LEFT_OF_THE_LOG = 6  # several drivers killed one after the other leave a file each, and each batch takes some
 
-Command = list[Any]
+Command = Sequence[Any]
 
 LISTS = ("items", "more")
 _ROWS = pa.schema([("command", pa.string())])
@@ -264,7 +264,7 @@ class OperatorEngine:
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
             return self.coordinator.begin(request)
-        assert not isinstance(request, Fetch)
+        assert isinstance(request, Ack)
         self.coordinator.ack(request, payload)
         return Acked()
 

@@ -166,7 +166,6 @@ class StateMachine(RuleBasedStateMachine):
         hosts: int,
         seed: int,
     ) -> None:
-        self.rules = rules
         self.actions, self.hosts = actions, hosts
         self.model = Model(rules)
         self.initial = initial or []
@@ -212,7 +211,7 @@ class StateMachine(RuleBasedStateMachine):
     def run_batch(self, rows: list[Row], step_ms: int) -> None:
         self._push(rows, step_ms)
 
-    @precondition(lambda self: self.rules.event_time and self.rules.delay_ms is None)
+    @precondition(lambda self: self.model.rules.event_time and self.model.rules.delay_ms is None)
     @rule(step_ms=steps_ms)
     def move_watermark(self, step_ms: int) -> None:
         watermark_ms = self.harness.watermarkMs + step_ms
@@ -261,7 +260,7 @@ class StateMachine(RuleBasedStateMachine):
         """Attempts that see the rows in another order; the last attempt of each subtask counts."""
         order = again.draw(st.permutations(rows))
         now_ms = self.harness.processingTimeMs + step_ms
-        data = self.harness._described.data([as_input(row) for row in order])
+        data = self.harness._described.data([as_input(row) for row in order], ())
         self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
         self._push(rows, step_ms)
 

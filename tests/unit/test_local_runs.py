@@ -16,6 +16,7 @@ import pytest
 from statelog import CorruptionError, ErrorKind, Step
 from statelog.local import file_stamp
 from statelog.local import runs as local_runs
+from statelog.local.file_stamp import stamp
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
@@ -172,7 +173,6 @@ def test_an_attempt_that_restores_is_not_swept_by_one_that_is_ahead(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two attempts of a batch on a host: one has its state and sweeps while the other one writes what it fetched."""
-    stamp = local_runs.stamp
     swept: list[Path] = []
 
     def stamp_then_sweep(path: Path) -> None:
@@ -453,11 +453,11 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     """What was removed and what has expired; above the bottom both still hide what is older. The inputs go last."""
     state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
     local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
-    local_runs = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
+    written = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
     stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
-    local.write(local_runs[0], encode_changes(state, [stays, removed]), "2-token")
+    local.write(written[0], encode_changes(state, [stays, removed]), "2-token")
     ends = (2, b"k", b"", Operation.PUT, "ends")
-    local.write(local_runs[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
+    local.write(written[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
     genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
 
     def die(*_: object, **__: object) -> None:
@@ -466,9 +466,9 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(local_runs, "merge_runs", die)
         with pytest.raises(KeyboardInterrupt):
-            local.merge(local_runs, genesis, "2-token", garbage=garbage)
-    assert set(local_runs) <= set(local.local_runs())
-    assert local.open(local.merge(local_runs, genesis, "2-token", garbage=garbage)).rows == rows
+            local.merge(written, genesis, "2-token", garbage=garbage)
+    assert set(written) <= set(local.local_runs())
+    assert local.open(local.merge(written, genesis, "2-token", garbage=garbage)).rows == rows
 
 
 def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:

@@ -312,7 +312,11 @@ def test_a_failed_materialization_is_tried_again() -> None:
 
 def test_too_many_failures_in_a_row_fail_the_query_and_nothing_is_lost() -> None:
     plan = FailingRuns(1000)
-    options = {"file_merging": "off", "materialization_interval_s": 0, "materialization_max_failures": 2}
+    options: dict[str, Any] = {
+        "file_merging": "off",
+        "materialization_interval_s": 0,
+        "materialization_max_failures": 2,
+    }
     with texts(plan, **options) as harness:
         for _ in range(6):
             harness.push([(1, "t")])
