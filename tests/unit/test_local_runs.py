@@ -17,6 +17,7 @@ from statelog import CorruptionError, ErrorKind, Step
 from statelog.local import file_stamp
 from statelog.local import runs as local_runs
 from statelog.local.file_stamp import stamp
+from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
@@ -397,23 +398,24 @@ def run_with(changes: Changes) -> Run:
     ("is_bottom", "expected"), [(True, {3: "d", 5: "f"}), (False, {1: None, 3: "d", 5: "f", 9: None})]
 )
 def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, expected: Changes
+    tmp_path: Path, is_bottom: bool, expected: Changes
 ) -> None:
     """Below a group there are the groups before it, and below all of them what the merge does not see."""
-    monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
+    in_pairs = MergePolicy(group_runs=2)
     local_run = LocalRun(0, 5, b"0" * 16, b"1" * 16)
     changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
-    LocalRuns(tmp_path / "2" / "0").write_merged(local_run, map(run_with, changes), "5-token", is_bottom=is_bottom)
+    writer = LocalRuns(tmp_path / "2" / "0", policy=in_pairs)
+    writer.write_merged(local_run, map(run_with, changes), "5-token", is_bottom=is_bottom)
     local = LocalRuns(tmp_path / "2" / "0")
     rows = [row for block in local.open(local_run).sections[VALUE.name].blocks for row in block.load().to_pylist()]
     assert {row["hash"]: row["v0"] for row in rows} == expected
 
 
-@pytest.mark.parametrize("bound", ["_GROUP_RUNS", "_GROUP_BYTES"])
-def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+@pytest.mark.parametrize("bound", ["group_runs", "group_bytes"])
+def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, bound: str) -> None:
     """As many as two groups have: one is merged when the next one is complete."""
     size = run_with({0: "a"}).size_bytes
-    monkeypatch.setattr(f"statelog.local.runs.{bound}", 2 if bound == "_GROUP_RUNS" else 2 * size)
+    bounds: dict[str, Any] = {bound: 2 if bound == "group_runs" else 2 * size}
     made: list[weakref.ref[Run]] = []
     alive: list[int] = []
 
@@ -424,7 +426,7 @@ def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.
         return run
 
     local_run = LocalRun(0, 9, b"0" * 16, b"1" * 16)
-    local = LocalRuns(tmp_path)
+    local = LocalRuns(tmp_path, policy=MergePolicy(**bounds))
     local.write_merged(local_run, map(make, range(9)), "9-token", is_bottom=True)
     assert local.open(local_run).rows == 9
     assert alive == [0, 1, 2, 3, 2, 3, 2, 3, 2]

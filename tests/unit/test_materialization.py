@@ -19,6 +19,7 @@ from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.clock import ManualClock
 from statelog.local import materializer
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
+from statelog.local.policy import MERGE_POLICY
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import Checkpoint
 from statelog.runs.byte_slices import Budget
@@ -391,7 +392,7 @@ def test_wrong_options_are_refused(option: str, value: Any) -> None:
 
 
 def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> MaterializationSchedule:
-    return MaterializationSchedule(Options(**options), "query/op", parallelism, slots, 0.0)
+    return MaterializationSchedule(Options(**options), MERGE_POLICY, "query/op", parallelism, slots, 0.0)
 
 
 def commit(planned: MaterializationSchedule, size: int, parallelism: int = 4) -> None:

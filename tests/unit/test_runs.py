@@ -216,7 +216,7 @@ def test_compaction_leaves_few_runs(sizes: list[int], fan_in: int) -> None:
     runs: list[int] = []
     for size in sizes:
         runs.append(size)
-        while newest := choose_merge(runs, fan_in):
+        while newest := choose_merge(runs, fan_in, 16_384):
             assert 2 <= newest <= len(runs)
             runs[-newest:] = [sum(runs[-newest:])]
     tiers = 1 + max(0, int(np.ceil(np.log(max(sum(sizes), 1) / 16_384) / np.log(fan_in))))

@@ -13,10 +13,11 @@ from statelog.checkpoint.batch import AcceptedAck, Batch
 from statelog.checkpoint.grants import is_within_grant
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.protocol import Ack, JobOutcome, TaskId
-from statelog.checkpoint.schedule import SLICE_S, MaterializationSchedule
+from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProtocolError, StorageError
 from statelog.local.materializer import MaintenanceRequest
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level
 from statelog.options import Options
@@ -31,8 +32,16 @@ class MaterializationPolicy:
     """
 
     def __init__(
-        self, config: OperatorConfig, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
+        self,
+        config: OperatorConfig,
+        inventory: Inventory,
+        options: Options,
+        clock: Clock,
+        slots: int,
+        name: str,
+        policy: MergePolicy = MERGE_POLICY,
     ) -> None:
+        self._policy = policy
         self._config = config
         self._grants = inventory.grants
         self._inventory = inventory
@@ -40,7 +49,7 @@ class MaterializationPolicy:
         self._clock = clock
         self._name = name
         self._schedule = MaterializationSchedule(
-            options, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
+            options, policy, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
         )
 
     def restore(self, batch: int) -> None:
@@ -75,7 +84,9 @@ class MaterializationPolicy:
         grant = self._grants.of(subtask)
         if grant is not None:
             grant = replace(grant, known=self._inventory.lasting(grant.known))
-        return MaintenanceRequest(SLICE_S, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due))
+        return MaintenanceRequest(
+            self._policy.slice_s, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due)
+        )
 
     def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
