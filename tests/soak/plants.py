@@ -9,16 +9,17 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
+from statelog.log.references import Level
 
-_result, _work, _fits, _take = (
+_result, _work, _fits, _settle = (
     Materializer.result,
     Materializer.work,
-    MaterializationPolicy._fits,
-    MaterializationPolicy.accept,
+    MaterializationPolicy.fits,
+    MaterializationPolicy.settle,
 )
 
 
@@ -58,22 +59,30 @@ def stale_jobs() -> AbstractContextManager[object]:
     for owner, name, wrapper in (
         (Materializer, "result", _result_of_any),
         (Materializer, "work", _work_on),
-        (MaterializationPolicy, "_fits", _is_newer),
+        (MaterializationPolicy, "fits", _is_newer),
     ):
         planted.enter_context(patch.object(owner, name, wrapper))
     return planted
 
 
-def _take_first(self: MaterializationPolicy, batch: Batch, taken: AcceptedAck, genesis: bytes) -> JobOutcome:
-    held = batch.acks.get(taken.ack.task.subtask)
-    if taken.ack.has_changeset and held is not None and held.ack.checksums == taken.ack.checksums:
-        taken.levels, taken.levels_payload = [], b""
-    return _take(self, batch, taken, genesis)
+def _settle_first(
+    self: MaterializationPolicy,
+    batch: Batch,
+    ack: Ack,
+    levels: list[Level],
+    payload: bytes,
+    *,
+    fits: bool,
+    is_counted: bool,
+) -> JobOutcome:
+    if not is_counted:
+        levels, payload = [], b""
+    return _settle(self, batch, ack, levels, payload, fits=fits, is_counted=is_counted)
 
 
 def lost_jobs() -> AbstractContextManager[object]:
     """What comes with the ack of a second action is dropped, as its result is that of the first."""
-    return patch.object(MaterializationPolicy, "accept", _take_first)
+    return patch.object(MaterializationPolicy, "settle", _settle_first)
 
 
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {

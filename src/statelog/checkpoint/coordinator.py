@@ -29,7 +29,9 @@ from statelog.checkpoint.protocol import (
     Fetched,
     JobOutcome,
     ReadProgress,
+    Reply,
     TaskId,
+    TaskRequest,
     Witness,
 )
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
@@ -168,6 +170,19 @@ class Coordinator:
         run = self._config
         now_ms = int(self._clock.now_s() * 1000)
         return Claim(epoch, run.query_id, run.run_id, run.uid, self._new_token(), now_ms)
+
+    def handle(self, request: TaskRequest, payload: bytes) -> Reply:
+        """Answer a request of a task; the errors are those of the method that does it."""
+        match request:
+            case Begin():
+                return self.begin(request)
+            case Fetch():
+                return self.fetch(request)
+            case ReadProgress():
+                self.progress(request)
+                return Acked()
+            case Ack():
+                return self.ack(request, payload)
 
     def begin(self, request: Begin) -> Begun:
         """Tell a subtask that begins a batch, for the first time or again, which state it starts from.
@@ -309,8 +324,19 @@ class Coordinator:
                 raise incomplete_batch(batch, current, self._config, self._name)
 
     def _accept(self, batch: Batch, accepted: AcceptedAck) -> JobOutcome:
+        """Let an ack count, and the materialization that came with it; levels that do not count go."""
+        ack = accepted.ack
+        fits = self._policy.fits(ack, self._views.genesis_digests[ack.task.subtask])
+        if not ack.has_changeset:
+            return JobOutcome.ACCEPTED if batch.accept(accepted, self._name) else JobOutcome.VOID
+        levels, payload, accepted.levels, accepted.levels_payload = accepted.levels, accepted.levels_payload, [], b""
+        former = batch.acks.get(ack.task.subtask)
+        is_counted = batch.accept(accepted, self._name)
+        if former is not None:
+            # The state of an earlier batch is the same, whichever attempt materialized it.
+            accepted.levels, accepted.levels_payload = former.levels, former.levels_payload
         try:
-            return self._policy.accept(batch, accepted, self._views.genesis_digests[accepted.ack.task.subtask])
+            return self._policy.settle(batch, ack, levels, payload, fits=fits, is_counted=is_counted)
         except StorageError as error:
             self._stopped = error
             raise

@@ -96,40 +96,21 @@ class MaterializationPolicy:
         """
         return self._inventory.history.levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
 
-    def accept(self, batch: Batch, accepted: AcceptedAck, genesis: bytes) -> JobOutcome:
-        """Let an ack count, and decide whether the materialization that came with it does.
+    def fits(self, ack: Ack, genesis: bytes) -> bool:
+        """Whether the subtask's grant allows the levels of an ack, and they lead to its state.
 
-        An ack whose levels do not count loses them. Raises the errors of :meth:`Batch.take`; ProtocolError if the
-        batch's own changes are in levels that the ack may not reference; StorageError if the subtask's materializations
-        have failed too often.
+        Raises ProtocolError if the batch's own changes are in levels that the ack may not reference.
         """
-        subtask = accepted.ack.task.subtask
-        fits = self._fits(accepted.ack, genesis)
-        if not accepted.ack.has_changeset:
-            if accepted.levels and not fits:
-                raise self._foreign_names(accepted.ack)
-            return JobOutcome.ACCEPTED if batch.accept(accepted, self._name) else JobOutcome.VOID
-        levels, payload, accepted.levels, accepted.levels_payload = accepted.levels, accepted.levels_payload, [], b""
-        former = batch.acks.get(subtask)
-        is_counted = batch.accept(accepted, self._name)
-        if former is not None:
-            # The state of an earlier batch is the same, whichever attempt materialized it.
-            accepted.levels, accepted.levels_payload = former.levels, former.levels_payload
-        self._note_failure(accepted.ack)
-        if not levels:
-            return JobOutcome.VOID if accepted.ack.job else JobOutcome.NONE
-        if not fits:
-            self._drop(accepted.ack)
-            return JobOutcome.VOID
-        if not is_counted and batch.is_written:
-            return JobOutcome.OPEN
-        counted = batch.acks[subtask]
-        counted.levels, counted.levels_payload = levels, payload
-        self._grants.take(subtask)
-        return JobOutcome.ACCEPTED
+        fits = self._fits(ack, genesis)
+        if ack.levels and not ack.has_changeset and not fits:
+            raise ProtocolError(
+                f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it was not"
+                " given leave to name.",
+                hint="Do driver and workers run the same version of statelog?",
+            )
+        return fits
 
     def _fits(self, ack: Ack, genesis: bytes) -> bool:
-        """Whether the subtask's grant allows the levels of an ack, and they lead to its state."""
         subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
         if grant is None or ack.job != grant.job or not ack.levels or not is_within_grant(ack.levels, grant):
             return False
@@ -142,6 +123,27 @@ class MaterializationPolicy:
             and history.digest(genesis, subtask, self._config.parallelism, last.last) == last.after
         )
 
+    def settle(
+        self, batch: Batch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
+    ) -> JobOutcome:
+        """Decide whether the levels that came with an ack count; if so, they go with the ack that counts.
+
+        `payload` has their runs without a name; `is_counted` tells whether the ack itself counts. Raises StorageError
+        if the subtask's materializations have failed too often.
+        """
+        self._note_failure(ack)
+        if not levels:
+            return JobOutcome.VOID if ack.job else JobOutcome.NONE
+        if not fits:
+            self._drop(ack)
+            return JobOutcome.VOID
+        if not is_counted and batch.is_written:
+            return JobOutcome.OPEN
+        counted = batch.acks[ack.task.subtask]
+        counted.levels, counted.levels_payload = levels, payload
+        self._grants.take(ack.task.subtask)
+        return JobOutcome.ACCEPTED
+
     def _drop(self, ack: Ack) -> None:
         """Continue the batch without a job that does not fit its grant, or has none any more."""
         _log.info("%s: a materialization of subtask %d came too late and is void", self._name, ack.task.subtask)
@@ -149,13 +151,6 @@ class MaterializationPolicy:
         if grant is not None and grant.job == ack.job:
             self._grants.end(ack.task.subtask)
             self._schedule.dropped(ack.task.subtask, self._clock.monotonic_s())
-
-    def _foreign_names(self, ack: Ack) -> ProtocolError:
-        return ProtocolError(
-            f"{self._name}: subtask {ack.task.subtask} names stored state in batch {ack.task.batch} that it was not"
-            " given leave to name.",
-            hint="Do driver and workers run the same version of statelog?",
-        )
 
     def _note_failure(self, ack: Ack) -> None:
         """Let a failed materialization be tried again, unless it has failed too often."""

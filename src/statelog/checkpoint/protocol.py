@@ -221,5 +221,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str
 
 
-Request = Begin | Fetch | ReadProgress | Ack | Tick
+TaskRequest = Begin | Fetch | ReadProgress | Ack
+"""What tasks of an operator ask its coordinator."""
+Request = TaskRequest | Tick
 Reply = Begun | Fetched | Acked | Ticked | Failure

@@ -44,9 +44,9 @@ def choose_merge(rows: Sequence[int], fan_in: int, smallest_tier_rows: int) -> i
     """Decide how many of the newest runs to merge, or 0: size-tiered compaction of adjacent runs.
 
     `rows` are those of each run, oldest first. Runs belong to tiers: the lowest has `smallest_tier_rows`, each other
-    one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs they become one, together
-    with the smaller ones among and after them. So a row is rewritten about once per tier, and a search visits at most
-    ``fan_in - 1`` runs per tier.
+    one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs they become one,
+    together with the smaller ones among and after them. So a row is rewritten about once per tier, and a search visits
+    at most ``fan_in - 1`` runs per tier.
     """
     tiers = [_tier(count, fan_in, smallest_tier_rows) for count in rows]
     for tier in sorted(set(tiers)):
