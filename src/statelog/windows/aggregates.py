@@ -32,7 +32,7 @@ from statelog.windows.kernels import (
     ColumnAggregation,
     CountKernel,
     DistinctKernel,
-    EdgeKernel,
+    FirstLastKernel,
     ExtremeKernel,
     Kernel,
     MeanKernel,
@@ -181,7 +181,7 @@ class First(Aggregate):
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
         accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(EdgeKernel(is_last=False), accumulator, kind)
+        return BoundAggregate(FirstLastKernel(is_last=False), accumulator, kind)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Last(Aggregate):
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
         accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(EdgeKernel(is_last=True), accumulator, kind)
+        return BoundAggregate(FirstLastKernel(is_last=True), accumulator, kind)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class ExtremeKernel(Kernel):
         return held[0]
 
 
-class EdgeKernel(Kernel):
+class FirstLastKernel(Kernel):
     """The value of the first or last row, and its time."""
 
     def __init__(self, *, is_last: bool) -> None:
