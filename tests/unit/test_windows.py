@@ -318,7 +318,7 @@ class NoMerge(statelog.AggregateFunction[Any, Any]):
         (lambda: definition().folded(NoMerge, "n long", "n long"), "not the class"),  # type: ignore[arg-type]  # misuse
         (
             lambda: definition(statelog.SessionWindows(1)).reduced(max, "session_end_ms long", lambda row: (1,)),
-            "'session_end_ms'.*one that the windows have",
+            "'session_end_ms'.*a name that the windows use themselves",
         ),
         (lambda: definition().processed(Rows, "n long"), "not the class"),  # type: ignore[arg-type]  # misuse
         (lambda: statelog.Sum("n").alias(""), "no name of a column"),
