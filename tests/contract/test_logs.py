@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
 from statelog.log.entry import Entry, encode_frame
 from statelog.log.log import Log
@@ -15,8 +14,9 @@ from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import (
+from tests.contract.log_contract import (
     PREFIX,
     Action,
     LogContract,

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
 from statelog.storage.races import Ended, Race, ThreadedRaces
 from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.store_contract import StoreContract
 

@@ -33,7 +33,6 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId, Witness
 from statelog.checkpoint.redistribution import SnapshotView
-from statelog.clock import ManualClock
 from statelog.log.entry import FRAME_HEADER_BYTES, INITIAL_BATCH, Checkpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
@@ -44,6 +43,7 @@ from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 
 KEYED = OperatorConfig("query", "run", "op", "instance", 1, b"keys", [])

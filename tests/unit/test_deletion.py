@@ -19,7 +19,7 @@ from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from statelog.storage.store import ObjectInfo
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint
+from tests.contract.log_contract import make_checkpoint
 
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
 

@@ -11,7 +11,7 @@ from statelog.log.entry import FRAME_HEADER_BYTES, Entry, encode_frame
 from statelog.log.frames import FrameReader
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint, make_claim
+from tests.contract.log_contract import make_checkpoint, make_claim
 
 NAME = "op/log/1.log"
 AHEAD_BYTES = 64 * 1024

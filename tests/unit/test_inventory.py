@@ -10,15 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.inventory import Inventory
-from statelog.clock import ManualClock
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_claim
+from tests.contract.log_contract import make_claim
 
 NOW_S = 10_000
 WHOLE = hash_range(0, 1)

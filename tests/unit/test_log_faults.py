@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from statelog.clock import ManualClock
 from statelog.errors import FencedError, StorageError
 from statelog.log.entry import Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
-from statelog.testing.page_cache import Machine
+from tests.contract.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
+from tests.storage.page_cache import Machine
 
 DRIVERS = 4
 MakeLog = Callable[[Store, str, ManualClock], NumberedLog]

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
 from statelog.log.entry import Checkpoint, Fence, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 
 
 @pytest.fixture(autouse=True)

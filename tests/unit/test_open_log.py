@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, Options
-from statelog.clock import ManualClock
 from statelog.log.log import Log
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint, make_claim
+from tests.contract.log_contract import make_checkpoint, make_claim
 
 
 class WholeObjects(FaultStore):

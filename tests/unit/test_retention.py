@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.checkpoint.retention import Retention
-from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.model.operator_engine import OperatorEngine
 
 MERGING = ["across", "within", "off"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
@@ -33,6 +33,7 @@ from statelog.spark.rpc_channel import (
     new_hello,
 )
 from statelog.spark.worker_process import WorkerProcess
+from statelog.testing.clock import ManualClock
 
 SECRET = b"s" * 32
 HOST = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Conformance tests of the log; subclass :class:`LogContract` to check an implementation.
+"""The contract of the log as tests, which a subclass for each log runs.
 
 Races are not left to chance: a test lets the other process act at each store operation in turn.
 """

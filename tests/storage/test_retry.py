@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
@@ -29,6 +29,7 @@ from statelog.storage.hedging import Hedging
 from statelog.storage.races import Ended, Race, ThreadedRaces, _Pool
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 
 _T = TypeVar("_T")
@@ -953,7 +954,7 @@ class TestThreads:
     def test_a_request_that_hangs_does_not_keep_the_process(self) -> None:
         script = """
 import threading
-from tests.unit.test_retry import BlockingStore, threaded
+from tests.storage.test_retry import BlockingStore, threaded
 
 store = BlockingStore("x")
 threaded(store).put("x", b"1")
