@@ -15,6 +15,7 @@ from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.store_contract import StoreContract
+from tests.stores import WholeObjects
 
 
 class TestLocalStore(StoreContract):
@@ -53,20 +54,12 @@ class TestHedgedStore(StoreContract):
     def store(self, tmp_path: Path) -> Store:
         clock = ManualClock()
         return RetryingStore(
-            _WholeObjects(LocalStore(tmp_path), FaultPlan()),
+            WholeObjects(LocalStore(tmp_path)),
             RetryPolicy(attempts=2, timeout_s=1.0),
             clock=clock,
             recorder=Measurements(),
             new_races=lambda: _LateAnswers(clock),
         )
-
-
-class _WholeObjects(FaultStore):
-    """A store that cannot append, as object stores cannot; others are not hedged."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
 
 
 class _LateAnswers(ThreadedRaces):

@@ -12,21 +12,13 @@ from statelog.log.log import Log
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
-from statelog.testing.faults import FaultPlan, FaultStore
 from tests.contract.log_contract import make_checkpoint, make_claim
-
-
-class WholeObjects(FaultStore):
-    """A store that cannot append, as object stores."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
+from tests.stores import WholeObjects
 
 
 def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> Log:
     store = LocalStore(root)
-    made = store if appends else WholeObjects(store, FaultPlan())
+    made = store if appends else WholeObjects(store)
     return open_log(made, "op", Options(**options), clock or ManualClock())
 
 

@@ -15,12 +15,13 @@ from statelog.storage.attempts import Conditions, Request, Upload
 from statelog.storage.hedging import Hedging
 from statelog.storage.races import Races, ThreadedRaces
 from statelog.storage.retry_policy import RetryPolicy
-from statelog.storage.store import ObjectInfo, Store
+from statelog.storage.store import Store
+from statelog.storage.wrapper import StoreWrapper
 
 _T = TypeVar("_T")
 
 
-class RetryingStore(Store):
+class RetryingStore(StoreWrapper):
     """Forwards every call to another store, as often as its policy allows.
 
     A call whose failure is transient (:attr:`statelog.errors.StorageError.is_transient`) is repeated after an
@@ -49,7 +50,7 @@ class RetryingStore(Store):
         new_random: Callable[[], random.Random] = random.Random,
         new_races: Callable[[], Races] = ThreadedRaces,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy
         self._clock = clock
         self._recorder = recorder
@@ -62,16 +63,6 @@ class RetryingStore(Store):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickled, (self._inner, self._policy))
-
-    @property
-    def can_append(self) -> bool:
-        return self._inner.can_append
-
-    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._repeat(lambda: self._inner.read(name, offset=offset, length=length))
-
-    def size_bytes(self, name: str) -> int:
-        return self._repeat(lambda: self._inner.size_bytes(name))
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         # A copy: an attempt may still read it after the call has returned.
@@ -87,29 +78,15 @@ class RetryingStore(Store):
                 upload.give_up()
         return is_ours
 
-    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
-        # Not hedged: the later of two attempts could cut off bytes appended after the first.
-        self._repeat(lambda: self._inner.append(name, parts, at=at), Metric.UPLOAD_RETRIES)
-
-    def sync(self, name: str, *, start: int, end: int) -> None:
-        self._repeat(lambda: self._inner.sync(name, start=start, end=end))
-
-    def delete(self, names: list[str]) -> None:
-        self._repeat(lambda: self._inner.delete(names))
-
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        return self._repeat(lambda: self._inner.list(prefix))
-
-    def remove_unfinished(self, prefix: str, before_s: float) -> None:
-        self._repeat(lambda: self._inner.remove_unfinished(prefix, before_s))
-
     def close(self) -> None:
         if conditions := self._conditions.get(os.getpid()):
             conditions.races.close()
         self._inner.close()
 
-    def _repeat(self, attempt: Callable[[], _T], retries: Metric = Metric.READ_RETRIES) -> _T:
-        return Request(self._here(), attempt, retries).run()
+    def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
+        # Appends are not hedged: the later of two attempts could cut off bytes appended after the first.
+        retries = Metric.UPLOAD_RETRIES if operation == "append" else Metric.READ_RETRIES
+        return Request(self._here(), effect, retries).run()
 
     def _settle(self, upload: Upload[bool], name: str, data: bytes) -> bool:
         """Write an object unless its name exists; True if the object of that name is ours in the end."""
