@@ -546,6 +546,15 @@ class TestHedging:
         # Two hedges in 40 requests.
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
+    def test_a_first_hedge_that_could_not_start_is_lent_again(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        hedging.add_request()
+        assert hedging.take_hedge()
+
+        hedging.give_back_hedge()
+
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
     @pytest.mark.parametrize("hedges", range(1, 11))
     def test_so_many_twentieths_are_a_hedge(self, hedges: int) -> None:
         """Although as floating-point numbers they may add up to a little less."""
