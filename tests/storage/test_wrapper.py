@@ -13,8 +13,7 @@ from statelog.clock import SystemClock
 from statelog.errors import ErrorKind, StorageError
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 

@@ -6,8 +6,7 @@ from statelog.clock import Clock
 from statelog.metrics import Recorder
 from statelog.options import Options
 from statelog.storage import Store, open_store
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.retry import RetryingStore, RetryPolicy
 
 
 def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
