@@ -278,7 +278,7 @@ class _Upload(_Request[_T]):
     """The write of an object of `size_bytes`: hedged if the policy says so."""
 
     def __init__(self, process: _Process, attempt: Callable[[], _T], size_bytes: int) -> None:
-        race = process.races.side_by_side() if process.hedging.is_on else process.races.in_line()
+        race: Race[_T] = process.races.side_by_side() if process.hedging.is_on else process.races.in_line()
         super().__init__(process, attempt, race, Metric.UPLOAD_RETRIES)
         self._size_bytes = size_bytes
         self.is_needless = False
