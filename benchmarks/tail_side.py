@@ -15,9 +15,8 @@ from typing import Any, Final
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements
 from statelog.storage import Store, open_store
-from statelog.storage.races import ThreadedRaces
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.races import Races
+from statelog.storage.retry import RetryingStore, RetryPolicy
 
 __all__ = ["HEDGED", "SINGLE", "object_name", "run"]
 
@@ -123,7 +122,7 @@ def _side(location: str, policy: RetryPolicy, concurrency: int) -> _Side:
         clock=SystemClock(),
         recorder=recorder,
         # Enough for the losers too.
-        new_races=partial(ThreadedRaces, 2 * concurrency),
+        new_races=partial(Races, 2 * concurrency),
     )
     return _Side(store, recorder)
 

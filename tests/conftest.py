@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "statelog.testing.log_contract", "statelog.testing.store_contract", "statelog.testing.table_contract"
+    "tests.contract.log_contract", "statelog.testing.store_contract", "statelog.testing.table_contract"
 )
 
 # Time limits per example would make tests depend on what else the machine does.

@@ -21,6 +21,7 @@ from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
 from statelog.spark.placement import spark_conf
 from statelog.spark.query_errors import error_of
+from statelog.storage import ObjectInfo, Store, register_store
 from statelog.streams.keyed import KeyedStream, key_by
 from statelog.streams.orphans import list_orphans
 from statelog.streams.repair import Rewound, rewind
@@ -52,6 +53,7 @@ __all__ = [
     "Mean",
     "Metric",
     "Min",
+    "ObjectInfo",
     "Observer",
     "OperatorContext",
     "OperatorHandle",
@@ -72,6 +74,7 @@ __all__ = [
     "StatelogError",
     "Step",
     "StorageError",
+    "Store",
     "Sum",
     "TimeWindow",
     "Ttl",
@@ -87,6 +90,7 @@ __all__ = [
     "list_orphans",
     "on_time",
     "process",
+    "register_store",
     "restore",
     "rewind",
     "savepoint",

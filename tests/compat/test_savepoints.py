@@ -17,12 +17,12 @@ import pytest
 
 import statelog
 from statelog.checkpoint.history import History
-from statelog.clock import ManualClock
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.savepoint.manifest import Manifest, SavedOperator
 from statelog.savepoint.operators import RestoreTarget, one_by_one, open_location, restore_operator, save_operator
 from statelog.testing import Harness
+from statelog.testing.clock import ManualClock
 from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash, write
 from tests.model.engine import Engine
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
 from statelog.log.entry import Entry, encode_frame
 from statelog.log.log import Log
@@ -15,8 +14,9 @@ from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import (
+from tests.contract.log_contract import (
     PREFIX,
     Action,
     LogContract,
@@ -25,6 +25,7 @@ from statelog.testing.log_contract import (
     make_claim,
     steps,
 )
+from tests.stores import WholeObjects
 
 
 @pytest.fixture(autouse=True)
@@ -266,7 +267,7 @@ class TestLogOfObjects(LogContract):
         for damaged in (*(whole[:length] for length in range(len(whole))), whole + b"x", bytes(len(whole))):
             path.write_bytes(damaged)
             with pytest.raises(CorruptionError, match=f"{2:020}.log"):
-                self.make_log(WithoutAppend(LocalStore(tmp_path), FaultPlan())).read()
+                self.make_log(WholeObjects(LocalStore(tmp_path))).read()
 
     def test_only_an_entry_that_was_in_doubt_is_taken_for_the_own(self, tmp_path: Path) -> None:
         """Any other file that turns up, as of a copy that somebody put there, is another run's."""
@@ -323,25 +324,17 @@ class TestLogOfChangingWriters(LogContract):
         return NumberedLog(store, PREFIX, ManualClock(), appends=self._made % 2 == 0)
 
 
-class WithoutAppend(FaultStore):
-    """A directory that behaves like an object store."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
-
-
 class TestLogOnAStoreThatCannotAppend(LogContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
-        return lambda: WithoutAppend(LocalStore(tmp_path), FaultPlan())
+        return lambda: WholeObjects(LocalStore(tmp_path))
 
     def make_log(self, store: Store) -> Log:
         return NumberedLog(store, PREFIX, ManualClock(), appends=False)
 
 
 def test_files_are_merged_as_the_store_can(tmp_path: Path) -> None:
-    able, unable = LocalStore(tmp_path), WithoutAppend(LocalStore(tmp_path / "other"), FaultPlan())
+    able, unable = LocalStore(tmp_path), WholeObjects(LocalStore(tmp_path / "other"))
     for store, merging, files in (
         (able, "auto", 1),
         (able, "within", 4),

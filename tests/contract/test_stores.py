@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
-from statelog.storage.races import Ended, Race, ThreadedRaces
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.races import Ended, Race, Races
+from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.store_contract import StoreContract
+from tests.stores import WholeObjects
 
 
 class TestLocalStore(StoreContract):
@@ -53,7 +54,7 @@ class TestHedgedStore(StoreContract):
     def store(self, tmp_path: Path) -> Store:
         clock = ManualClock()
         return RetryingStore(
-            _WholeObjects(LocalStore(tmp_path), FaultPlan()),
+            WholeObjects(LocalStore(tmp_path)),
             RetryPolicy(attempts=2, timeout_s=1.0),
             clock=clock,
             recorder=Measurements(),
@@ -61,15 +62,7 @@ class TestHedgedStore(StoreContract):
         )
 
 
-class _WholeObjects(FaultStore):
-    """A store that cannot append, as object stores cannot; others are not hedged."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
-
-
-class _LateAnswers(ThreadedRaces):
+class _LateAnswers(Races):
     """Races in which an attempt takes effect at once, and its answer comes after that of a hedge if there is one."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -80,14 +73,17 @@ class _LateAnswers(ThreadedRaces):
         return _LateAnswer(self._clock)
 
 
-class _LateAnswer:
+class _LateAnswer(Race[Any]):
     def __init__(self, clock: ManualClock) -> None:
+        super().__init__(None, clock.advance)
         self._clock = clock
         self._answers: list[Ended[Any]] = []
         self._has_waited = False
 
     def start(self, attempt: Callable[[], Any]) -> bool:
-        self._answers.append(Ended(len(self._answers) + 1, attempt(), None))
+        self.started += 1
+        self.under_way += 1
+        self._answers.append(Ended(self.started, attempt(), None))
         return True
 
     def wait(self, timeout_s: float | None) -> Ended[Any] | None:
@@ -95,4 +91,5 @@ class _LateAnswer:
             self._clock.advance(timeout_s)
             self._has_waited = True
             return None
+        self.under_way -= 1
         return self._answers.pop()

@@ -12,7 +12,7 @@ from statelog.tables.memory import MemoryTable
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
-from statelog.testing.table_contract import TableContract
+from tests.contract.table_contract import TableContract
 
 
 class TestRunsTable(TableContract):

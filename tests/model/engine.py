@@ -13,11 +13,11 @@ from typing import Any
 from statelog import Options
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
-from statelog.clock import ManualClock
 from statelog.operators.keyed.subtask import KeyedRows
 from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.clock import ManualClock
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 

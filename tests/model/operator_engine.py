@@ -21,7 +21,6 @@ from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
-from statelog.clock import ManualClock
 from statelog.local.snapshots import LocalSnapshots
 from statelog.log.entry import Entry
 from statelog.log.open import open_log
@@ -30,6 +29,7 @@ from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStat
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.crashes import CrashPoint
 
 _LEFT_OF_THE_LOG = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statelog import Options
-from statelog.clock import ManualClock
 from statelog.testing import Harness
+from statelog.testing.clock import ManualClock
 from tests.model.engine import Command, CommandProcessor, Key, Model
 from tests.model.stored_files import StoredFiles
 

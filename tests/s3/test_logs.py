@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.clock import ManualClock
 from statelog.log.log import Log
 from statelog.log.numbered import NumberedLog
 from statelog.storage import Store, open_store
-from statelog.testing.log_contract import PREFIX, LogContract
+from statelog.testing.clock import ManualClock
+from tests.contract.log_contract import PREFIX, LogContract
 
 pytest_plugins = ("tests.s3.plugin",)
 

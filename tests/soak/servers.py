@@ -16,12 +16,12 @@ from typing import Any, Final
 from statelog import FencedError, Observer, Options, Step, Ttl, Watermark
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Reply, Request, Tick
-from statelog.clock import ManualClock
 from statelog.savepoint.manifest import SavedOperator
 from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery

@@ -33,7 +33,6 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Begin, Begun, Fetch, JobOutcome, TaskId, Witness
 from statelog.checkpoint.redistribution import SnapshotView
-from statelog.clock import ManualClock
 from statelog.log.entry import FRAME_HEADER_BYTES, INITIAL_BATCH, Checkpoint
 from statelog.log.open import open_log
 from statelog.log.references import Level, SegmentRef, StoredRun
@@ -44,6 +43,8 @@ from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.acks import make_ack
 
@@ -166,12 +167,12 @@ def test_a_start_tells_what_it_has_read_and_how_long_that_took(runs: Runs) -> No
     runs.start(0, dataclasses.replace(KEYED, parallelism=2))
     runs.batches(0, 1)
 
-    class Slow(FaultStore):
+    class Slow(StoreWrapper):
         def list(self, prefix: str = "") -> list[Any]:
             runs.clock.advance(0.5)
             return super().list(prefix)
 
-    runs.store = Slow(runs.store, FaultPlan())
+    runs.store = Slow(runs.store)
     before_s = runs.clock.monotonic_s()
     runs.start(2, dataclasses.replace(KEYED, parallelism=3))
     [_, told] = runs.told.restores
@@ -637,7 +638,7 @@ def test_copies_that_differ_are_refused_before_anything_else(runs: Runs) -> None
 def test_a_snapshot_that_stays_is_moved_out_of_a_file_that_is_mostly_waste(runs: Runs) -> None:
     """If that fails it stays for now, and nothing else does."""
 
-    class Unreadable(FaultStore):
+    class Unreadable(StoreWrapper):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
             if length == len(b"stays") and is_failing:
                 raise StorageError("read failed: no.")
@@ -645,7 +646,7 @@ def test_a_snapshot_that_stays_is_moved_out_of_a_file_that_is_mostly_waste(runs:
 
     is_failing = True
     runs.options = dataclasses.replace(runs.options, retained_checkpoints=2, max_file_bytes=2000)
-    runs.store = Unreadable(runs.store, FaultPlan())
+    runs.store = Unreadable(runs.store)
     runs.start(0, dataclasses.replace(WITHOUT_KEYS, parallelism=2))
     runs.batch(0, b"stays", b"0" * 100)
     places: list[SegmentRef] = []

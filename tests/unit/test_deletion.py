@@ -18,8 +18,8 @@ from statelog.checkpoint.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from statelog.storage.store import ObjectInfo
-from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint
+from statelog.storage.wrapper import StoreWrapper
+from tests.contract.log_contract import make_checkpoint
 
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
 
@@ -122,11 +122,11 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
 # ---- Failures ----
 
 
-class Undeletable(FaultStore):
+class Undeletable(StoreWrapper):
     """Cannot delete some objects; counts how often it is asked."""
 
     def __init__(self, root: Path, names: set[str]) -> None:
-        super().__init__(LocalStore(root), FaultPlan())
+        super().__init__(LocalStore(root))
         self.undeletable = names
         self.asked = 0
 

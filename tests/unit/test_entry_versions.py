@@ -7,7 +7,7 @@ import xxhash
 
 from statelog.errors import ConfigurationError, CorruptionError
 from statelog.log.entry import _HEADER, FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
-from statelog.testing.log_contract import make_checkpoint
+from tests.contract.log_contract import make_checkpoint
 
 
 def header_of(magic: bytes) -> bytes:

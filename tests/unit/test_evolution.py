@@ -27,7 +27,7 @@ from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
-from statelog.testing.table_contract import make_keys
+from tests.contract.table_contract import make_keys
 
 I8, I16, I32, I64, F32, F64 = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()
 TEXT, BYTES = pa.string(), pa.binary()

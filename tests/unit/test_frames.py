@@ -10,18 +10,18 @@ from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Entry, encode_frame
 from statelog.log.frames import FrameReader
 from statelog.storage import LocalStore
-from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint, make_claim
+from statelog.storage.wrapper import StoreWrapper
+from tests.contract.log_contract import make_checkpoint, make_claim
 
 NAME = "op/log/1.log"
 AHEAD_BYTES = 64 * 1024
 
 
-class Noted(FaultStore):
+class Noted(StoreWrapper):
     """Notes which bytes are read."""
 
     def __init__(self, root: Path, data: bytes) -> None:
-        super().__init__(LocalStore(root), FaultPlan())
+        super().__init__(LocalStore(root))
         self.put(NAME, data)
         self.reads: list[tuple[int, int]] = []
 

@@ -22,7 +22,7 @@ from statelog.runs.times import Moment
 from statelog.runs.writer import LOCAL_BLOCK_ROWS
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
-from statelog.testing.table_contract import make_keys
+from tests.contract.table_contract import make_keys
 
 NUMBERS = row_codec(StructType().add("n", "integer"), "state 'numbers'")
 TEXTS = row_codec(StructType().add("t", "string"), "map key of state 'numbers'")

@@ -10,15 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.inventory import Inventory
-from statelog.clock import ManualClock
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
-from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_claim
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.clock import ManualClock
+from tests.contract.log_contract import make_claim
 
 NOW_S = 10_000
 WHOLE = hash_range(0, 1)
@@ -187,13 +187,13 @@ def test_what_a_log_of_version_1_retains_is_what_is_there(tmp_path: Path) -> Non
 def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
     """And so the ones of claims can go in their turn."""
 
-    class Noted(FaultStore):
+    class Noted(StoreWrapper):
         def delete(self, names: list[str]) -> None:
             deleted.extend(names)
             super().delete(names)
 
     deleted: list[str] = []
-    store = Noted(LocalStore(tmp_path), FaultPlan())
+    store = Noted(LocalStore(tmp_path))
     made = Inventory(store, "op", "operator 'op'", Options(), deletes_in_background=False)
     made.open([], 1, "run", ManualClock(NOW_S))
     log = claimed_log(tmp_path)

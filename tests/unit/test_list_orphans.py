@@ -10,13 +10,13 @@ import pytest
 import statelog
 from statelog import Step
 from statelog.checkpoint.query_operators import operators_of
-from statelog.clock import ManualClock
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Checkpoint, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 from statelog.testing.crashes import Crash
-from statelog.testing.log_contract import make_claim
+from tests.contract.log_contract import make_claim
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 

@@ -17,14 +17,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from statelog.clock import ManualClock
 from statelog.errors import FencedError, StorageError
 from statelog.log.entry import Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
-from statelog.testing.page_cache import Machine
+from tests.contract.log_contract import PREFIX, latest_by_batch, make_checkpoint, make_claim, read_segment
+from tests.storage.page_cache import Machine
+from tests.stores import WholeObjects
 
 DRIVERS = 4
 MakeLog = Callable[[Store, str, ManualClock], NumberedLog]
@@ -319,14 +320,6 @@ def test_any_order_of_operations_and_crashes_of_the_machine(make_log: MakeLog, g
 # ---- Files that are removed ----
 
 
-class WithoutAppend(FaultStore):
-    """A store that behaves like an object store."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
-
-
 class Truncating(Simulation):
     """Drivers whose entries are enough by themselves, so that the log before them goes at once.
 
@@ -362,7 +355,7 @@ def test_any_order_of_operations_and_removals(make_log: MakeLog, group: int) -> 
 
         def open_store(machine: Machine = machine) -> Store:
             store = machine.open_store()
-            return store if make_log is not _writes_files else WithoutAppend(store, FaultPlan())
+            return store if make_log is not _writes_files else WholeObjects(store)
 
         simulation = Truncating(make_log, open_store, seed, in_a_row=30)
         with noted(seed):

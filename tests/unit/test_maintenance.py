@@ -18,7 +18,7 @@ from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
-from statelog.testing.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
 ORDER = MaintenanceRequest(0.25, 0, None, is_due=False)

@@ -16,7 +16,6 @@ from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, St
 from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import MaterializationSchedule
-from statelog.clock import ManualClock
 from statelog.local import materializer
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
 from statelog.local.policy import MERGE_POLICY
@@ -30,8 +29,9 @@ from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.testing import Harness
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan
-from statelog.testing.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes
 
 LONG_S = 10_000.0
 """Longer than any interval with its jitter."""

@@ -13,10 +13,10 @@ from statelog import CheckpointMetrics, Observer, Options
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Begun, JobOutcome, TaskId
-from statelog.clock import ManualClock
 from statelog.local.materializer import MaintenanceRequest
 from statelog.log.references import Level
 from statelog.storage import LocalStore, ObjectInfo
+from statelog.testing.clock import ManualClock
 from tests.model.engine import Engine
 from tests.unit.test_grants import OLDER, Attempts
 

@@ -28,7 +28,7 @@ from statelog.runs.times import Moment
 from statelog.sealed import seal, unseal
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes
 
 GENESIS = bytes(16)
 Changes = Mapping[int, str | None]

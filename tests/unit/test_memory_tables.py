@@ -12,7 +12,7 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.open import MemoryTables
-from statelog.testing.table_contract import VALUE, encode_changes, make_keys
+from tests.contract.table_contract import VALUE, encode_changes, make_keys
 
 
 def digest(name: str) -> bytes:

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, ErrorKind, FencedError, StorageError
 from statelog.log.entry import Checkpoint, Fence, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.storage import LocalStore, Store
 from statelog.storage.store import ObjectInfo
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.stores import WholeObjects
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +66,13 @@ def test_a_log_that_was_not_claimed_is_closed_and_left_alone(tmp_path: Path) -> 
 
 
 def test_closing_closes_the_store(tmp_path: Path) -> None:
-    class Noted(FaultStore):
+    class Noted(StoreWrapper):
         is_closed = False
 
         def close(self) -> None:
             self.is_closed = True
 
-    store = Noted(LocalStore(tmp_path), FaultPlan())
+    store = Noted(LocalStore(tmp_path))
     make_log(store).close()
     assert store.is_closed
 
@@ -135,11 +137,7 @@ def test_other_files_in_the_folder_are_not_the_logs(tmp_path: Path) -> None:
 
 
 def test_a_store_that_cannot_append_has_no_open_files(tmp_path: Path) -> None:
-    class WithoutAppend(FaultStore):
-        @property
-        def can_append(self) -> bool:
-            return False
-
+    class Refusing(WholeObjects):
         def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
             raise AssertionError(name)
 
@@ -147,7 +145,7 @@ def test_a_store_that_cannot_append_has_no_open_files(tmp_path: Path) -> None:
             raise AssertionError(name)
 
     for run, epoch in (("a", 1), ("b", 2)):
-        log = make_log(WithoutAppend(LocalStore(tmp_path), FaultPlan()))
+        log = make_log(Refusing(LocalStore(tmp_path)))
         log.claim(make_claim(run))
         append(log, run, epoch, epoch)
     assert batches(log) == [1, 2]
@@ -185,13 +183,13 @@ def test_a_driver_that_slept_notices_that_the_whole_log_is_gone(tmp_path: Path) 
 def test_a_driver_looks_at_the_whole_log_once_for_each_pause(tmp_path: Path) -> None:
     listed: list[str] = []
 
-    class Noted(FaultStore):
+    class Noted(StoreWrapper):
         def list(self, prefix: str = "") -> list[ObjectInfo]:
             listed.append(prefix)
             return super().list(prefix)
 
     clock = ManualClock(1000)
-    log = make_log(Noted(LocalStore(tmp_path), FaultPlan()), appends=True, clock=clock)
+    log = make_log(Noted(LocalStore(tmp_path)), appends=True, clock=clock)
     log.claim(make_claim("a"))
     listed.clear()
     for batch, pause_s in enumerate((29, 29, 31, 0, 29, 40)):
@@ -237,13 +235,13 @@ def test_a_reader_fails_if_the_store_does(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_needed_and_stays_away_is_an_error(tmp_path: Path) -> None:
-    class Gone(FaultStore):
+    class Gone(StoreWrapper):
         def size_bytes(self, name: str) -> int:
             raise StorageError(f"{name} is not there.", kind=ErrorKind.OBJECT_MISSING)
 
     make_log(LocalStore(tmp_path)).claim(make_claim("a"))
     with pytest.raises(StorageError, match="is not there"):
-        make_log(Gone(LocalStore(tmp_path), FaultPlan())).read()
+        make_log(Gone(LocalStore(tmp_path))).read()
 
 
 def test_a_reader_sees_a_claim_that_is_being_made_before_its_fence_or_after(tmp_path: Path) -> None:
@@ -340,7 +338,7 @@ def test_files_of_claims_stay_for_older_writers_and_go_one_after_another(tmp_pat
 
 
 def test_a_claim_stays_while_it_is_not_known_that_the_file_before_is_gone(tmp_path: Path) -> None:
-    class Failing(FaultStore):
+    class Failing(StoreWrapper):
         def size_bytes(self, name: str) -> int:
             if is_failing:
                 raise StorageError(f"{name}: no answer.")
@@ -348,7 +346,7 @@ def test_a_claim_stays_while_it_is_not_known_that_the_file_before_is_gone(tmp_pa
 
     is_failing = False
     clock = ManualClock(1000)
-    log = with_claims(tmp_path, clock, lambda root: Failing(LocalStore(root), FaultPlan()))
+    log = with_claims(tmp_path, clock, lambda root: Failing(LocalStore(root)))
     clock.advance(60)
     store = LocalStore(tmp_path)
     late = store.read(name_of(3))
@@ -366,13 +364,13 @@ def test_the_store_is_not_asked_for_files_that_are_known_to_be_there(tmp_path: P
     """Every commit looks for what may go, and a request takes time."""
     asked: set[str] = set()
 
-    class Noted(FaultStore):
+    class Noted(StoreWrapper):
         def size_bytes(self, name: str) -> int:
             asked.add(name)
             return super().size_bytes(name)
 
     clock = ManualClock(1000)
-    log = with_claims(tmp_path, clock, lambda root: Noted(LocalStore(root), FaultPlan()))
+    log = with_claims(tmp_path, clock, lambda root: Noted(LocalStore(root)))
     clock.advance(60)
     asked.clear()
     assert removable(log, 7) == [1, 2, 3, 5]

@@ -8,25 +8,17 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, Options
-from statelog.clock import ManualClock
 from statelog.log.log import Log
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
-from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import make_checkpoint, make_claim
-
-
-class WholeObjects(FaultStore):
-    """A store that cannot append, as object stores."""
-
-    @property
-    def can_append(self) -> bool:
-        return False
+from statelog.testing.clock import ManualClock
+from tests.contract.log_contract import make_checkpoint, make_claim
+from tests.stores import WholeObjects
 
 
 def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> Log:
     store = LocalStore(root)
-    made = store if appends else WholeObjects(store, FaultPlan())
+    made = store if appends else WholeObjects(store)
     return open_log(made, "op", Options(**options), clock or ManualClock())
 
 

@@ -11,11 +11,11 @@ from msgspec import structs
 
 from statelog.checkpoint.history import History
 from statelog.checkpoint.orphans import find_orphans
-from statelog.clock import ManualClock
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 
 NOW_S = 10_000
 MIN_AGE_S = 60.0

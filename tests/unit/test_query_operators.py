@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
-from statelog.clock import ManualClock
 from statelog.log.entry import Claim, QueryOperators
 from statelog.log.numbered import NumberedLog
 from statelog.log.operator_folder import operator_folder
 from statelog.storage import LocalStore
 from statelog.storage.names import former_name_part, name_part
-from statelog.testing.log_contract import make_checkpoint
+from statelog.testing.clock import ManualClock
+from tests.contract.log_contract import make_checkpoint
 
 
 @pytest.fixture(autouse=True)

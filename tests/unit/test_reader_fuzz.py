@@ -11,14 +11,14 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import _HEADER, FRAME_MAGIC, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
-from statelog.testing.log_contract import PREFIX, make_checkpoint, make_claim
+from statelog.testing.clock import ManualClock
+from tests.contract.log_contract import PREFIX, make_checkpoint, make_claim
 
 FRAMES = [
     b"".join(encode_frame(make_claim("a")(1), [])),

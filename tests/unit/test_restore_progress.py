@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from statelog import ConfigurationError, ErrorKind, Observer, Options, RestoreProgress, StorageError
 from statelog.checkpoint.progress import Restoring, RestoringSubtasks
 from statelog.checkpoint.protocol import ReadProgress, TaskId
-from statelog.clock import ManualClock
 from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
+from statelog.testing.clock import ManualClock
 from tests.model.engine import Engine
 from tests.unit.test_local_runs import read
 

@@ -24,7 +24,7 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
-from statelog.testing.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes
 
 Changes = dict[int, str | None]
 """By key hash the new value; None removes it."""

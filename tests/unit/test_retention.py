@@ -11,16 +11,17 @@ from msgspec.structs import replace
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Begin, TaskId
 from statelog.checkpoint.retention import Retention
-from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.runs import digests
 from statelog.storage import LocalStore
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.acks import make_ack
+from tests.contract.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
 from tests.model.operator_engine import OperatorEngine
 
 MERGING = ["across", "within", "off"]
@@ -435,7 +436,7 @@ def test_a_checkpoint_that_is_not_retained_any_more_is_named(tmp_path: Path) -> 
 
 
 def test_a_snapshot_that_cannot_be_moved_stays_where_it_is(tmp_path: Path) -> None:
-    class Unreadable(FaultStore):
+    class Unreadable(StoreWrapper):
         def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
             if is_failing and length != FRAME_HEADER_BYTES:
                 raise StorageError("read failed: no.")
@@ -443,7 +444,7 @@ def test_a_snapshot_that_cannot_be_moved_stays_where_it_is(tmp_path: Path) -> No
 
     is_failing = False
     engine = OperatorEngine(tmp_path, max_file_bytes=2000, retained_checkpoints=2)
-    engine.open_store = lambda location: Unreadable(LocalStore(location), FaultPlan())
+    engine.open_store = lambda location: Unreadable(LocalStore(location))
     engine.start(2, 0)
     engine.run_subtask(0, 0, [["add", "items", "kept"]])
     engine.run_subtask(0, 1, [])
@@ -464,13 +465,13 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path: Path) -> None:
     load = Load(tmp_path, seed=1)
     failing = True
 
-    class Undeletable(FaultStore):
+    class Undeletable(StoreWrapper):
         def delete(self, names: list[str]) -> None:
             if failing:
                 raise StorageError("delete failed: no.")
             super().delete(names)
 
-    load.engine.open_store = lambda location: Undeletable(LocalStore(location), FaultPlan())
+    load.engine.open_store = lambda location: Undeletable(LocalStore(location))
     load.start("off", 2)
     for _ in range(30):
         load.run_batch()
@@ -504,7 +505,7 @@ def test_a_file_is_filled_up_to_its_limit_and_not_beyond(tmp_path: Path, spare_b
 def test_nothing_is_deleted_before_the_entry_that_makes_it_superfluous(tmp_path: Path, merging: str) -> None:
     """A process that dies at that moment leaves as many checkpoints as are to be retained."""
 
-    class Watched(FaultStore):
+    class Watched(StoreWrapper):
         def delete(self, names: list[str]) -> None:
             kept = list(History(load.engine.read_log()).checkpoints)[-3:]
             assert len(kept) == min(3, kept[-1].batch + 1)
@@ -517,7 +518,7 @@ def test_nothing_is_deleted_before_the_entry_that_makes_it_superfluous(tmp_path:
     deleted: list[str] = []
     load = Load(tmp_path, seed=3)
     load.engine.retained_checkpoints = 3
-    load.engine.open_store = lambda location: Watched(LocalStore(location), FaultPlan())
+    load.engine.open_store = lambda location: Watched(LocalStore(location))
     for parallelism in (2, 3):
         load.start(merging, parallelism)
         for _ in range(60):

@@ -22,7 +22,6 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
 from statelog.checkpoint import maintenance
 from statelog.checkpoint.progress import Restoring
-from statelog.clock import ManualClock
 from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import Garbage
@@ -35,7 +34,8 @@ from statelog.tables.open import open_rocksdb
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.rocksdb_format import decode_values, encode_values
 from statelog.testing import Harness
-from statelog.testing.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
+from statelog.testing.clock import ManualClock
+from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
 
 KEYS = [f"key {number}" for number in range(40)]
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
@@ -34,6 +34,7 @@ from statelog.spark.rpc_channel import (
     new_hello,
 )
 from statelog.spark.worker_process import WorkerProcess
+from statelog.testing.clock import ManualClock
 from tests.acks import make_ack
 
 SECRET = b"s" * 32

@@ -20,10 +20,11 @@ import msgspec
 import pytest
 
 from statelog import ProtocolError
-from statelog.clock import Clock, ManualClock, SystemClock
+from statelog.clock import Clock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import HELLO_BYTES, PROOF_BYTES, RpcPolicy, Side, make_proof, new_hello
 from statelog.spark.rpc_strangers import Strangers
+from statelog.testing.clock import ManualClock
 from tests.unit.test_rpc import (
     HOST,
     LONG_S,

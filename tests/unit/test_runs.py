@@ -23,7 +23,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, stored_
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
-from statelog.testing.table_contract import MAP, VALUE, Change, make_keys, make_run
+from tests.contract.table_contract import MAP, VALUE, Change, make_keys, make_run
 
 MIXED = StateDescriptor(
     "mixed", StateKind.VALUE, pa.schema([("n", pa.int64()), ("t", pa.string()), ("l", pa.list_(pa.int32()))])

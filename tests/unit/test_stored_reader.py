@@ -20,7 +20,7 @@ from statelog.runs.reader import Run
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.table_contract import MAP, VALUE, encode_changes
+from tests.contract.table_contract import MAP, VALUE, encode_changes
 
 ROWS = 60_000
 LAST = (1 << 64) - 1

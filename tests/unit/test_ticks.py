@@ -15,11 +15,11 @@ from statelog import ConfigurationError, Options, ProtocolError
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
-from statelog.clock import ManualClock
 from statelog.spark.clock_source import ClockReader
 from statelog.spark.rpc import RpcServer
 from statelog.spark.ticks import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.clock import ManualClock
 from statelog.testing.keyed_query import KeyedQuery
 from statelog.testing.local_query import LocalQuery
 

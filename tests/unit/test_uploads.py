@@ -21,6 +21,7 @@ from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore, Store
+from statelog.storage.wrapper import StoreWrapper
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.keyed_operator import LocalKeyedOperator
@@ -29,11 +30,11 @@ EVENTS: list[int | str] = []
 """The keys that were processed, and the objects that were written."""
 
 
-class Watched(FaultStore):
+class Watched(StoreWrapper):
     """Counts writes by name, and holds them back until it is told."""
 
     def __init__(self, inner: Store) -> None:
-        super().__init__(inner, FaultPlan())
+        super().__init__(inner)
         self.go_on = threading.Event()
         self.written: Counter[str] = Counter()
         self.running = self.most_running = 0

@@ -1,20 +1,19 @@
-"""Makes the store of a location, as the options say: requests to an object store are repeated and hedged."""
+"""Makes the store of a location, as the options say: unless it is a directory, requests are repeated and hedged."""
 
 from __future__ import annotations
 
 from statelog.clock import Clock
 from statelog.metrics import Recorder
 from statelog.options import Options
-from statelog.storage import Store, open_store
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage import LocalStore, Store, open_store
+from statelog.storage.retry import RetryingStore, RetryPolicy
 
 
 def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
     """Make the store of a location; nothing is opened yet."""
     store = open_store(location)
-    if store.can_append:
-        return store  # a directory: the operating system repeats whatever can be repeated
+    if isinstance(store, LocalStore):
+        return store  # the operating system repeats whatever can be repeated
     if options.upload_attempts == 1:
         policy = RetryPolicy.none()
     else:

@@ -24,6 +24,7 @@ from statelog.runs.key_groups import KEY_GROUPS
 from statelog.runs.schema import StateLife
 from statelog.spark.endpoint import Endpoint, RunningOperator
 from statelog.spark.interpreter import check_interpreter, is_on_this_machine
+from statelog.spark.registered_stores import pickled_stores
 from statelog.spark.worker import StateDeclaration
 from statelog.storage import open_store
 
@@ -51,7 +52,7 @@ def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterat
 
     Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.
     """
-    pickled = _dumps(spec)
+    pickled, stores = _dumps(spec), pickled_stores()
 
     def run(batches: Any) -> Any:
         import pickle
@@ -66,8 +67,10 @@ def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterat
                 " of the environment that has it before the session is created. [worker-import]"
             ) from error
         from statelog.errors import note_cause
+        from statelog.spark.registered_stores import adopt_stores
 
         try:
+            adopt_stores(stores)
             yield from task.run(batches)
         except Exception as error:
             note_cause(error)

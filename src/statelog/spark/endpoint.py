@@ -41,7 +41,7 @@ from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.query_starts import when_queries_start
 from statelog.spark.rpc import RpcServer
-from statelog.storage import Store
+from statelog.storage import LocalStore, Store
 from statelog.storage.probe import check_put_if_absent
 
 _log = logging.getLogger(__name__)
@@ -286,8 +286,8 @@ class Endpoint:
         threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
 
     def _check_once(self, location: str, store: Store) -> None:
-        """Check once per location that an object store can be trusted with a log."""
-        if not store.can_append and location not in self._checked:
+        """Check once per location that a store other than a directory can be trusted with a log."""
+        if not isinstance(store, LocalStore) and location not in self._checked:
             check_put_if_absent(store)
             self._checked.add(location)
 

@@ -13,6 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from statelog.options import Options
+from statelog.spark.registered_stores import with_stores
 from statelog.spark.worker_process import worker_process
 
 
@@ -21,7 +22,7 @@ def store_initial_state(rows: DataFrame, parallelism: int, location: str, folder
 
     `rows` have the key hash as the last column, each in the partition of its subtask; `folder` is within `location`.
     """
-    written = rows.mapInArrow(_writer(location, folder, options), "subtask int, name string").collect()
+    written = rows.mapInArrow(with_stores(_writer(location, folder, options)), "subtask int, name string").collect()
     names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}
     return [names[subtask] for subtask in range(parallelism)]
 

@@ -22,6 +22,7 @@ from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode
 from statelog.savepoint.columns import EXPIRES, HASH, StateColumns
 from statelog.savepoint.load import encode_tables
 from statelog.spark.lossless_casts import converted_columns, did_you_mean, require_convertible
+from statelog.spark.registered_stores import with_stores
 from statelog.spark.worker_process import worker_process
 
 _STORED = "subtask int, name string, length long, checksum binary, rows long"
@@ -88,7 +89,8 @@ def store_initial_table(
     `key_schema` is the Arrow IPC schema message of the key's fields. Below `folder`, each subtask has a folder of its
     own. Task attempts are unique only within a start, so names contain the `run_id` too.
     """
-    written = table.rows.mapInArrow(_writer(table, key_schema, location, folder, run_id, options), _STORED).collect()
+    write = with_stores(_writer(table, key_schema, location, folder, run_id, options))
+    written = table.rows.mapInArrow(write, _STORED).collect()
     runs: dict[int, StoredRun] = {}
     for row in written:
         within = hash_range(row.subtask, parallelism)

@@ -6,11 +6,12 @@ the same name exactly one wins. With these two the log always has a single owner
 
 The life of a store:
 
-1. A user writes a location. `location` parses it, `places` compares it with others, `open` makes its store.
+1. A user writes a location. `location` parses it, `places` compares it with others, `open` makes its store:
+   one of the two below, or one that a user has registered (`registry`).
 2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
    meaning of failures: `object_errors`). Both make each request once.
-3. `retry` wraps the store of a bucket. `attempts` runs a request until it succeeds: `retry_policy` limits and delays
-   its attempts, `hedging` decides when a slow write gets a second one, `races` runs attempts in threads.
+3. `retry` wraps the store of a bucket: it attempts a request until it succeeds or its policy ends it. `hedging` decides
+   when a slow write gets a second attempt, `races` runs attempts in threads. `wrapper` is the base of such stores.
 4. `probe` checks, before anything depends on the store, that it honours the contract and that hosts see the same place.
 5. The store is pickled to the executors. Each process connects at its first request and disconnects with `close`.
 
@@ -26,6 +27,7 @@ This package imports only `clock`, `errors`, `files` and `metrics`.
 
 from statelog.storage.local import LocalStore
 from statelog.storage.open import open_store
+from statelog.storage.registry import register_store
 from statelog.storage.store import ObjectInfo, Store
 
-__all__ = ["LocalStore", "ObjectInfo", "Store", "open_store"]
+__all__ = ["LocalStore", "ObjectInfo", "Store", "open_store", "register_store"]

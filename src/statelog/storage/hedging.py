@@ -38,7 +38,8 @@ class Hedging:
         self._lock = threading.Lock()
         self._recent: dict[int, _Recent] = {}
         self._tokens = 0.0
-        self._has_hedged = False
+        # Taken, and not given back.
+        self._hedges = 0
         self._calm_from_s = -math.inf
 
     @property
@@ -79,16 +80,17 @@ class Hedging:
         with self._lock:
             is_calm = self._clock.monotonic_s() >= self._calm_from_s
             # The sum of many 0.05 is not exact.
-            if not is_calm or (self._has_hedged and self._tokens < 1 - 1e-9):
+            if not is_calm or (self._hedges and self._tokens < 1 - 1e-9):
                 return False
             self._tokens -= 1
-            self._has_hedged = True
+            self._hedges += 1
             return True
 
     def give_back_hedge(self) -> None:
         """Return a hedge that could not be started to the budget."""
         with self._lock:
             self._tokens += 1
+            self._hedges -= 1
 
 
 class _Recent:

@@ -44,10 +44,6 @@ class ObjectStore(Store):
         timeout_s, connect_timeout_s = self._bucket.timeout_s, self._bucket.connect_timeout_s
         return (partial(ObjectStore, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s), (self._location,))
 
-    @property
-    def can_append(self) -> bool:
-        return False
-
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         key = self._key(name)
         with self._request("read", name, missing=True) as client:
@@ -86,12 +82,6 @@ class ObjectStore(Store):
                     return False
                 raise
             return True
-
-    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
-        raise StorageError(
-            f"append {self._location}/{name} failed: an object store cannot append.",
-            hint="Ask can_append first, and write whole objects.",
-        )
 
     def delete(self, names: list[str]) -> None:
         keys = list(dict.fromkeys(self._key(name) for name in names))

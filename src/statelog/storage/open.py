@@ -7,6 +7,7 @@ from typing import Final
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.local import LocalStore
 from statelog.storage.location import OBJECT_STORES, scheme_of
+from statelog.storage.registry import is_registered, make_registered, registered_stores
 from statelog.storage.store import Store
 
 _SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in OBJECT_STORES)}"
@@ -15,6 +16,8 @@ _SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}
 def open_store(location: str) -> Store:
     """Make the store of a path, a ``file:`` URI, or a location such as ``s3://bucket/folder``; nothing is created yet.
 
+    Locations of other schemes have the stores that users have registered for them.
+
     Raises ConfigurationError if the location is empty, malformed, or of an unsupported scheme.
     """
     if scheme_of(location) in OBJECT_STORES:
@@ -22,6 +25,8 @@ def open_store(location: str) -> Store:
         from statelog.storage.objects import ObjectStore
 
         return ObjectStore(location)
+    if is_registered(location):
+        return make_registered(location)
     return LocalStore(local_path(location))
 
 
@@ -35,9 +40,9 @@ def local_path(location: str) -> str:
     scheme = scheme_of(location)
     if not scheme:
         return location
-    if scheme in OBJECT_STORES:
+    if scheme in OBJECT_STORES or is_registered(location):
         raise ConfigurationError(
-            f"The location {location} is in an object store, and a directory is needed here.",
+            f"The location {location} is not in a file system, and a directory is needed here.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
             hint="Pass a path, or file:/path.",
         )
@@ -45,7 +50,8 @@ def local_path(location: str) -> str:
         raise ConfigurationError(
             f"The location {location} is of the scheme {scheme}, which is not supported.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint=f"Supported are: {_SUPPORTED}.",
+            hint=f"Supported are: {', '.join([_SUPPORTED, *registered_stores()])}. statelog.register_store adds others,"
+            " before the query is built.",
         )
     path = location[len("file:") :]
     if path.startswith("//"):

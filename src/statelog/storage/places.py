@@ -6,6 +6,7 @@ from pathlib import Path
 
 from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
 from statelog.storage.open import local_path
+from statelog.storage.registry import is_registered
 
 
 def is_same_place(one: str, other: str) -> bool:
@@ -23,4 +24,10 @@ def _parts(location: str) -> tuple[str, ...]:
     if scheme_of(location) in OBJECT_STORES:
         found = ObjectLocation.parse(location)
         return (found.service, found.bucket, *filter(None, found.folder.split("/")))
+    if is_registered(location):
+        scheme, _, rest = location.partition(":")
+        authority, path = "", rest
+        if rest.startswith("//"):
+            authority, _, path = rest[2:].partition("/")
+        return (scheme.lower(), authority, *filter(None, path.split("/")))
     return ("file", *Path(local_path(location)).resolve().parts)

@@ -1,15 +1,14 @@
-"""Attempts at one request, one after the other or side by side; the first to end is reported first."""
+"""The attempts of a request, in the caller's thread or side by side; the first to end is heard of first."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, Queue
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -34,111 +33,60 @@ class Ended(Generic[_T]):
         return cast(_T, self.value)
 
 
-class Race(Protocol[_T]):
-    """The attempts of one request."""
+class Race(Generic[_T]):
+    """The attempts of one request.
+
+    Each runs in one of the threads. Without threads, or if all are busy, it runs in the caller's, as it would without a
+    race, but only while no other attempt is under way.
+    """
+
+    def __init__(self, threads: Races | None, sleep: Callable[[float], None]) -> None:
+        self._threads = threads
+        self._sleep = sleep
+        self._ended: Queue[Ended[_T]] = Queue()
+        self.started = 0
+        self.under_way = 0
+        """Attempts that :meth:`wait` has not reported yet."""
 
     def start(self, attempt: Callable[[], _T]) -> bool:
         """Start an attempt; False if it cannot run beside those under way."""
-        ...
+        run = partial(_try, self.started + 1, attempt)
+        if self._threads is None or not self._threads.run(run, self._ended.put):
+            if self.under_way:
+                return False
+            self._ended.put(run())
+        self.started += 1
+        self.under_way += 1
+        return True
 
     def wait(self, timeout_s: float | None) -> Ended[_T] | None:
         """Wait for the next attempt to end; None if none ends in time. Without a timeout there is no limit."""
-        ...
-
-
-class Races(Protocol):
-    """Makes the race of each request, and so decides how attempts run and how time passes."""
-
-    def in_line(self) -> Race[_T]:
-        """A race that runs attempts in the caller's thread, one after the other."""
-        ...
-
-    def side_by_side(self) -> Race[_T]:
-        """A race that runs attempts beside each other while the caller waits."""
-        ...
-
-    def close(self) -> None:
-        """Release whatever is idle."""
-        ...
-
-
-class ThreadedRaces:
-    """Runs attempts in daemon threads, at most `threads` at a time in all races together.
-
-    Threads start when they are needed, and end after some time without work. An attempt that nobody waits for any more
-    runs to its end, but cannot keep the process from ending. If all threads are busy, for example with requests that
-    hang, a first attempt runs in its caller's thread, as it would without a race.
-    """
-
-    def __init__(self, threads: int = _THREADS, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._pool = _Pool(threads)
-        self._sleep = sleep
-
-    def in_line(self) -> Race[_T]:
-        return _InLine(self._sleep)
-
-    def side_by_side(self) -> Race[_T]:
-        return _SideBySide(self._pool)
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class _InLine(Generic[_T]):
-    def __init__(self, sleep: Callable[[float], None]) -> None:
-        self._sleep = sleep
-        self._started = 0
-        self._ended: deque[Ended[_T]] = deque()
-
-    def start(self, attempt: Callable[[], _T]) -> bool:
-        self._started += 1
-        self._ended.append(_try(self._started, attempt))
-        return True
-
-    def wait(self, timeout_s: float | None) -> Ended[_T] | None:
-        if self._ended:
-            return self._ended.popleft()
-        if timeout_s is not None:
-            self._sleep(timeout_s)
-        return None
-
-
-class _SideBySide(Generic[_T]):
-    def __init__(self, pool: _Pool) -> None:
-        self._pool = pool
-        self._started = 0
-        self._heard = 0
-        self._ended: Queue[Ended[_T]] = Queue()
-
-    def start(self, attempt: Callable[[], _T]) -> bool:
-        number = self._started + 1
-        is_alone = self._heard == self._started
-        if self._pool.start(partial(_try, number, attempt), self._ended.put):
-            self._started = number
-            return True
-        if not is_alone:
-            return False
-        self._started = number
-        self._ended.put(_try(number, attempt))
-        return True
-
-    def wait(self, timeout_s: float | None) -> Ended[_T] | None:
+        if not self.under_way:
+            if timeout_s is not None:
+                self._sleep(timeout_s)
+            return None
         try:
             ended = self._ended.get(timeout=timeout_s)
         except Empty:
             return None
-        self._heard += 1
+        self.under_way -= 1
         return ended
 
 
-class _Pool:
-    """At most `threads` daemon threads, which wait some time for more work.
+class Races:
+    """Makes the races of a process; together they have at most `threads` daemon threads.
 
-    The pool of the standard library keeps the process alive until all its work is done.
+    Threads start when they are needed, and end after `idle_s` without work. The pool of the standard library keeps the
+    process alive until all its work is done; here an attempt that nobody waits for any more runs to its end, but cannot
+    keep the process from ending.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(
+        self, threads: int = _THREADS, *, idle_s: float = _IDLE_S, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._most = threads
+        self.idle_s = idle_s
+        self._sleep = sleep
         self._lock = threading.Lock()
         self._threads = 0
         # Waiting threads, less those that a queued job is meant for.
@@ -146,7 +94,15 @@ class _Pool:
         # Not a SimpleQueue: CPython 3.11's waits for ever if its thread is held up until the timeout has passed.
         self._jobs: Queue[_Job | None] = Queue()
 
-    def start(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
+    def in_line(self) -> Race[_T]:
+        """A race in the caller's thread, one attempt after the other."""
+        return Race(None, self._sleep)
+
+    def side_by_side(self) -> Race[_T]:
+        """A race of attempts that run beside each other while the caller waits."""
+        return Race(self, self._sleep)
+
+    def run(self, work: Callable[[], _T], tell: Callable[[_T], None]) -> bool:
         """Do some work in a thread and pass its result to `tell`; False if all threads are busy."""
         with self._lock:
             is_waited_for = self._idle > 0
@@ -173,14 +129,14 @@ class _Pool:
     def _start_thread(self) -> bool:
         """Start a thread that is already counted; if the system has no more, uncount it and return False."""
         try:
-            threading.Thread(target=self._run, name="statelog-request", daemon=True).start()
+            threading.Thread(target=self._work, name="statelog-request", daemon=True).start()
         except RuntimeError:
             with self._lock:
                 self._threads -= 1
             return False
         return True
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         job = self._next()
         while job is not None:
             work, tell = job
@@ -197,7 +153,7 @@ class _Pool:
         """Wait for a job; None means that the thread ends."""
         while True:
             try:
-                return self._jobs.get(timeout=_IDLE_S)
+                return self._jobs.get(timeout=self.idle_s)
             except Empty:
                 with self._lock:
                     if self._idle:

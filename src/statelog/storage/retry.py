@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from statelog.clock import Clock, SystemClock
-from statelog.errors import StorageError
+from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric, Recorder
-from statelog.storage.attempts import Conditions, Request, Upload
 from statelog.storage.hedging import Hedging
-from statelog.storage.races import Races, ThreadedRaces
-from statelog.storage.retry_policy import RetryPolicy
-from statelog.storage.store import ObjectInfo, Store
+from statelog.storage.races import Race, Races
+from statelog.storage.store import Store
+from statelog.storage.wrapper import StoreWrapper
 
 _T = TypeVar("_T")
 
+_MAX_DOUBLINGS: Final = 60
 
-class RetryingStore(Store):
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a request is attempted, and when; a value out of range raises ConfigurationError."""
+
+    attempts: int = 3
+    """Upper bound of attempts at a request, including the first one and hedges."""
+    timeout_s: float | None = 1.0
+    """A write that takes longer is hedged at once, within a budget; None hedges nothing.
+
+    A write that takes longer than usual is hedged sooner. This is no limit: the store decides how long an attempt may
+    take.
+    """
+    delay_s: float = 0.5
+    """Upper end of the random delay (from 0) before the first repetition; it doubles with each further one."""
+    max_delay_s: float = 10.0
+    """Limit of that upper end."""
+
+    def __post_init__(self) -> None:
+        is_whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
+        _require(is_whole and self.attempts >= 1, "attempts", self.attempts, "a whole number from 1 on")
+        is_timeout = self.timeout_s is None or (_is_duration(self.timeout_s) and self.timeout_s > 0)
+        _require(is_timeout, "timeout_s", self.timeout_s, "None, or a number above 0")
+        _require(_is_duration(self.delay_s), "delay_s", self.delay_s, "a number from 0 on")
+        _require(_is_duration(self.max_delay_s), "max_delay_s", self.max_delay_s, "a number from 0 on")
+
+    @classmethod
+    def none(cls) -> RetryPolicy:
+        """One attempt, however long it takes."""
+        return cls(attempts=1, timeout_s=None)
+
+    def longest_delay_s(self, failures: int) -> float:
+        """The longest delay before the next attempt, after `failures` (at least one) failed attempts."""
+        return min(self.max_delay_s, self.delay_s * 2.0 ** min(failures - 1, _MAX_DOUBLINGS))
+
+
+class RetryingStore(StoreWrapper):
     """Forwards every call to another store, as often as its policy allows.
 
     A call whose failure is transient (:attr:`statelog.errors.StorageError.is_transient`) is repeated after an
@@ -47,15 +85,15 @@ class RetryingStore(Store):
         clock: Clock,
         recorder: Recorder,
         new_random: Callable[[], random.Random] = random.Random,
-        new_races: Callable[[], Races] = ThreadedRaces,
+        new_races: Callable[[], Races] = Races,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy
         self._clock = clock
         self._recorder = recorder
         self._new_random = new_random
         self._new_races = new_races
-        self._conditions: dict[int, Conditions] = {}
+        self._processes: dict[int, _Process] = {}
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._inner!r}, {self._policy!r})"
@@ -64,54 +102,37 @@ class RetryingStore(Store):
         return (_unpickled, (self._inner, self._policy))
 
     @property
-    def can_append(self) -> bool:
-        return self._inner.can_append
-
-    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._repeat(lambda: self._inner.read(name, offset=offset, length=length))
-
-    def size_bytes(self, name: str) -> int:
-        return self._repeat(lambda: self._inner.size_bytes(name))
+    def hedging(self) -> Hedging:
+        """Decides which writes of this process are hedged."""
+        return self._here().hedging
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         # A copy: an attempt may still read it after the call has returned.
         kept = bytes(data)
-        with Upload(self._here(), lambda: self._inner.put(name, kept), len(kept)) as upload:
+        upload = _Upload(self._here(), lambda: self._inner.put(name, kept), len(kept))
+        with upload.measured():
             upload.run()
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
         kept = bytes(data)
-        with Upload(self._here(), lambda: self._inner.put_if_absent(name, kept), len(kept)) as upload:
+        upload = _Upload(self._here(), lambda: self._inner.put_if_absent(name, kept), len(kept))
+        with upload.measured():
             is_ours = self._settle(upload, name, kept)
-            if not is_ours:
-                upload.give_up()
+            upload.is_needless = not is_ours
         return is_ours
 
-    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
-        # Not hedged: the later of two attempts could cut off bytes appended after the first.
-        self._repeat(lambda: self._inner.append(name, parts, at=at), Metric.UPLOAD_RETRIES)
-
-    def sync(self, name: str, *, start: int, end: int) -> None:
-        self._repeat(lambda: self._inner.sync(name, start=start, end=end))
-
-    def delete(self, names: list[str]) -> None:
-        self._repeat(lambda: self._inner.delete(names))
-
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        return self._repeat(lambda: self._inner.list(prefix))
-
-    def remove_unfinished(self, prefix: str, before_s: float) -> None:
-        self._repeat(lambda: self._inner.remove_unfinished(prefix, before_s))
-
     def close(self) -> None:
-        if conditions := self._conditions.get(os.getpid()):
-            conditions.races.close()
-        self._inner.close()
+        if process := self._processes.get(os.getpid()):
+            process.races.close()
+        super().close()
 
-    def _repeat(self, attempt: Callable[[], _T], retries: Metric = Metric.READ_RETRIES) -> _T:
-        return Request(self._here(), attempt, retries).run()
+    def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
+        # Appends are not hedged: the later of two attempts could cut off bytes appended after the first.
+        retries = Metric.UPLOAD_RETRIES if operation == "append" else Metric.READ_RETRIES
+        process = self._here()
+        return _Request(process, effect, process.races.in_line(), retries).run()
 
-    def _settle(self, upload: Upload[bool], name: str, data: bytes) -> bool:
+    def _settle(self, upload: _Upload[bool], name: str, data: bytes) -> bool:
         """Write an object unless its name exists; True if the object of that name is ours in the end."""
         try:
             is_new = upload.run()
@@ -121,34 +142,187 @@ class RetryingStore(Store):
                 with suppress(StorageError):
                     return self.read(name) == data
             raise
-        if is_new or upload.started == 1:
+        attempts = upload.race.started
+        if is_new or attempts == 1:
             return is_new
         try:
             return self.read(name) == data
         except StorageError as error:
             raise StorageError(
-                f"put_if_absent {name}: whether it was written is unknown. Attempt {upload.winner} of {upload.started}"
+                f"put_if_absent {name}: whether it was written is unknown. Attempt {upload.winner} of {attempts}"
                 " found an object of that name, perhaps made by another attempt, and it cannot be read back.",
                 hint="Look at the object before writing it again; something may delete objects that are in use.",
             ) from error
 
-    def _here(self) -> Conditions:
-        """The conditions of this process: threads and locks do not survive a fork, and delays must differ after it."""
+    def _here(self) -> _Process:
+        """The objects of this process: threads and locks do not survive a fork, and delays must differ after it."""
         pid = os.getpid()
-        return self._conditions.get(pid) or self._conditions.setdefault(pid, self._new_conditions())
+        return self._processes.get(pid) or self._processes.setdefault(pid, self._new_process())
 
-    def _new_conditions(self) -> Conditions:
+    def _new_process(self) -> _Process:
         # No hedges for a store that can append: a late attempt would undo an append.
         timeout_s = None if self._inner.can_append else self._policy.timeout_s
-        return Conditions(
-            policy=self._policy,
-            clock=self._clock,
-            recorder=self._recorder,
-            random=self._new_random(),
-            races=self._new_races(),
-            hedging=Hedging(timeout_s, self._clock),
-        )
+        hedging = Hedging(timeout_s, self._clock)
+        return _Process(self._policy, self._clock, self._recorder, self._new_random(), self._new_races(), hedging)
 
 
 def _unpickled(inner: Store, policy: RetryPolicy) -> RetryingStore:
     return RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements())
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Shared by all requests of a store in one process."""
+
+    policy: RetryPolicy
+    clock: Clock
+    recorder: Recorder
+    random: random.Random
+    races: Races
+    hedging: Hedging
+
+
+class _Request(Generic[_T]):
+    """One request: attempts it until one succeeds or the policy allows no further one.
+
+    `retries` is the metric that counts repetitions.
+    """
+
+    def __init__(self, process: _Process, attempt: Callable[[], _T], race: Race[_T], retries: Metric) -> None:
+        self._process = process
+        self._attempt = attempt
+        self._retries = retries
+        self.race = race
+        self._failures = 0
+        self._failure: BaseException | None = None
+        # When the next attempt starts; None if none is planned.
+        self._due_s: float | None = None
+        self._due_is_hedge = False
+        self.winner = 0
+        """Number of the attempt that succeeded, from 1; 0 while none is known to have succeeded."""
+
+    def run(self) -> _T:
+        """Return the result of the first attempt to succeed.
+
+        If none succeeds, the first error that is not transient is raised, else the last error.
+        """
+        self._plan(0.0, is_hedge=False)
+        while True:
+            if self._left_s() == 0:
+                self._start_next()
+            ended = self.race.wait(self._left_s())
+            if ended is None:
+                continue
+            if ended.error is None:
+                self.winner = ended.number
+                return ended.result()
+            self._fail(ended.error)
+            if not self.race.under_way and self._due_s is None and self._failure is not None:
+                raise self._failure
+
+    def _make_attempt(self) -> _T:
+        """Make one attempt; called on any thread."""
+        try:
+            return self._attempt()
+        except StorageError as error:
+            # Counted here, because nobody may wait for this attempt any more.
+            if error.kind == ErrorKind.STORE_BUSY:
+                self._process.recorder.count(Metric.SLOW_DOWNS)
+                self._process.hedging.slow_down()
+            raise
+
+    def _patience_s(self) -> float | None:
+        """How long an attempt may take before another one starts beside it; None is for ever."""
+        return None
+
+    def _start_next(self) -> None:
+        """Start the due attempt; if no hedge or no thread is available, put it off by the policy's timeout."""
+        process, is_hedge = self._process, self._due_is_hedge
+        if is_hedge and not process.hedging.take_hedge():
+            self._plan(process.policy.timeout_s, is_hedge=True)
+            return
+        if not self.race.start(self._make_attempt):
+            if is_hedge:
+                process.hedging.give_back_hedge()
+            self._plan(process.policy.timeout_s, is_hedge=is_hedge)
+            return
+        if self.race.started > 1:
+            process.recorder.count(Metric.UPLOAD_HEDGES if is_hedge else self._retries)
+        self._plan(self._patience_s(), is_hedge=True)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record a failed attempt, and plan another one unless the failure is permanent."""
+        self._failures += 1
+        if self._failure is None or _is_transient(self._failure):
+            self._failure = error
+        if _is_transient(self._failure):
+            longest_s = self._process.policy.longest_delay_s(self._failures)
+            self._plan(self._process.random.uniform(0, longest_s), is_hedge=False)
+        else:
+            self._due_s = None
+
+    def _plan(self, after_s: float | None, *, is_hedge: bool) -> None:
+        """Plan the next attempt, unless `after_s` is None or the policy allows no more attempts."""
+        self._due_is_hedge = is_hedge
+        if after_s is None or self.race.started >= self._process.policy.attempts:
+            self._due_s = None
+        else:
+            self._due_s = self._process.clock.monotonic_s() + after_s
+
+    def _left_s(self) -> float | None:
+        """Seconds until the next attempt is due; None if none is planned."""
+        return None if self._due_s is None else max(self._due_s - self._process.clock.monotonic_s(), 0.0)
+
+
+class _Upload(_Request[_T]):
+    """The write of an object of `size_bytes`: hedged if the policy says so."""
+
+    def __init__(self, process: _Process, attempt: Callable[[], _T], size_bytes: int) -> None:
+        race: Race[_T] = process.races.side_by_side() if process.hedging.is_on else process.races.in_line()
+        super().__init__(process, attempt, race, Metric.UPLOAD_RETRIES)
+        self._size_bytes = size_bytes
+        self.is_needless = False
+        """Whether another object has the name; then the write counts neither as success nor as failure."""
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure the body as the write; an exception is its failure."""
+        recorder, clock = self._process.recorder, self._process.clock
+        started_s = clock.monotonic_s()
+        recorder.count(Metric.UPLOAD_REQUESTS)
+        self._process.hedging.add_request()
+        try:
+            yield
+        except BaseException:
+            recorder.count(Metric.UPLOAD_FAILURES)
+            raise
+        if self.is_needless:
+            return
+        if self.winner:  # else its answer was lost
+            recorder.observe(Metric.ATTEMPTS_PER_UPLOAD, self.winner)
+        recorder.observe(Metric.TOTAL_ATTEMPTS_PER_UPLOAD, self.race.started)
+        recorder.observe(Metric.UPLOAD_LATENCY_S, clock.monotonic_s() - started_s)
+        recorder.observe(Metric.UPLOAD_SIZE_BYTES, self._size_bytes)
+
+    def _make_attempt(self) -> _T:
+        clock = self._process.clock
+        started_s = clock.monotonic_s()
+        result = super()._make_attempt()
+        self._process.hedging.add_latency(self._size_bytes, clock.monotonic_s() - started_s)
+        return result
+
+    def _patience_s(self) -> float | None:
+        return self._process.hedging.patience_s(self._size_bytes)
+
+
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, StorageError) and error.is_transient
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
+    if not is_valid:
+        raise ConfigurationError(f"{name} of the retry policy is {value!r}.", hint=f"It must be {expected}.")

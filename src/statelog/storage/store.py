@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from statelog.errors import StorageError
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -20,12 +22,19 @@ class ObjectInfo:
 class Store(ABC):
     """Named immutable objects under one root.
 
-    Names are relative, use ``/`` and contain no ``.`` or ``..`` part. Every write is durable when the call returns: it
-    survives a crash of the process and of the machine. A store holds no open connection or file before its first call,
-    and may be pickled and sent to another process.
+    Subclass it for a place of your own, and name the class to :func:`statelog.register_store`; docs/stores.md has an
+    example, and :class:`statelog.testing.contracts.StoreContract` the tests.
+
+    Names are relative, use ``/`` and contain no empty, ``.`` or ``..`` part. Every write is durable when the call
+    returns: it survives a crash of the process and of the machine, and every read and list that begins afterwards, in
+    any process, sees it. A whole object is there completely or not at all. Methods are called by several threads at
+    once. A store holds no open connection or file before its first call, and may be pickled and sent to another
+    process.
 
     Raises
     ------
+    ConfigurationError
+        By every method that takes a name or prefix, if that is malformed.
     StorageError
         By every method, for a failed operation (kind ``store-failed``, or ``store-busy`` or ``store-unavailable`` if
         the failure may pass) or a missing object (kind ``object-missing``). After a failed write the object may or
@@ -33,9 +42,9 @@ class Store(ABC):
     """
 
     @property
-    @abstractmethod
     def can_append(self) -> bool:
-        """Whether :meth:`append` is supported."""
+        """Whether :meth:`append` is supported; most stores can only write whole objects."""
+        return False
 
     @abstractmethod
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -63,12 +72,14 @@ class Store(ABC):
         that lost the answer can read the object and see whether it is its own.
         """
 
-    @abstractmethod
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
         """Write `parts` one after the other at offset `at` of an existing object.
 
         Anything beyond `at` is dropped first, so a failed append can be repeated.
         """
+        raise StorageError(
+            f"append {name} failed: {self!r} cannot append.", hint="Ask can_append first, and write whole objects."
+        )
 
     def sync(self, name: str, *, start: int, end: int) -> None:  # noqa: B027 - most stores have nothing to do
         """Make durable the bytes that another process has appended to an object, from offset `start` to `end`.

@@ -37,6 +37,7 @@ from statelog.savepoint.target import begin_target, finish_target, require_apart
 from statelog.spark import internals
 from statelog.spark.checks import operators_of_query
 from statelog.spark.endpoint import STATE_FOLDER
+from statelog.spark.registered_stores import with_stores
 from statelog.storage.names import distinct_parts, name_part
 
 _ATTEMPTS: Final = 5
@@ -306,7 +307,9 @@ def _run_all(session: SparkSession | None) -> RunAll:
     def run(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         if len(items) < 2:
             return one_by_one(work, items)
-        outcomes = session.sparkContext.parallelize(list(items), len(items)).map(_reporting(work)).collect()
+        outcomes = (
+            session.sparkContext.parallelize(list(items), len(items)).map(with_stores(_reporting(work))).collect()
+        )
         return [_unpacked(outcome) for outcome in outcomes]
 
     return run

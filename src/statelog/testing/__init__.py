@@ -1,4 +1,4 @@
-"""Tests of processors without Spark, and conformance tests of statelog's contracts.
+"""Tests of processors without Spark, and the conformance tests of stores.
 
 `Harness` runs a query with one operator in plain Python: no session, no JVM, milliseconds per batch. It is not an
 imitation: the real coordinator, log, tasks, local runs and tables run below it. `TwsTester` offers the interface of
@@ -14,8 +14,8 @@ A harness works like this:
 4. `crashes` lets a process die at a step of a batch; `faults` makes store calls fail before or after their effect.
 5. `state_view` reads a key's state from the newest checkpoint, as a new host would.
 
-Apart from that, `contracts` has conformance tests for stores, logs and tables, which an implementation subclasses, and
-`page_cache` a machine whose crash loses unsynced writes.
+Apart from that, `contracts` has the conformance tests of a store, which the tests of an implementation subclass, and
+`clock` a clock that a test advances.
 
 Words:
 

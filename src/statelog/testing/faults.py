@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.storage.store import ObjectInfo, Store
+from statelog.storage.store import Store
+from statelog.storage.wrapper import StoreWrapper
 
 When = Literal["before", "after"]
 _T = TypeVar("_T")
@@ -101,11 +102,11 @@ class _SeededFaults(FaultPlan):
         return Fault(self._random.choice(("before", "after")), reason=self._reason, kind=self._kind)
 
 
-class FaultStore(Store):
-    """Forwards calls to another store, with the faults of a plan."""
+class FaultStore(StoreWrapper):
+    """Forwards requests to another store, with the faults of a plan. Closing and removing remains never fail."""
 
     def __init__(self, inner: Store, plan: FaultPlan) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan = plan
         self._calls: Counter[str] = Counter()
 
@@ -114,51 +115,27 @@ class FaultStore(Store):
         """Number of calls so far."""
         return self._calls.total()
 
-    @property
-    def can_append(self) -> bool:
-        return self._inner.can_append
-
-    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return self._run("read", name, lambda: self._inner.read(name, offset=offset, length=length))
-
-    def size_bytes(self, name: str) -> int:
-        return self._run("size_bytes", name, lambda: self._inner.size_bytes(name))
-
     def put(self, name: str, data: bytes | memoryview) -> None:
-        self._run("put", name, lambda: self._inner.put(name, data), lambda n: self._inner.put(name, data[:n]))
+        inner = self._inner
+        self._call("put", name, lambda: inner.put(name, data), lambda n: inner.put(name, data[:n]))
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
-        return self._run(
-            "put_if_absent",
-            name,
-            lambda: self._inner.put_if_absent(name, data),
-            lambda n: self._inner.put_if_absent(name, data[:n]),
-        )
+        put = self._inner.put_if_absent
+        return self._call("put_if_absent", name, lambda: put(name, data), lambda n: put(name, data[:n]))
 
     def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
-        self._run(
+        append = self._inner.append
+        self._call(
             "append",
             name,
-            lambda: self._inner.append(name, parts, at=at),
-            lambda n: self._inner.append(name, [b"".join(parts)[:n]], at=at),
+            lambda: append(name, parts, at=at),
+            lambda n: append(name, [b"".join(parts)[:n]], at=at),
         )
-
-    def sync(self, name: str, *, start: int, end: int) -> None:
-        self._run("sync", name, lambda: self._inner.sync(name, start=start, end=end))
-
-    def delete(self, names: list[str]) -> None:
-        self._run("delete", names[0] if names else "", lambda: self._inner.delete(names))
-
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        return self._run("list", prefix, lambda: self._inner.list(prefix))
 
     def remove_unfinished(self, prefix: str, before_s: float) -> None:
         self._inner.remove_unfinished(prefix, before_s)
 
-    def close(self) -> None:
-        self._inner.close()
-
-    def _run(
+    def _call(
         self,
         operation: str,
         name: str,

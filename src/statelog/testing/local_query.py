@@ -21,7 +21,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick
-from statelog.clock import Clock, ManualClock
+from statelog.clock import Clock
 from statelog.local.runs import LocalRuns
 from statelog.local.use import LocalCache
 from statelog.log.log import Log
@@ -30,6 +30,7 @@ from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
 from statelog.tables.open import MemoryTables
+from statelog.testing.clock import ManualClock
 from statelog.testing.crashes import CrashPoint
 
 _MEMORY: Final = "/dev/shm"

@@ -1,4 +1,4 @@
-"""Conformance tests of state tables; subclass :class:`TableContract` to check an implementation."""
+"""The contract of state tables as tests, which a subclass for each table runs."""
 
 from __future__ import annotations
 

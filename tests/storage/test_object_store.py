@@ -29,6 +29,7 @@ from statelog.storage.object_errors import Answer, storage_error
 from statelog.storage.objects import ObjectStore
 from statelog.storage.open import local_path
 from statelog.storage.probe import check_put_if_absent, require_shared
+from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 
 SECRET = "c2VjcmV0c2VjcmV0"
@@ -814,7 +815,7 @@ def test_a_fork_before_use_works(service: Service) -> None:
 # ---- The probe ----
 
 
-class IgnoresConditions(FaultStore):
+class IgnoresConditions(StoreWrapper):
     """Takes a condition and overwrites all the same."""
 
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
@@ -822,7 +823,7 @@ class IgnoresConditions(FaultStore):
         return True
 
 
-class CreatesNothing(FaultStore):
+class CreatesNothing(StoreWrapper):
     def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
         return False
 
@@ -832,10 +833,10 @@ def test_probe(tmp_path: Path) -> None:
     inner.put("x", b"1")
     check_put_if_absent(inner)
     with pytest.raises(ConfigurationError, match="not safe.*Two drivers could both commit") as raised:
-        check_put_if_absent(IgnoresConditions(inner, FaultPlan()))
+        check_put_if_absent(IgnoresConditions(inner))
     assert raised.value.kind == ErrorKind.STORE_UNSAFE
     with pytest.raises(ConfigurationError, match="did not create probe/") as raised:
-        check_put_if_absent(CreatesNothing(inner, FaultPlan()))
+        check_put_if_absent(CreatesNothing(inner))
     assert raised.value.kind == ErrorKind.STORE_UNSAFE
     assert [info.name for info in inner.list()] == ["x"]
 

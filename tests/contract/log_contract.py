@@ -1,4 +1,4 @@
-"""Conformance tests of the log; subclass :class:`LogContract` to check an implementation.
+"""The contract of the log as tests, which a subclass for each log runs.
 
 Races are not left to chance: a test lets the other process act at each store operation in turn.
 """
@@ -17,6 +17,7 @@ from statelog.log.entry import Checkpoint, Claim, Entry
 from statelog.log.log import Log
 from statelog.log.references import SegmentRef
 from statelog.storage.store import Store
+from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
 
 PREFIX = "operator/log"
@@ -58,11 +59,11 @@ class Action:
             self.results.append(self._function())
 
 
-class FlippedStore(FaultStore):
+class FlippedStore(StoreWrapper):
     """Reads one object with one flipped bit: bit `bit` of the byte at `position` of `name`."""
 
     def __init__(self, inner: Store, name: str, position: int, bit: int) -> None:
-        super().__init__(inner, FaultPlan())
+        super().__init__(inner)
         self._name = name
         self._position = position
         self._bit = bit

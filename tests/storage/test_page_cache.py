@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.testing.page_cache import Machine
+from tests.storage.page_cache import Machine
 
 PAGE = 64
 MORE = bytes(range(1, 251))

@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from statelog.clock import ManualClock, SystemClock
+from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
 from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.storage.hedging import Hedging
-from statelog.storage.races import Ended, Race, ThreadedRaces, _Pool
-from statelog.storage.retry import RetryingStore
-from statelog.storage.retry_policy import RetryPolicy
+from statelog.storage.races import Ended, Race, Races
+from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
+from statelog.storage.wrapper import StoreWrapper
+from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultPlan, FaultStore
 
 _T = TypeVar("_T")
@@ -111,7 +112,7 @@ class ScriptedStore(Store):
         return results[0]
 
 
-class SimulatedRaces(ThreadedRaces):
+class SimulatedRaces(Races):
     """Attempts side by side in simulated time: each is made at once, and heard of when its time has passed."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -122,14 +123,15 @@ class SimulatedRaces(ThreadedRaces):
         return SimulatedRace(self._clock)
 
 
-class SimulatedRace:
+class SimulatedRace(Race[Any]):
     def __init__(self, clock: ManualClock) -> None:
+        super().__init__(None, clock.advance)
         self._clock = clock
-        self._started = 0
         self._ends: list[tuple[float, int, Ended[Any]]] = []
 
     def start(self, attempt: Callable[[], Any]) -> bool:
-        self._started += 1
+        self.started += 1
+        self.under_way += 1
         started_s = self._clock.monotonic_s()
         value, error = None, None
         try:
@@ -138,7 +140,7 @@ class SimulatedRace:
             error = raised
         ended_s = self._clock.monotonic_s()
         self._clock.advance(started_s - ended_s)
-        heapq.heappush(self._ends, (ended_s, self._started, Ended(self._started, value, error)))
+        heapq.heappush(self._ends, (ended_s, self.started, Ended(self.started, value, error)))
         return True
 
     def wait(self, timeout_s: float | None) -> Ended[Any] | None:
@@ -147,6 +149,7 @@ class SimulatedRace:
         if self._ends and self._ends[0][0] <= until_s:
             ended_s, _, ended = heapq.heappop(self._ends)
             self._clock.advance(max(ended_s - now_s, 0.0))
+            self.under_way -= 1
             return ended
         assert timeout_s is not None, "waits for an attempt that does not exist"
         self._clock.advance(timeout_s)
@@ -431,14 +434,14 @@ class TestHedges:
         monkeypatch.setattr(SimulatedRace, "start", start_if_there_is_room)
 
         for _ in range(40):
-            simulation.store._here().hedging.add_request()
+            simulation.store.hedging.add_request()
         simulation.store.put("x", b"1")
 
         assert tried == list(range(30))
         assert simulation.clock.monotonic_s() == 29.5
         assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1}
         # 41 requests allow two hedges.
-        hedging = simulation.store._here().hedging
+        hedging = simulation.store.hedging
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
     def test_a_repetition_that_finds_no_room_gives_no_hedge_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,14 +457,14 @@ class TestHedges:
         monkeypatch.setattr(SimulatedRace, "start", start_if_there_is_room)
 
         for _ in range(40):
-            simulation.store._here().hedging.add_request()
+            simulation.store.hedging.add_request()
         simulation.store.put("x", b"1")
 
         assert tried == [0, 1, 1.5, 2.5]
         assert simulation.clock.monotonic_s() == 2.75
         assert simulation.measured.take().counts == {"upload_requests": 1, "upload_hedges": 1, "upload_retries": 1}
         # One of two is left.
-        hedging = simulation.store._here().hedging
+        hedging = simulation.store.hedging
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
     @pytest.mark.parametrize("policy", [RetryPolicy(timeout_s=None), RetryPolicy(attempts=1)])
@@ -544,6 +547,15 @@ class TestHedging:
             assert not hedging.take_hedge()
         hedging.add_request()
         # Two hedges in 40 requests.
+        assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
+
+    def test_a_first_hedge_that_could_not_start_is_lent_again(self) -> None:
+        hedging = Hedging(1.0, ManualClock())
+        hedging.add_request()
+        assert hedging.take_hedge()
+
+        hedging.give_back_hedge()
+
         assert [hedging.take_hedge(), hedging.take_hedge()] == [True, False]
 
     @pytest.mark.parametrize("hedges", range(1, 11))
@@ -780,17 +792,13 @@ class BlockingStore(ScriptedStore):
                 assert not thread.is_alive()
 
 
-def threaded(inner: Store, *, timeout_s: float = 0.001, threads: int = 64, attempts: int = 2) -> RetryingStore:
-    policy = RetryPolicy(attempts=attempts, timeout_s=timeout_s)
-    races = ThreadedRaces(threads)
+def threaded(inner: Store, *, timeout_s: float = 0.001, threads: int = 64, idle_s: float = 0.02) -> RetryingStore:
+    policy = RetryPolicy(attempts=2, timeout_s=timeout_s)
+    races = Races(threads, idle_s=idle_s)
     return RetryingStore(inner, policy, clock=SystemClock(), recorder=Measurements(), new_races=lambda: races)
 
 
 class TestThreads:
-    @pytest.fixture(autouse=True)
-    def threads_end_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0.02)
-
     def test_the_second_attempt_ends_the_call_while_the_first_one_blocks(self) -> None:
         inner = BlockingStore("x")
         store = threaded(inner, timeout_s=0.05)
@@ -845,7 +853,7 @@ class TestThreads:
         most = 4
         inner = BlockingStore()
         store = threaded(inner, timeout_s=0.0001, threads=most)
-        hedging = store._here().hedging
+        hedging = store.hedging
         hedging.take_hedge = lambda: True  # type: ignore[method-assign]  # only for the test
         seen = 0
         for number in range(1_000):
@@ -862,20 +870,19 @@ class TestThreads:
         assert set(threading.enumerate()) <= before
 
     def test_who_hears_of_the_end_finds_the_thread_free(self) -> None:
-        pool = _Pool(1)
+        races = Races(1)
         heard: SimpleQueue[object] = SimpleQueue()
 
         def go_on(_: None) -> None:
-            heard.put(pool.start(lambda: None, lambda _: heard.put("again")))
+            heard.put(races.run(lambda: None, lambda _: heard.put("again")))
 
-        assert pool.start(lambda: None, go_on)
+        assert races.run(lambda: None, go_on)
 
         assert [heard.get(timeout=60), heard.get(timeout=60)] == [True, "again"]
 
-    def test_closing_ends_the_threads_that_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 3600)
+    def test_closing_ends_the_threads_that_wait(self) -> None:
         inner = BlockingStore()
-        store = threaded(inner, timeout_s=60, threads=1)
+        store = threaded(inner, timeout_s=60, threads=1, idle_s=3600)
         store.put("x", b"1")
         inner.threads[0].join(0.05)
         assert inner.threads[0].is_alive()
@@ -888,10 +895,9 @@ class TestThreads:
         store.close()
         inner.finish()
 
-    def test_threads_end_when_they_are_not_needed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0.001)
+    def test_threads_end_when_they_are_not_needed(self) -> None:
         inner = BlockingStore()
-        store = threaded(inner, timeout_s=60)
+        store = threaded(inner, timeout_s=60, idle_s=0.001)
         # At some of these moments a thread is about to end.
         for number in range(300):
             store.put(f"{number}", b"1")
@@ -906,7 +912,7 @@ class TestThreads:
         inner = BlockingStore("x", "y")
         store = threaded(inner, threads=2)
         store.put("x", b"1")  # a thread stays with its first attempt
-        hedging = store._here().hedging
+        hedging = store.hedging
         for _ in range(60):
             hedging.add_request()
         other = threading.Thread(target=store.put, args=("y", b"1"))
@@ -927,14 +933,19 @@ class TestThreads:
 
     def test_a_child_has_threads_of_its_own(self) -> None:
         inner = BlockingStore("x", "y")
-        seeds = iter(range(100))
+        sources: list[random.Random] = []
+
+        def new_random() -> random.Random:
+            sources.append(random.Random(len(sources)))
+            return sources[-1]
+
         store = RetryingStore(
             inner,
             RetryPolicy(attempts=2, timeout_s=0.001),
             clock=SystemClock(),
             recorder=Measurements(),
-            new_random=lambda: random.Random(next(seeds)),
-            new_races=lambda: ThreadedRaces(2),
+            new_random=new_random,
+            new_races=lambda: Races(2, idle_s=0.02),
         )
         store.put("x", b"1")  # its first attempt holds a thread that the child does not have
 
@@ -943,7 +954,7 @@ class TestThreads:
             try:
                 store.put("y", b"1")  # needs two threads, and a hedge
                 is_hedged = [thread.name for thread in inner.threads] == ["statelog-request"] * 4
-                delays_differ = store._here().random.random() == random.Random(1).random()
+                delays_differ = sources[1].random() == random.Random(1).random()
                 os._exit(0 if is_hedged and delays_differ else 3)
             except BaseException:
                 os._exit(1)
@@ -954,10 +965,10 @@ class TestThreads:
     def test_a_request_that_hangs_does_not_keep_the_process(self) -> None:
         script = """
 import threading
-from tests.unit.test_retry import BlockingStore, threaded
+from tests.storage.test_retry import BlockingStore, threaded
 
 store = BlockingStore("x")
-threaded(store).put("x", b"1")
+threaded(store, idle_s=10).put("x", b"1")
 print(threading.active_count())
 """
         ended = subprocess.run(
@@ -992,20 +1003,19 @@ class TestRaces:
     """What a race promises to a request. Nothing depends on how long something takes, unless a test fails."""
 
     @pytest.fixture(autouse=True)
-    def threads_that_wait_stay(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 60)
-        self.made: list[ThreadedRaces] = []
+    def what_hangs_ends_with_the_test(self) -> Iterator[None]:
+        self.made: list[Races] = []
         self.released = threading.Event()
         yield
         self.released.set()
         for races in self.made:
             races.close()
 
-    def races(self, threads: int) -> ThreadedRaces:
-        self.made.append(ThreadedRaces(threads))
+    def races(self, threads: int) -> Races:
+        self.made.append(Races(threads, idle_s=60))
         return self.made[-1]
 
-    def take(self, races: ThreadedRaces, threads: int = 1) -> None:
+    def take(self, races: Races, threads: int = 1) -> None:
         """Have attempts that hang hold so many threads."""
         for _ in range(threads):
             has_begun: SimpleQueue[threading.Thread] = SimpleQueue()
@@ -1047,7 +1057,7 @@ class TestRaces:
 
     def test_in_line_waiting_is_sleeping(self) -> None:
         slept: list[float] = []
-        race: Race[None] = ThreadedRaces(sleep=slept.append).in_line()
+        race: Race[None] = Races(sleep=slept.append).in_line()
 
         assert race.wait(2.5) is None
         assert race.wait(0.0) is None
@@ -1133,13 +1143,13 @@ class TestRaces:
         self.take(races, 2)
         assert self.threads_of(races, 1) == {threading.current_thread()}
 
-    def test_a_thread_that_had_nothing_to_do_makes_room_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_thread_that_had_nothing_to_do_makes_room_for_another(self) -> None:
         races = self.races(2)
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 0)
+        races.idle_s = 0
         for _ in range(3):
             assert all(has_ended(thread) for thread in self.threads_of(races, 2))
 
-        monkeypatch.setattr("statelog.storage.races._IDLE_S", 60)
+        races.idle_s = 60
         threads = self.threads_of(races, 2)
         assert self.threads_of(races, 2) == threads
         self.take(races, 2)
@@ -1170,7 +1180,7 @@ class TestRaces:
 
         assert [event.wait(PATIENCE_S) for event in gone] == [True, True]
 
-    def threads_of(self, races: ThreadedRaces, attempts: int) -> set[threading.Thread]:
+    def threads_of(self, races: Races, attempts: int) -> set[threading.Thread]:
         """The threads of so many attempts of one race, which are under way at the same time; all have ended."""
         race: Race[threading.Thread] = races.side_by_side()
         together = threading.Barrier(attempts)
@@ -1249,20 +1259,29 @@ class LateQueue(Queue[Any]):
 ROOT = Path(__file__).parents[2]
 
 
+class Unavailable(StoreWrapper):
+    """Answers no request, and counts those of all its copies."""
+
+    requests: ClassVar[int] = 0
+
+    def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
+        Unavailable.requests += 1
+        raise StorageError("No answer.", kind=UNAVAILABLE)
+
+
 def test_a_pickled_store_carries_store_and_policy(tmp_path: Path) -> None:
-    inner = FaultStore(LocalStore(tmp_path), FaultPlan.seeded(1, rate=1, kind=UNAVAILABLE))
     policy = RetryPolicy(attempts=2, delay_s=0)
-    store = RetryingStore(inner, policy, clock=ManualClock(), recorder=Measurements())
+    store = RetryingStore(Unavailable(LocalStore(tmp_path)), policy, clock=ManualClock(), recorder=Measurements())
     with pytest.raises(StorageError):
         store.put("x", b"1")
 
     other = pickle.loads(pickle.dumps(store))
 
-    assert repr(other) == repr(store).replace(repr(inner), repr(other._inner))
-    calls = other._inner.calls
+    assert repr(other) == repr(store)
+    before = Unavailable.requests
     with pytest.raises(StorageError):
         other.put("x", b"1")
-    assert other._inner.calls == calls + 2
+    assert Unavailable.requests == before + 2
 
 
 def test_a_later_attempt_that_makes_the_object_needs_no_look_at_it() -> None:

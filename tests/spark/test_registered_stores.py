@@ -1,0 +1,116 @@
+"""A query whose state is in a store of the user's own, which only the driver's program has registered."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import statelog
+from statelog import ConfigurationError
+from statelog.spark.registered_stores import with_stores
+from statelog.storage import LocalStore, open_store
+from tests.spark.support import Job, ledger_model, make_orders
+from tests.stores import KeptStore
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def kept() -> None:
+    statelog.register_store("kept", KeptStore)
+
+
+def test_a_query_goes_on_from_a_registered_location(spark: SparkSession, tmp_path: Path) -> None:
+    job = replace(Job(tmp_path), location=f"kept:{tmp_path}/state").add(make_orders(2, seed=91))
+    job.run(job.ledger(spark, 2))
+    older = tmp_path / "older"
+    shutil.copytree(tmp_path / "state", older)
+    job.add(make_orders(2, seed=92))
+    job.run(job.ledger(spark, 3))
+    job.require_exact()
+    assert not (job.checkpoint / "statelog").exists()
+
+    # An older copy of the state: Spark is ahead of it, until it is rewound.
+    shutil.rmtree(tmp_path / "state")
+    older.rename(tmp_path / "state")
+    assert statelog.rewind(job.checkpoint, location=job.location).taken_back == [2, 3]
+    job.run(job.ledger(spark, 2))
+    job.require_exact()
+    assert job.location is not None
+    assert statelog.list_orphans(job.location) == []
+
+
+def test_a_savepoint_in_a_registered_store(spark: SparkSession, tmp_path: Path) -> None:
+    orders = make_orders(3, seed=93)
+    job = replace(Job(tmp_path), location=f"kept:{tmp_path}/state").add(orders[:2])
+    job.run(job.ledger(spark, 2))
+    target, other = f"kept:{tmp_path}/savepoint", job.elsewhere("other")
+    statelog.savepoint(job.checkpoint, target, location=job.location)
+    with pytest.raises(ConfigurationError, match="is within"):
+        statelog.restore(target, other.checkpoint, location=f"{target}/state")
+    other = replace(other, location=f"kept:{tmp_path}/restored")
+    statelog.restore(target, other.checkpoint, location=other.location, claim=True)
+    assert open_store(target).list() == []
+    job.add(orders[2:])
+    other.run(other.ledger(spark, 3))
+    assert other.results() == {2: ledger_model(orders)[2]}
+
+
+class Count(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getValueState("seen", "n long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.seen.update((initialState.n,))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n = (self.seen.get() or (0,))[0] + sum(1 for _ in rows)
+        self.seen.update((n,))
+        yield Row(user=key[0], n=n)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_initial_state_and_other_jobs_find_the_registered_store(spark: SparkSession, tmp_path: Path) -> None:
+    """Made by a class of the program itself, which the workers cannot import."""
+
+    class Own(KeptStore):
+        pass
+
+    Own.__module__ = "__main__"
+    scheme = "own"
+    statelog.register_store(scheme, lambda location: Own(location.replace("own:", "kept:")))
+    location = f"own:{tmp_path}/state"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text('{"user": "ann"}\n{"user": "bob"}\n{"user": "ann"}\n')
+    events = spark.readStream.schema("user string").json(str(tmp_path / "in"))
+    initial = statelog.key_by(spark.createDataFrame([("ann", 40), ("eve", 7)], "user string, n long"), "user")
+    result = statelog.key_by(events, "user").transformWithState(
+        Count(), "user string, n long", "update", "None", initialState=initial, location=location, parallelism=2
+    )
+    answers: list[Row] = []
+    query = (
+        result.writeStream.outputMode("update")
+        .foreachBatch(lambda rows, batch: answers.extend(rows.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert sorted(map(tuple, answers)) == [("ann", 42), ("bob", 1)]
+
+    LocalStore(tmp_path / "state").put("x", b"found")
+
+    def read(place: str) -> bytes:
+        return open_store(place).read("x")
+
+    found = spark.sparkContext.parallelize([location, location], 2).map(with_stores(read)).collect()
+    assert found == [b"found"] * 2
