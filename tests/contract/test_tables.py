@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.tables import rocksdb as rocksdb_table
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.tables.memory import MemoryTable
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.runs import RunsTable
@@ -28,9 +28,11 @@ class TestMemoryTable(TableContract):
 
 
 class TestRocksTable(TableContract):
+    policy = MERGE_POLICY
+
     @pytest.fixture
     def table(self, tmp_path: Path) -> Iterator[StateTable]:
-        table = RocksTable.open(tmp_path)
+        table = RocksTable.open(tmp_path, self.policy)
         assert table is not None
         yield table
         table.close()
@@ -39,6 +41,4 @@ class TestRocksTable(TableContract):
 class TestRocksTableThatTakesOverSortedFiles(TestRocksTable):
     """The first run that it is given becomes files of RocksDB."""
 
-    @pytest.fixture(autouse=True)
-    def _files(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rocksdb_table, "_BATCH_BYTES", 0)
+    policy = MergePolicy(table_batch_bytes=1)

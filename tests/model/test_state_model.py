@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
-from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import History
-from statelog.local import materializer
+from statelog.local.policy import MergePolicy
 from statelog.options import TABLES
 from statelog.savepoint import save
 from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
@@ -106,11 +105,12 @@ table_numbers = st.integers(0, 5)
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows are a large merge, and are stored as several runs."""
-    monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
-    monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
-    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 30)
+    """A few rows of a savepoint are several files."""
     monkeypatch.setattr(save, "_PART_BYTES", 8000)
+
+
+SMALL_SLICES = MergePolicy(slice_rows=4, stored_run_bytes=3000, at_once_rows=30)
+"""A few rows are a large merge, and are stored as several runs."""
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -200,6 +200,7 @@ class StateMachine(RuleBasedStateMachine):
             ),
         )
         self.harness._query.clock = TickingClock(1e10)
+        self.harness._query.policy = SMALL_SLICES
         moves = random.Random(seed)
         self.harness._query.place = lambda subtask: moves.randrange(hosts)
 

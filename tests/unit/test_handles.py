@@ -10,11 +10,11 @@ from pyspark.sql.types import ArrayType, LongType, StructType
 
 from statelog import ErrorKind, ProcessorError
 from statelog.convert.types import row_codec
-from statelog.operators.keyed import cursor
 from statelog.operators.keyed.changes import ChangeBuffer, ListPosition
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.values import ValueState
+from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
@@ -33,10 +33,10 @@ FLOATS = row_codec(StructType().add("f", "double"), "state 'floats'")
 class Window:
     """Handles of one batch of the keys a, b and c, over the changes of earlier windows."""
 
-    def __init__(self, table: StateTable | None = None, batch: int = 0) -> None:
+    def __init__(self, table: StateTable | None = None, batch: int = 0, budget: Budget = BUDGET) -> None:
         self.table = table or RunsTable()
         self.cursor = KeyCursor(
-            self.table, ListPosition(1, batch), make_keys((1, b"a"), (2, b"b"), (2, b"c")), Moment(0, 0)
+            self.table, ListPosition(1, batch), make_keys((1, b"a"), (2, b"b"), (2, b"c")), Moment(0, 0), budget=budget
         )
         self.value = ValueState(self.cursor, StateDescriptor("value", StateKind.VALUE, NUMBERS.schema), NUMBERS)
         self.list = ListState(self.cursor, StateDescriptor("list", StateKind.LIST, NUMBERS.schema), NUMBERS)
@@ -63,10 +63,10 @@ class Window:
             for row in block.load().to_pylist()
         ]
 
-    def next(self) -> Window:
+    def next(self, budget: Budget = BUDGET) -> Window:
         self.flush()
         self.table.apply([self.run])
-        return Window(self.table, self.cursor.list_position.batch + 1)
+        return Window(self.table, self.cursor.list_position.batch + 1, budget)
 
 
 def test_reads_log_nothing() -> None:
@@ -164,8 +164,7 @@ def test_large_maps_are_read_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> 
     first = Window()
     for number in range(50):
         first.map.updateValue((f"{number:02}",), (number,))
-    second = first.next()
-    monkeypatch.setattr(cursor, "_PREFETCH_ENTRIES", 10)
+    second = first.next(Budget(prefetch_entries=10))
     monkeypatch.setattr(second.table, "entries", lambda *_: pytest.fail("all entries were read"))
     assert second.map.getValue(("07",)) == (7,)
     assert second.map.getValue(("99",)) is None

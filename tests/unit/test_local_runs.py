@@ -14,9 +14,7 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, Step
-from statelog.local import file_stamp
-from statelog.local import runs as local_runs
-from statelog.local.file_stamp import stamp
+from statelog.local.file_stamp import FileStamps
 from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
@@ -175,16 +173,17 @@ def test_an_attempt_that_restores_is_not_swept_by_one_that_is_ahead(
 ) -> None:
     """Two attempts of a batch on a host: one has its state and sweeps while the other one writes what it fetched."""
     swept: list[Path] = []
+    stamp = FileStamps.stamp
 
-    def stamp_then_sweep(path: Path) -> None:
-        stamp(path)
+    def stamp_then_sweep(stamps: FileStamps, path: Path) -> None:
+        stamp(stamps, path)
         if not swept:
             swept.append(path)
             LocalRuns(path.parent).sweep([], certain=3)
 
     shutil.rmtree(local_folder(engine))
     engine.new_workers()
-    monkeypatch.setattr(local_runs, "stamp", stamp_then_sweep)
+    monkeypatch.setattr(FileStamps, "stamp", stamp_then_sweep)
     expect_all(engine, 4)
     assert swept[0].suffix == ".tmp"
 
@@ -207,6 +206,8 @@ def test_files_as_they_were_written_are_not_checked_again(engine: Engine, monkey
 def test_files_that_may_have_changed_are_checked_once(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    (tmp_path / "boot").write_text("an earlier one")
+    before_the_boot = FileStamps(tmp_path / "boot")
     names = sorted(str(path) for path in local_folder(engine).iterdir())
     for name in names:
         if change == "touch":
@@ -214,9 +215,8 @@ def test_files_that_may_have_changed_are_checked_once(
         elif change == "copy":
             shutil.copy(name, f"{name}.copy")
             os.replace(f"{name}.copy", name)
-    if change == "boot":
-        (tmp_path / "boot").write_text("the next one")
-        monkeypatch.setattr(file_stamp, "_BOOT_ID", tmp_path / "boot")
+        elif change == "boot":
+            before_the_boot.stamp(Path(name))
     checked = count_checks(monkeypatch)
     expect_all(engine, 4)
     assert sorted(checked) == names
@@ -224,12 +224,18 @@ def test_files_that_may_have_changed_are_checked_once(
     assert sorted(checked) == names
 
 
-def test_without_a_boot_id_files_are_always_checked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_stamp, "_BOOT_ID", Path("/nowhere"))
+def test_without_a_boot_id_files_are_always_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each process that opens them."""
+    nameless = FileStamps(tmp_path / "none")
+    local_runs = [LocalRun(batch, batch, bytes([batch]) * 16, bytes([batch + 1]) * 16) for batch in range(4)]
     checked = count_checks(monkeypatch)
-    expect_all(engine, 4)
-    expect_all(engine, 5)
-    assert len(checked) == 4 + 5
+    for process in range(2):
+        local = LocalRuns(tmp_path / "runs", stamps=nameless)
+        for local_run in local_runs:
+            if not process:
+                local.write(local_run, encode_run([], compression=None, block_rows=1), "4-token")
+            local.open(local_run)
+    assert len(checked) == 4 + 4
 
 
 def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Engine) -> None:
@@ -375,8 +381,8 @@ def test_a_path_that_is_not_there_is_soon_missed(tmp_path: Path) -> None:
     assert len(local.chain(digests[1], digests[61]) or ()) == 30
 
 
-def test_many_segments_are_merged_in_groups(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
+def test_many_segments_are_merged_in_groups(engine: Engine) -> None:
+    engine.policy = MergePolicy(group_runs=2)
     engine.start(1, 4, keep_local=False)
     expect_all(engine, 4)
     assert list(local_folder(engine).glob("*.tmp")) == []
@@ -462,11 +468,11 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     local.write(written[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
     genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
 
-    def die(*_: object, **__: object) -> None:
+    def die(local: LocalRuns, written: Path, local_run: LocalRun) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_runs, "merge_runs", die)
+        patch.setattr(LocalRuns, "keep", die)
         with pytest.raises(KeyboardInterrupt):
             local.merge(written, genesis, "2-token", garbage=garbage)
     assert set(written) <= set(local.local_runs())

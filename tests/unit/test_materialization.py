@@ -13,12 +13,10 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
-from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import Record
 from statelog.checkpoint.schedule import MaterializationSchedule
-from statelog.local import materializer
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
-from statelog.local.policy import MERGE_POLICY
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import Checkpoint
 from statelog.runs.byte_slices import Budget
@@ -137,10 +135,8 @@ def test_the_worked_example_of_flip_158() -> None:
         assert listed(harness, 1) == ["a", "b", "c", "d"]
 
 
-def test_a_materialization_that_goes_on_for_long_keeps_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_materialization_that_goes_on_for_long_keeps_the_log() -> None:
     """It ends in its own time, in slices between batches; until an entry names it, nothing is cut."""
-    monkeypatch.setattr(materializer, "_RUN_BYTES", 2000)
-    monkeypatch.setattr(materializer, "_SLICE_ROWS", 8)
 
     class Slow(ManualClock):
         def monotonic_s(self) -> float:
@@ -151,6 +147,7 @@ def test_a_materialization_that_goes_on_for_long_keeps_the_log(monkeypatch: pyte
         for number in range(40):
             harness.push([(key, f"{number}") for key in range(5)])
         harness._query.clock = Slow(clock_of(harness).now_s() + LONG_S)
+        harness._query.policy = MergePolicy(stored_run_bytes=2000, slice_rows=8)
         harness.restart(1, keepLocal=True)
         clock_of(harness).advance(LONG_S)
         harness.push([])
@@ -520,10 +517,8 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
     assert local.open(LocalRun(0, 1, genesis, head)).rows == 100, "those that had expired when the merge began are gone"
 
 
-def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_merges_are_done_in_slices() -> None:
     """By whichever process runs the subtask; what is merged is the same, and is not fetched again."""
-    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
-    monkeypatch.setattr(materializer, "_SLICE_ROWS", 30)
 
     class Slow(ManualClock):
         def monotonic_s(self) -> float:
@@ -533,6 +528,7 @@ def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
     reads = Reads()
     with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
         harness._query.clock = Slow(1e10)
+        harness._query.policy = MergePolicy(at_once_rows=100, slice_rows=30)
         sliced = 0
         for number in range(30):
             harness.push([(key, f"{number}") for key in range(40)])
@@ -547,10 +543,8 @@ def test_large_merges_are_done_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
         assert listed(harness, 39) == [str(number) for number in range(30)]
 
 
-def test_a_slice_of_a_merge_takes_a_part_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_of_a_merge_takes_a_part_of_a_block() -> None:
     """Local runs have large blocks; a batch waits for some of their rows only."""
-    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
-    monkeypatch.setattr(materializer, "_SLICE_ROWS", 100)
 
     class Slow(ManualClock):
         def monotonic_s(self) -> float:
@@ -559,6 +553,7 @@ def test_a_slice_of_a_merge_takes_a_part_of_a_block(monkeypatch: pytest.MonkeyPa
 
     reads = Reads()
     with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
+        harness._query.policy = MergePolicy(at_once_rows=100, slice_rows=100)
         for text in "ab":
             harness.push([(key, text) for key in range(1000)])
         harness._query.clock = Slow(1e10)

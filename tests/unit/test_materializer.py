@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from msgspec import structs
+from msgspec import defstruct, structs
 
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 from statelog.local.policy import MERGE_POLICY, MergePolicy
@@ -25,7 +26,7 @@ from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.runs.times import Moment
-from statelog.sealed import seal, unseal
+from statelog.sealed import seal
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultPlan, FaultStore
 from tests.contract.table_contract import VALUE, encode_changes
@@ -302,7 +303,9 @@ def test_a_job_that_a_later_version_has_left_is_begun_again(subtask: Subtask, is
     subtask.work(grant)
     [state] = subtask.job.glob("*.json")
     kind = "materialization job"
-    job = unseal(state.read_bytes(), materializer._Job, kind=kind, version=1, name="job")
+    fields = json.loads(state.read_bytes())
+    assert (fields.pop("kind"), fields.pop("version"), len(fields.pop("checksum"))) == (kind, 1, 32)
+    job = defstruct("Job", list(fields))(**fields)
     state.write_bytes(seal(job, kind, 1 + is_later))
     assert (subtask.attempt().result(grant) is None) == is_later
     assert subtask.job.exists() != is_later

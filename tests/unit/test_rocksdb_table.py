@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import rocksdict
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, ErrorKind, Options, StorageError, Ttl
-from statelog.checkpoint import maintenance
 from statelog.checkpoint.progress import Restoring
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import Garbage
@@ -29,7 +30,6 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.times import Moment
 from statelog.tables import open as tables
-from statelog.tables import rocksdb as rocksdb_table
 from statelog.tables.open import open_rocksdb
 from statelog.tables.rocksdb import RocksTable
 from statelog.tables.rocksdb_format import decode_values, encode_values
@@ -127,13 +127,11 @@ def folder_of(harness: Harness, subtask: int = 0) -> Path:
     [{}, {"changelog": False}, {"materialization_interval_s": 0.0}, {"inline_budget_bytes": 0}],
     ids=["defaults", "without changelog", "materialized all the time", "uploads"],
 )
-def test_every_change_is_applied_once(
-    options: dict[str, Any], applied: list[int | str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_change_is_applied_once(options: dict[str, Any], applied: list[int | str]) -> None:
     """Whatever is merged meanwhile, and whichever process has the task."""
-    monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 100)
     expected = Expected()
     with make_harness(**options) as harness:
+        harness._query.policy = MergePolicy(at_once_rows=100)
         for batch in range(12):
             push(harness, expected, batch)
     assert applied.count("reset") == 2  # each subtask's first batch
@@ -180,9 +178,11 @@ def digest(name: str) -> bytes:
     return name.encode().ljust(16)
 
 
-def local_runs(directory: Path, *local_runs: tuple[int, str, str, list[Any]]) -> LocalRuns:
+def local_runs(
+    directory: Path, *local_runs: tuple[int, str, str, list[Any]], policy: MergePolicy = MERGE_POLICY
+) -> LocalRuns:
     """Local runs of one batch each: its number, the digests before and after, and the changes."""
-    local = LocalRuns(directory)
+    local = LocalRuns(directory, policy=policy)
     for batch, before, after, changes in local_runs:
         columns = [(1, key, b"", Operation.DELETE if text is None else Operation.PUT, text) for key, text in changes]
         local_run = LocalRun(batch, batch, digest(before), digest(after))
@@ -305,13 +305,10 @@ def test_a_table_that_rocksdb_cannot_go_on_with_is_made_anew(tmp_path: Path, mon
     assert len(tried) == 3
 
 
-def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_opened(tmp_path: Path) -> None:
     """At least so much at a time, or twice as much as has come: so what has expired stays a part of the whole."""
-    monkeypatch.setattr(tables, "_LOOKED_AT_ROWS", 30)
     brief = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
-    local = LocalRuns(tmp_path)
+    local = LocalRuns(tmp_path, policy=MergePolicy(expiry_rows=30))
     heads = ["start", "one", "two", "three"]
     for batch, (name, count) in enumerate([("brief", 400), ("brief", 50), ("value", 5)]):
         keys = [(1000 * batch + number, b"%d" % (1000 * batch + number)) for number in range(count)]
@@ -328,9 +325,8 @@ def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_open
             local, [(local_run, local.open(local_run)) for local_run in chain], digest(head), garbage, restoring()
         )
         assert table is not None
-        count = rows_held(table)
         table.close()
-        return count
+        return rows_held(tmp_path / ROCKSDB_FOLDER)
 
     assert held("one", 0, {}) == 400
     assert held("two", 2000, {}) == pytest.approx(450 - 100, abs=2)
@@ -355,29 +351,26 @@ def test_a_table_that_cannot_be_brought_to_a_state_is_left_to_the_next_attempt(
     assert raised.tb, "although the first one's frames are still there"
 
 
-class SlowTable:
+class SlowRestoring(Restoring):
     """Every chunk of a run takes 0.4 s to be added."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = ManualClock()
-        self.told: list[tuple[int, int]] = []
-        monkeypatch.setattr(rocksdb_table, "_CHUNK_ROWS", 1)
-        rows = RocksTable._rows
+    def __init__(self, clock: ManualClock, deadline_s: float, report: Callable[[int, int], object]) -> None:
+        super().__init__(clock, deadline_s, report, "operator 'op'")
+        self.clock = clock
 
-        def slow(table: RocksTable, *arguments: Any) -> Any:
-            self.clock.advance(0.4)
-            return rows(table, *arguments)
+    def added(self, size_bytes: int) -> None:
+        self.clock.advance(0.4)
+        super().added(size_bytes)
 
-        monkeypatch.setattr(RocksTable, "_rows", slow)
 
-    def open(self, local: LocalRuns, head: str, deadline_s: float | None) -> RocksTable | None:
-        chain = local.chain(digest("start"), digest(head))
-        assert chain is not None
-        runs = [(local_run, local.open(local_run)) for local_run in chain]
-        progress = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "operator 'op'")
-        table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), progress)
-        progress.end()
-        return table
+def open_slowly(local: LocalRuns, head: str, deadline_s: float, told: list[tuple[int, int]]) -> RocksTable | None:
+    chain = local.chain(digest("start"), digest(head))
+    assert chain is not None
+    runs = [(local_run, local.open(local_run)) for local_run in chain]
+    progress = SlowRestoring(ManualClock(), deadline_s, lambda *sizes: told.append(sizes))
+    table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), progress)
+    progress.end()
+    return table
 
 
 def test_what_is_added_to_a_table_is_told_over_all_its_runs(tmp_path: Path) -> None:
@@ -402,36 +395,34 @@ def test_what_is_added_to_a_table_is_told_over_all_its_runs(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["made anew", "gone on with"])
-@pytest.mark.parametrize("batch_bytes", [0, 4 << 20], ids=["sorted files", "writes"])
-def test_progress_and_deadline_of_a_restart_include_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, batch_bytes: int
-) -> None:
+@pytest.mark.parametrize("batch_bytes", [1, 4 << 20], ids=["sorted files", "writes"])
+def test_progress_and_deadline_of_a_restart_include_the_table(tmp_path: Path, is_new: bool, batch_bytes: int) -> None:
     local = local_runs(
         tmp_path,
         (0, "start", "one", [(b"a", "0")]),
         (1, "one", "two", [(bytes([number]), "1") for number in range(5)]),
+        policy=MergePolicy(table_batch_bytes=batch_bytes, table_chunk_rows=1),
     )
     if not is_new:
         state_of(local, "one")
-    monkeypatch.setattr(rocksdb_table, "_BATCH_BYTES", batch_bytes)
-    slow = SlowTable(monkeypatch)
+    told: list[tuple[int, int]] = []
     with pytest.raises(StorageError) as failure:
-        slow.open(local, "two", 1.0)
+        open_slowly(local, "two", 1.0, told)
     assert failure.value.kind is ErrorKind.RESTORE_DEADLINE
     assert "operator 'op': after 1.2 s its state is not restored: its runs are here, and 0.0 of" in str(failure.value)
 
-    slow.told.clear()
-    table = slow.open(local, "two", 10.0)
+    told.clear()
+    table = open_slowly(local, "two", 10.0, told)
     assert table is not None
     assert (
         len(table.get_many(VALUE, make_keys((1, b"a"), *((1, bytes([number])) for number in range(5)))).positions) == 6
     )
     table.close()
     sizes = [run.size_bytes for run in map(local.open, local.local_runs())]
-    known = slow.told[-1][1]
+    known = told[-1][1]
     assert known in (sum(sizes), sizes[1])
-    assert slow.told[-1] == (known, known)
-    assert 0 < slow.told[0][0] < known
+    assert told[-1] == (known, known)
+    assert 0 < told[0][0] < known
 
 
 def test_a_table_that_is_not_used_any_more_is_removed() -> None:
@@ -445,38 +436,53 @@ def test_a_table_that_is_not_used_any_more_is_removed() -> None:
         assert not folder_of(harness).exists()
 
 
-def rows_held(table: RocksTable) -> int:
-    return [key[:1] for key, _ in table._database.items()].count(b"\x01")
+def rows_held(folder: Path) -> int:
+    """The rows of states in the database of a table that is closed."""
+    database = rocksdict.Rdict(str(folder / "data"), rocksdict.Options(raw_mode=True))
+    try:
+        return sum(key.startswith(b"\x01") for key, _ in database.items() if isinstance(key, bytes))
+    finally:
+        database.close()
+
+
+def opened(folder: Path) -> RocksTable:
+    table = RocksTable.open(folder)
+    assert table is not None
+    return table
 
 
 def test_what_has_expired_goes(tmp_path: Path) -> None:
     state = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
-    table = RocksTable.open(tmp_path)
-    assert table is not None
+    table = opened(tmp_path)
     for second in range(10):
         keys = [(number, b"%d" % number) for number in range(100 * second, 100 * (second + 1))]
         changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
         table.apply([make_run(state, changes, expiry_ms=1000 * second)])
     table.apply([make_run(VALUE, [(1, b"1", b"", Operation.PUT, "stays")])])
-    assert rows_held(table) == 1001
+    table.close()
+    assert rows_held(tmp_path) == 1001
+    table = opened(tmp_path)
     for _ in range(5):
         table.drop_expired(Moment(4500, 0), 230)
-    assert rows_held(table) == 501
     assert len(table.get_many(state, make_keys((450, b"450"), (550, b"550"))).positions) == 1
+    table.close()
+    assert rows_held(tmp_path) == 501
+    table = opened(tmp_path)
     for _ in range(5):
         table.drop_expired(Moment(90_000, 0), 230)
-    assert rows_held(table) == 1
     table.close()
+    assert rows_held(tmp_path) == 1
 
 
 def test_deleted_states_go(tmp_path: Path) -> None:
-    table = RocksTable.open(tmp_path)
-    assert table is not None
+    table = opened(tmp_path)
     newer = replace(VALUE, name="$1$value")
     for state in (VALUE, newer, MAP):
         table.apply([make_run(state, [(1, b"a", b"e" if state is MAP else b"", Operation.PUT, state.name)])])
     table.drop_deleted({"value": 1})
-    assert rows_held(table) == 2
+    table.close()
+    assert rows_held(tmp_path) == 2
+    table = opened(tmp_path)
     assert table.get_many(newer, make_keys((1, b"a"))).values.column(0).to_pylist() == ["$1$value"]
     assert not len(table.get_many(VALUE, make_keys((1, b"a"))).positions)
     table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "again")])])
@@ -544,15 +550,11 @@ def test_values_of_every_type_come_back(kind: pa.DataType, values: list[Any]) ->
     assert expiry.to_pylist() == list(range(rows - 1))
 
 
-def test_rows_of_one_hash_that_runs_and_rocksdb_order_differently(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_one_hash_that_runs_and_rocksdb_order_differently(tmp_path: Path) -> None:
     """In a run a key's bytes count, in RocksDB its length comes first; so not all of them can be in a sorted file."""
-    monkeypatch.setattr(rocksdb_table, "_BATCH_BYTES", 100)
-    monkeypatch.setattr(rocksdb_table, "_CHUNK_ROWS", 2)
     keys = [b"aaa", b"b", b"bb", b"c", b"cccc", b"d"]
     changes: list[Any] = [(7, key, b"", Operation.PUT, key.decode()) for key in keys]
-    table = RocksTable.open(tmp_path)
+    table = RocksTable.open(tmp_path, MergePolicy(table_batch_bytes=100, table_chunk_rows=2))
     assert table is not None
     table.apply([make_run(VALUE, [*changes, (8, b"removed", b"", Operation.DELETE, None)])])
     found = table.get_many(VALUE, make_keys(*((7, key) for key in keys), (8, b"removed")))
@@ -565,31 +567,33 @@ def test_rows_of_one_hash_that_runs_and_rocksdb_order_differently(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from statelog.tables import rocksdb as rocksdb_table
+import rocksdict
+from statelog.local.policy import MergePolicy
 from statelog.tables.rocksdb import RocksTable
 from tests.unit.test_rocksdb_table import large_run
 
-rocksdb_table._BATCH_BYTES = 1000
-table = RocksTable.open(Path(sys.argv[1]))
-writes = 0
-write = RocksTable._write
-def dying(self, batch):
-    global writes
-    write(self, batch)
-    writes += 1
-    if writes == int(sys.argv[2]):
-        if sys.argv[3] == "flushed":
-            self._database.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-RocksTable._write = dying
-fill = RocksTable._fill
-def dying_with_files(self, run, note_rows):
-    last = fill(self, run, note_rows)
-    if not int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return last
-RocksTable._fill = dying_with_files
-rocksdb_table._CHUNK_ROWS = 100
+folder, last, is_flushed = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "flushed"
+
+class Dying:
+    "A database whose process dies after so many writes; 0 is after files are taken over."
+    def __init__(self, *arguments):
+        self.database, self.writes = database(*arguments), 0
+    def __getattr__(self, name):
+        return getattr(self.database, name)
+    def write(self, batch, options):
+        self.database.write(batch, options)
+        self.writes += 1
+        if self.writes == last:
+            if is_flushed:
+                self.database.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def ingest_external_file(self, paths, options):
+        self.database.ingest_external_file(paths, options)
+        if not last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+database, rocksdict.Rdict = rocksdict.Rdict, Dying
+table = RocksTable.open(folder, MergePolicy(table_batch_bytes=1000, table_chunk_rows=100))
 table.advance(large_run("old"), b"1" * 16)
 table.advance(large_run("new"), b"2" * 16)
 raise SystemExit(3)

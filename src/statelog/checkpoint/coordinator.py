@@ -46,6 +46,7 @@ from statelog.errors import (
     StatelogError,
     StorageError,
 )
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.restore import read_segment
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.log import Log
@@ -86,6 +87,7 @@ class Coordinator:
         measurements: Measurements,
         deletes_in_background: bool,
         slots: int,
+        merge_policy: MergePolicy = MERGE_POLICY,
     ) -> None:
         self._config = config
         self._store = store
@@ -99,7 +101,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._measurements = measurements
         self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
-        self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name)
+        self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name, merge_policy)
         self._retained_from = INITIAL_BATCH
         self._generations: dict[str, int] = {}
         self._inherited = Inherited()

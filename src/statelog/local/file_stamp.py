@@ -15,24 +15,40 @@ from typing import Final
 
 import xxhash
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _SECOND_NS: Final = 10**9
 
 
-def stamp(path: Path) -> None:
-    """Mark a file whose content is right, where the file system lets times be set; raises FileNotFoundError."""
-    boot = _boot()
-    if boot is not None:
+class FileStamps:
+    """Stamps files; `boot_id` is the system's file with the id of its boot.
+
+    Where the system has none, no file has a stamp, so all files are checked whenever they are opened.
+    """
+
+    def __init__(self, boot_id: Path) -> None:
+        self._boot_id = boot_id
+
+    def stamp(self, path: Path) -> None:
+        """Mark a file whose content is right, where the file system lets times be set; raises FileNotFoundError."""
+        boot = self._boot()
+        if boot is not None:
+            status = path.stat()
+            with suppress(PermissionError):
+                os.utime(path, ns=(status.st_atime_ns, _stamped_ns(status, boot)))
+
+    def is_stamped(self, path: Path) -> bool:
+        """Whether a file is unchanged since it was marked, on this host and since its last boot.
+
+        Raises FileNotFoundError.
+        """
+        boot = self._boot()
         status = path.stat()
-        with suppress(PermissionError):
-            os.utime(path, ns=(status.st_atime_ns, _stamped_ns(status, boot)))
+        return boot is not None and status.st_mtime_ns == _stamped_ns(status, boot)
 
-
-def is_stamped(path: Path) -> bool:
-    """Whether a file is unchanged since it was marked, on this host and since its last boot; or FileNotFoundError."""
-    boot = _boot()
-    status = path.stat()
-    return boot is not None and status.st_mtime_ns == _stamped_ns(status, boot)
+    def _boot(self) -> str | None:
+        try:
+            return self._boot_id.read_text()
+        except FileNotFoundError:
+            return None
 
 
 def _stamped_ns(status: os.stat_result, boot: str) -> int:
@@ -41,9 +57,4 @@ def _stamped_ns(status: os.stat_result, boot: str) -> int:
     return second * _SECOND_NS + xxhash.xxh3_64_intdigest(stamped.encode()) % _SECOND_NS
 
 
-def _boot() -> str | None:
-    """The id of the boot; None where the system has none. Then all files are checked whenever they are opened."""
-    try:
-        return _BOOT_ID.read_text()
-    except FileNotFoundError:
-        return None
+FILE_STAMPS: Final = FileStamps(Path("/proc/sys/kernel/random/boot_id"))

@@ -1,4 +1,4 @@
-"""How much of merging and materializing is done at once, and from when on it is due: one value, passed in."""
+"""How much of merging, materializing and table writes is done at once, and from when on: one value, passed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class MergePolicy:
-    """The table of sizes and times that merging and materializing go by.
+    """The table of sizes and times that merging, materializing and filling tables go by.
 
     Merging local runs: small merges are done at once after a batch, larger ones and materializations in slices. A slice
     ends at a time or a size, whichever comes first. ValueError for a number that is not positive.
@@ -42,6 +42,12 @@ class MergePolicy:
     """Estimated speed of replaying changes at a restart."""
     replay_checkpoint_s: float = 0.005
     """Estimated time that each checkpoint adds to it."""
+    table_batch_bytes: int = 4 << 20
+    """About the size of a batch of writes to a RocksDB table; an empty one takes over a larger run as sorted files."""
+    table_chunk_rows: int = 16_384
+    """Rows that are added to a RocksDB table between two looks at the deadline."""
+    expiry_rows: int = 1000
+    """Rows of a RocksDB table that are looked at for expired ones when it is opened, at least."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from statelog.errors import CorruptionError
 from statelog.files import write_file
-from statelog.local.file_stamp import is_stamped, stamp
+from statelog.local.file_stamp import FILE_STAMPS, FileStamps
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.key_groups import HashRange
@@ -78,10 +78,17 @@ class LocalRuns:
     A `token` is unique among the directory's writers, and begins with the batch that writes.
     """
 
-    def __init__(self, directory: Path, budget: Budget = BUDGET, policy: MergePolicy = MERGE_POLICY) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget: Budget = BUDGET,
+        policy: MergePolicy = MERGE_POLICY,
+        stamps: FileStamps = FILE_STAMPS,
+    ) -> None:
         self.directory = directory
         self.budget = budget
         self.policy = policy
+        self._stamps = stamps
         self._opened: dict[str, Run] = {}
 
     def local_runs(self) -> list[LocalRun]:
@@ -110,9 +117,9 @@ class LocalRuns:
             path = self.directory / local_run.file_name
             try:
                 run = self._map(path)
-                if not is_stamped(path):
+                if not self._stamps.is_stamped(path):
                     run.verify()
-                    stamp(path)
+                    self._stamps.stamp(path)
             except (CorruptionError, pa.ArrowInvalid):
                 self._discard(path)
                 raise
@@ -134,7 +141,7 @@ class LocalRuns:
 
     def keep(self, written: Path, local_run: LocalRun) -> None:
         """Rename a file that was written just now to its local run."""
-        stamp(written)
+        self._stamps.stamp(written)
         written.rename(self.directory / local_run.file_name)
 
     def write_merged(

@@ -35,6 +35,8 @@ class Budget:
     """Input rows of a key chunk."""
     slice_bytes: int = 64 << 20
     """Rows of a merge slice, of a block, of a key chunk, and of a batch of output."""
+    prefetch_entries: int = 100_000
+    """Entries of lists and maps that are fetched for a key chunk at once."""
     input_bytes: int = 256 << 20
     """Input rows that are grouped by key at once."""
     key_bytes: int = 1 << 30

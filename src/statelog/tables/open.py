@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -17,8 +17,6 @@ from statelog.tables.memory import MemoryTable
 from statelog.tables.rocksdb import RocksTable
 
 _log = logging.getLogger(__name__)
-
-_LOOKED_AT_ROWS: Final = 1000
 
 
 class MemoryTables:
@@ -68,7 +66,7 @@ def open_rocksdb(
 
     None if the table is open already, because another attempt of the subtask is still alive.
     """
-    table = RocksTable.open(local.directory / ROCKSDB_FOLDER)
+    table = RocksTable.open(local.directory / ROCKSDB_FOLDER, local.policy)
     if table is None:
         return None
     try:
@@ -84,7 +82,7 @@ def open_rocksdb(
             applied = _apply(table, runs, filling)
         table.drop_deleted(garbage.generations)
         # Twice as many rows as were added, so that expired rows stay a bounded part of the whole.
-        table.drop_expired(garbage.moment, max(_LOOKED_AT_ROWS, 2 * applied))
+        table.drop_expired(garbage.moment, max(local.policy.expiry_rows, 2 * applied))
         return table
     except BaseException:
         table.close()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, StorageError
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
@@ -41,9 +42,6 @@ from statelog.tables.rocksdb_format import (
 )
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
-_CHUNK_ROWS: Final = 16_384
-_BATCH_BYTES: Final = 4 << 20
-"""About the size of one batch of writes."""
 _WRITE_BUFFER_BYTES: Final = 8 << 20
 _CACHE_BYTES: Final = 16 << 20
 _COUNTED_ENTRIES: Final = 4096
@@ -64,8 +62,9 @@ class RocksTable(StateTable):
     sync, because local runs hold the same state.
     """
 
-    def __init__(self, folder: Path, lock: IO[bytes]) -> None:
+    def __init__(self, folder: Path, lock: IO[bytes], policy: MergePolicy) -> None:
         self._folder = folder
+        self._policy = policy
         self._lock = lock
         self._rocksdict = rocksdict_library()
         self._unlogged = self._rocksdict.WriteOptions()
@@ -76,7 +75,7 @@ class RocksTable(StateTable):
             self.reset()
 
     @classmethod
-    def open(cls, folder: Path) -> RocksTable | None:
+    def open(cls, folder: Path, policy: MergePolicy = MERGE_POLICY) -> RocksTable | None:
         """Open the table of a folder, or make it; None if it is open already, here or in another process.
 
         Raises ConfigurationError if rocksdict is not installed, StorageError if the database can be neither opened nor
@@ -86,7 +85,7 @@ class RocksTable(StateTable):
         lock = (folder / "lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(folder / "data", lock)
+            return cls(folder / "data", lock, policy)
         except BlockingIOError:
             lock.close()
             return None
@@ -158,7 +157,7 @@ class RocksTable(StateTable):
         While a run takes several batches of writes, the table's digest is None. `note_rows` is called with the number
         of rows added so far; an exception from it ends the work.
         """
-        fills = not self._contents.states and run.size_bytes > _BATCH_BYTES
+        fills = not self._contents.states and run.size_bytes > self._policy.table_batch_bytes
         self._contents.digest = None
         with self._translated():
             last = self._fill(run, note_rows) if fills else self._put(run, note_rows)
@@ -206,12 +205,13 @@ class RocksTable(StateTable):
 
     def _chunks(self, run: Run) -> Iterator[tuple[pa.RecordBatch, StateDescriptor, int, int]]:
         """The rows of a run in order, in chunks: rows, state, number of the state, number of its description."""
+        chunk_rows = self._policy.table_chunk_rows
         for section in run.sections.values():
             number, form = self._number(section.state)
             for block in section.blocks:
                 rows = block.load()
-                for start in range(0, rows.num_rows, _CHUNK_ROWS):
-                    yield rows.slice(start, _CHUNK_ROWS), section.state, number, form
+                for start in range(0, rows.num_rows, chunk_rows):
+                    yield rows.slice(start, chunk_rows), section.state, number, form
 
     def drop_deleted(self, generations: Mapping[str, int]) -> None:
         """Remove deleted states; `generations` says how often each state that was ever deleted has been."""
@@ -304,7 +304,7 @@ class RocksTable(StateTable):
         return self._rocksdict.SstFileWriter(self._options())
 
     def _written_if_large(self, batch: Any) -> Any:
-        if batch.size_in_bytes() < _BATCH_BYTES:
+        if batch.size_in_bytes() < self._policy.table_batch_bytes:
             return batch
         self._write(batch)
         return self._new_batch()

@@ -22,6 +22,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick
 from statelog.clock import Clock
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRuns
 from statelog.local.use import LocalCache
 from statelog.log.log import Log
@@ -54,9 +55,9 @@ class Task(Protocol):
 class Worker:
     """The memory of a Python worker from task to task."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
         self.tables = MemoryTables()
-        self._local = LocalCache(released=self.tables.forget)
+        self._local = LocalCache(released=self.tables.forget, policy=policy)
 
     def local_runs(self, directory: Path, batch: int) -> LocalRuns:
         """The local runs in the directory of a subtask; those that are mapped already are reused."""
@@ -134,6 +135,8 @@ class LocalQuery:
         """The time of each batch, as in Spark's offset log."""
         self.clock = ManualClock(_CLOCK_START_S)
         self.open_store = open_store
+        self.policy = MERGE_POLICY
+        """The sizes that merging goes by from the next start on; tests may replace it."""
         self.runs = 0
         self.attempts = 0
         self.parallelism = 0
@@ -197,6 +200,7 @@ class LocalQuery:
             measurements=Measurements(),
             deletes_in_background=False,
             slots=2,
+            merge_policy=self.policy,
         )
         coordinator.open(first_batch)
         if first_batch == 0:
@@ -209,7 +213,7 @@ class LocalQuery:
 
     def new_workers(self) -> None:
         """Replace the Python workers by new ones, which remember nothing."""
-        self._workers: defaultdict[int, list[Worker]] = defaultdict(lambda: [Worker(), Worker()])
+        self._workers: defaultdict[int, list[Worker]] = defaultdict(lambda: [Worker(self.policy), Worker(self.policy)])
 
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []

@@ -19,7 +19,6 @@ from statelog.tables.table import KeyBatch, StateTable
 
 Row = tuple[Any, ...]
 
-_PREFETCH_ENTRIES: Final = 100_000
 _ENTRIES_PER_LOOKUP: Final = 1024
 """Fetching this many entries of a key takes some 4 times as long as looking up one."""
 _NEVER_MS: Final = (1 << 63) - 1
@@ -100,7 +99,7 @@ class EntryWindow:
         self._state = state
         self._codec = codec
         self._counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        self._most_at_once = _PREFETCH_ENTRIES
+        self._most_at_once = cursor.budget.prefetch_entries
         self._fetched = range(0)
         self._starts: list[int] = []
         self._entries: list[bytes] = []
@@ -150,7 +149,7 @@ class EntryWindow:
             table = cursor.table_of(self._state)
             self._counts = table.count_entries(self._state, cursor.keys)
             mean_bytes = max(1, table.mean_bytes(self._state))
-            self._most_at_once = max(1, min(_PREFETCH_ENTRIES, cursor.budget.slice_bytes // mean_bytes))
+            self._most_at_once = max(1, min(self._most_at_once, cursor.budget.slice_bytes // mean_bytes))
         return int(self._counts[position])
 
     def _fetch(self, position: int) -> None:
