@@ -30,7 +30,7 @@ from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStat
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
-from statelog.testing.crashes import CrashPoint
+from statelog.testing.query import CrashPoint
 
 _LEFT_OF_THE_LOG = 6  # several drivers killed one after the other leave a file each, and each batch takes some
 

@@ -14,9 +14,9 @@ from statelog.checkpoint.history import History
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.testing.crashes import Crash
 from statelog.testing.faults import Call, Fault, FaultPlan
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.harness import parts_of
+from statelog.testing.query import Crash, LocalQuery
 
 When = Literal["before", "after"]
 
@@ -129,7 +129,7 @@ def keyed(merging: str, plan: FaultPlan) -> Harness:
         storeFaults=plan,
     )
     # Two keys at a time, so that a changeset has parts.
-    harness._query.operator = harness._query.operator.with_budget(Budget(window_keys=2))
+    parts_of(harness).query.operator = parts_of(harness).query.operator.with_budget(Budget(window_keys=2))
     return harness
 
 
@@ -187,5 +187,5 @@ def test_a_process_dies_at_every_store_operation(merging: str, when: When, only_
             harness.restart(2)
             harness.push([], 2000)
             harness.push([], 2000)
-            assert leftovers(harness._query) == set(), plan.killed_at
+            assert leftovers(parts_of(harness).query) == set(), plan.killed_at
     pytest.fail("there is no end of operations")

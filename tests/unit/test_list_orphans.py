@@ -15,8 +15,8 @@ from statelog.errors import ConfigurationError
 from statelog.log.entry import Checkpoint, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
-from statelog.testing.crashes import Crash
 from statelog.testing.log_contract import make_claim
+from statelog.testing.query import Crash
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 

@@ -27,13 +27,12 @@ from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget
 from statelog.runs.times import Moment
-from statelog.spark.process_worker import make_operator
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.unkeyed import UnkeyedQuery
 from statelog.windows.build import WindowDefinition
 
 Change = Callable[[Any], None]
@@ -352,7 +351,7 @@ class CountingWithoutKeys(statelog.OperatorProcessor):
 
 def subtask_without_keys(processor: CountingWithoutKeys) -> UnkeyedSubtask:
     arguments = OperatorArguments("k long", "text string")
-    operator = make_operator(OperatorQuery(CountingWithoutKeys(0), arguments, Options()).operator.spec)
+    operator = UnkeyedQuery(CountingWithoutKeys(0), arguments, Options()).operator.spec.operator()
     operator = replace(operator, processor=processor, budget=Budget(slice_bytes=SLICE_BYTES))
     return UnkeyedSubtask(operator, {}, CONTEXT)
 
