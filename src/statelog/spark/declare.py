@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from pyspark.sql.types import DataType, StructType
@@ -21,12 +21,12 @@ _NAME_LENGTH: Final = 200
 _Declaration = TypeVar("_Declaration", KeyedStateDeclaration, UnkeyedStateDeclaration)
 
 
-@dataclass
+@dataclass(frozen=True)
 class KeyedDeclarations:
     """The states that the ``init`` of a keyed operator's processor has declared and deleted."""
 
-    states: dict[str, KeyedStateDeclaration] = field(default_factory=dict)
-    deleted: dict[str, None] = field(default_factory=dict)
+    states: dict[str, KeyedStateDeclaration]
+    deleted: dict[str, None]
     """Names of the states whose stored values must go, in the order of the calls."""
 
     def by_name(self) -> list[KeyedStateDeclaration]:
@@ -119,7 +119,7 @@ class _DeclaringHandle(Generic[_Declaration]):
     def _schemas(self, name: str, value: Any, entry: Any, *, has_entries: bool) -> tuple[StructType, StructType | None]:
         """The checked schemas of a state's values and of its map keys."""
         _check_state_name(name, self._uid)
-        subject = f"operator '{self._uid}': the schema of state '{name}'"
+        subject = f"operator '{self._uid}': state '{name}': schema"
         keys = parse_schema(entry, subject, self._parse) if has_entries else None
         return parse_schema(value, subject, self._parse), keys
 

@@ -6,11 +6,11 @@ Spark's tester on the same base. docs/testing.md is the page for users.
 
 A harness works like this:
 
-1. `arguments` holds the test's description of the operator. `keyed` or `unkeyed` checks it and builds the operator that
-   a Spark worker would run; `ddl`, `key_hashes` and `rows` replace the JVM's part in this.
-2. `query` plays the driver, its hosts and their Python workers in this process. Batch by batch it retries tasks, repeats
-   a batch if the driver dies, and starts the query again at any parallelism, as Spark does. It lets a process die at a
-   step of a batch on demand; `faults` makes store calls fail before or after their effect.
+1. `arguments` holds the test's description of the operator. `keyed` or `unkeyed` checks it and builds the operator
+   that a Spark worker would run; `ddl`, `key_hashes` and `rows` replace the JVM's part in this.
+2. `query` plays the driver, its hosts and their Python workers in this process. As Spark does, it runs batch after
+   batch, retries tasks, repeats a batch if the driver dies, and starts the query again at any parallelism. On demand
+   a process dies at a step of a batch; `faults` makes store calls fail before or after their effect.
 3. `state_view` reads a key's state from the newest checkpoint, as a new host would.
 
 Apart from that, `contracts` has conformance tests for stores, logs and tables, which an implementation subclasses, and

@@ -39,7 +39,7 @@ class HarnessSnapshot:
     options: Options
 
 
-@dataclass
+@dataclass(frozen=True)
 class HarnessParts:
     """The parts of a harness, for statelog's own tests."""
 
@@ -57,8 +57,8 @@ class HarnessParts:
 
 
 def parts_of(harness: Harness) -> HarnessParts:
-    """The parts that a harness runs."""
-    return harness._parts
+    """The parts of a harness as it is now; a restart may replace the description."""
+    return HarnessParts(harness._description, harness._query, harness._batches)
 
 
 class Harness:
@@ -164,12 +164,11 @@ class Harness:
     ) -> None:
         self._arguments = arguments
         self._options = options
-        description = _description(processor, arguments, options)
+        self._description = _described(processor, arguments, options)
         directory = new_directory()
-        self._query = LocalQuery(description.operator, directory, options, open_store=_store_opener(faults))
+        self._query = LocalQuery(self._description.operator, directory, options, open_store=_store_opener(faults))
         self._discard = finalize(self, discard, directory, self._query.stores)
         self._batches = MicroBatches(self._query, parallelism)
-        self._parts = HarnessParts(description, self._query, self._batches)
         self._is_closed = False
         self._last_output: _Rows = []
 
@@ -246,7 +245,7 @@ class Harness:
             If the output differs: the processor is not deterministic.
         """
         self._require_open()
-        output = self._parts.description.output(self._batches.repeat(in_new_run=restart))
+        output = self._description.output(self._batches.repeat(in_new_run=restart))
         expected, found = (Counter(map(repr, rows)) for rows in (self._last_output, output))
         if found != expected:
             only_before, only_now = list((expected - found).elements()), list((found - expected).elements())
@@ -268,8 +267,8 @@ class Harness:
 
     def _run(self, rows: Sequence[Any], time: BatchTime, broadcast: Sequence[Any] = ()) -> _Rows:
         self._require_open()
-        data = self._parts.description.data(rows, broadcast)
-        self._last_output = self._parts.description.output(self._batches.run(data, time))
+        data = self._description.data(rows, broadcast)
+        self._last_output = self._description.output(self._batches.run(data, time))
         return self._last_output
 
     # ---- Crashes and restarts ----
@@ -327,8 +326,8 @@ class Harness:
         """
         self._require_open()
         if processor is not None:
-            self._parts.description = _description(processor, self._arguments, self._options)
-            self._query.operator = self._parts.description.operator
+            self._description = _described(processor, self._arguments, self._options)
+            self._query.operator = self._description.operator
         self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
 
     def snapshot(self) -> HarnessSnapshot:
@@ -398,16 +397,16 @@ class Harness:
             The state.
         """
         self._require_open()
-        if not isinstance(self._parts.description, UnkeyedQuery):
+        if not isinstance(self._description, UnkeyedQuery):
             raise ConfigurationError(
                 "operatorState: the operator is keyed.", hint="Use value, list and map, which take a key."
             )
-        return self._parts.description.state(name, self._batches.history(), self._query.location)
+        return self._description.state(name, self._batches.history(), self._query.location)
 
     @property
     def _view(self) -> StateView:
         self._require_open()
-        return self._parts.view
+        return parts_of(self).view
 
     @property
     def batchId(self) -> int:
@@ -461,7 +460,7 @@ class Harness:
             raise ConfigurationError("The harness is closed.", hint="Make another one.")
 
 
-def _description(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | UnkeyedQuery:
+def _described(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | UnkeyedQuery:
     if not isinstance(processor, OperatorProcessor):
         if arguments.broadcast is not None:
             raise ConfigurationError("Harness: a keyed operator has no broadcast input.")

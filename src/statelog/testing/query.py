@@ -432,16 +432,9 @@ class MicroBatches:
 
     def snapshot(self) -> Snapshot:
         """Copy the query as it would outlive its processes."""
-        times = dict(self.query.times)
-        return Snapshot(self.query.query_id, self.parallelism, self.next_batch, times, self.objects())
-
-    def objects(self) -> dict[str, bytes]:
-        """The objects in the store."""
         store = LocalStore(self.query.location)
-        try:
-            return {info.name: store.read(info.name) for info in store.list()}
-        finally:
-            store.close()
+        objects = {info.name: store.read(info.name) for info in store.list()}
+        return Snapshot(self.query.query_id, self.parallelism, self.next_batch, dict(self.query.times), objects)
 
     def load(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; to be called before the first batch."""
