@@ -31,13 +31,14 @@ def run_in_child(
     directory: Path,
     environment: Mapping[str, str] | None = None,
     watch: Callable[[int], None] | None = None,
-) -> Any:
+) -> dict[str, Any]:
     """Call a function in a fresh process.
 
     Parameters
     ----------
     function : str
-        ``module:name`` of a function that takes keyword arguments and returns what JSON can hold.
+        ``module:name`` of a function that takes keyword arguments and returns a dict of what JSON can hold, or
+        nothing; then nothing is to be done with the result.
     arguments : dict
         Its arguments; what JSON can hold.
     directory : Path
@@ -59,7 +60,8 @@ def run_in_child(
         code = child.wait()
     if code != 0:
         raise _failed(function, code, directory)
-    return json.loads((directory / _ANSWERED).read_text())
+    answered: dict[str, Any] = json.loads((directory / _ANSWERED).read_text())
+    return answered
 
 
 def kill_child_when(

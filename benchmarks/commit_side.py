@@ -22,6 +22,7 @@ from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.log.open_store import open_retrying_store
+from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.runs import digests
@@ -154,7 +155,8 @@ def _checkpoint(load: _Load, batch: int, call: Call) -> float:
     for subtask, task in enumerate(tasks):
         picked = load.pick(batch, subtask)
         payload = load.payloads[picked]
-        ack = Ack(task, load.checksums[picked], len(payload), 1, 1, "", 0.0)
+        segment = SegmentRef(task.subtask, task.attempt, load.checksums[picked], 0, len(payload), 1, 1)
+        ack = Ack(task, [segment], 0.0)
         started_s = time.perf_counter()
         reply = call(ack, payload)
         elapsed_s = time.perf_counter() - started_s
@@ -192,6 +194,7 @@ def _direct(coordinator: Coordinator) -> Call:
             return coordinator.begin(request)
         if isinstance(request, Fetch):
             return coordinator.fetch(request)
+        assert isinstance(request, Ack)
         return coordinator.ack(request, payload)
 
     return call

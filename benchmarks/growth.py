@@ -38,7 +38,9 @@ def run(
     if rows_per_batch > min(*keys, materialization_keys):
         raise click.UsageError(f"{rows_per_batch} rows per batch are more than the fewest keys.")
     sizes = sorted(set(keys))
-    by_size = {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes}
+    by_size: dict[str, dict[str, Any]] = {
+        f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes
+    }
     off = {"materialization": False}
     by_state: dict[str, dict[str, Any]] = {
         RUNNING: {"keys": materialization_keys, "built_with": off, "options": {"materialization_interval_s": 0.0}},
@@ -53,7 +55,7 @@ def run(
         upkeep = measure(by_state)
     pairs = [pair for pair in zip(upkeep[RUNNING], upkeep[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
     materializing = {RUNNING: [pair[0] for pair in pairs], NOT_RUNNING: [pair[1] for pair in pairs]}
-    figures = {
+    figures: dict[str, Any] = {
         "sizes": {name: _figures(batches) for name, batches in growing.items()},
         "materialization": {name: _figures(batches) for name, batches in materializing.items() if batches},
         "longest_extra_batch_s": max(

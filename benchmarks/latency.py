@@ -20,7 +20,7 @@ from benchmarks.frame import Benchmark, Result, alternate, scratch
 from benchmarks.latency_events import EventSender
 from benchmarks.latency_side import AGGREGATION, SPARK, STATELOG
 
-__all__ = ["BENCHMARK", "MaterializationSchedule", "figures_of", "run"]
+__all__ = ["BENCHMARK", "Schedule", "figures_of", "run"]
 
 _FRACTIONS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MIN_THROUGHPUT: Final = 0.95
@@ -32,7 +32,7 @@ _START_S: Final = 120
 
 
 @dataclass(frozen=True)
-class MaterializationSchedule:
+class Schedule:
     """Which events there are, and which of them are measured.
 
     Parameters
@@ -75,7 +75,7 @@ def run(
     directory: Path | None,
 ) -> Result:
     """Measure; the parameters are the options of the command."""
-    schedule = MaterializationSchedule(rate, warm_up, seconds)
+    schedule = Schedule(rate, warm_up, seconds)
     if schedule.end == schedule.first:
         raise click.UsageError(f"In {seconds:g} s there is no event at {rate:g} per second.")
     with scratch(directory) as place:
@@ -103,14 +103,14 @@ def run(
     )
 
 
-def figures_of(rounds: Sequence[dict[str, Any]], schedule: MaterializationSchedule) -> dict[str, Any]:
+def figures_of(rounds: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str, Any]:
     """Figures of a side: percentiles of all rounds' events, and those of each round.
 
     Parameters
     ----------
     rounds : sequence of dict
         What :func:`benchmarks.latency_side.run` returned, with the sender's ``started_s`` and ``latest_s``, by round.
-    schedule : MaterializationSchedule
+    schedule : Schedule
         The events.
 
     Returns
@@ -136,9 +136,7 @@ def figures_of(rounds: Sequence[dict[str, Any]], schedule: MaterializationSchedu
     }
 
 
-def _run_side(
-    side: str, schedule: MaterializationSchedule, keys: int, drain: float, parallelism: int, place: Path
-) -> dict[str, Any]:
+def _run_side(side: str, schedule: Schedule, keys: int, drain: float, parallelism: int, place: Path) -> dict[str, Any]:
     directory = place / uuid.uuid4().hex
     directory.mkdir()
     # A new query runs a batch without events first, in which most of what it needs is started.
@@ -159,7 +157,7 @@ def _run_side(
     return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
 
 
-def _latencies_ms(one: dict[str, Any], schedule: MaterializationSchedule) -> npt.NDArray[np.float64]:
+def _latencies_ms(one: dict[str, Any], schedule: Schedule) -> npt.NDArray[np.float64]:
     """Of each measured event; of one that was not committed, how long it had waited at the end."""
     events = np.arange(schedule.first, schedule.end)
     ends = np.array([batch["end"] for batch in one["batches"]], np.int64)
@@ -178,7 +176,7 @@ def _percentiles(latencies_ms: npt.NDArray[np.float64]) -> dict[str, float | Non
     }
 
 
-def _measured_batches(one: dict[str, Any], schedule: MaterializationSchedule) -> list[dict[str, Any]]:
+def _measured_batches(one: dict[str, Any], schedule: Schedule) -> list[dict[str, Any]]:
     """The batches with events that are measured."""
     return [batch for batch in one["batches"] if batch["end"] > schedule.first]
 
@@ -188,7 +186,7 @@ def _committed(one: dict[str, Any]) -> int:
     return max((batch["end"] for batch in one["batches"]), default=0)
 
 
-def _throughput(one: dict[str, Any], schedule: MaterializationSchedule) -> float:
+def _throughput(one: dict[str, Any], schedule: Schedule) -> float:
     """Events committed per second while the measured ones came in; 0 if there were not two commits meanwhile."""
     begin_s = one["started_s"] + schedule.warm_up_s
     meanwhile = [batch for batch in one["batches"] if begin_s <= batch["committed_s"] <= begin_s + schedule.measured_s]
@@ -199,7 +197,7 @@ def _throughput(one: dict[str, Any], schedule: MaterializationSchedule) -> float
     return rate
 
 
-def _backlog(one: dict[str, Any], schedule: MaterializationSchedule) -> int:
+def _backlog(one: dict[str, Any], schedule: Schedule) -> int:
     """How many events were not committed when the last one came in."""
     end_s = one["started_s"] + schedule.warm_up_s + schedule.measured_s
     return schedule.end - max((batch["end"] for batch in one["batches"] if batch["committed_s"] <= end_s), default=0)
@@ -228,7 +226,7 @@ def _row(side: str, figures: dict[str, Any]) -> list[str]:
 
 
 def _remarks(
-    schedule: MaterializationSchedule, keys: int, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]
+    schedule: Schedule, keys: int, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]
 ) -> list[str]:
     lines = [
         f"{schedule.rate:,.0f} events/s, evenly spaced, {keys:,} possible keys, all alike. Latency: from the time an"

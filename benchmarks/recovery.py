@@ -127,7 +127,8 @@ def targets_of(
 
     def ratio(one: str, other: str) -> float:
         pairs = zip(measured[one], measured[other], strict=True)
-        return statistics.median(first["restore_s"] / second["restore_s"] for first, second in pairs)
+        ratios: list[float] = [first["restore_s"] / second["restore_s"] for first, second in pairs]
+        return statistics.median(ratios)
 
     has_both = built["base_bytes"] > 0 and built["changes_bytes"] > 0
     targets = [

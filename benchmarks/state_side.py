@@ -97,9 +97,12 @@ def _operator(
     keyed: Any = statelog.key_by(rows, "key") if side == STATELOG else rows.groupBy("key")
     if side == SPARK:
         own = {}
+    output: DataFrame
     if mode == "row":
-        return keyed.transformWithState(what.takes_rows(), OUTPUT, "update", what.time_mode, **own)
-    return keyed.transformWithStateInPandas(_require(what), OUTPUT, "update", what.time_mode, **own)
+        output = keyed.transformWithState(what.takes_rows(), OUTPUT, "update", what.time_mode, **own)
+    else:
+        output = keyed.transformWithStateInPandas(_require(what), OUTPUT, "update", what.time_mode, **own)
+    return output
 
 
 def _require(what: Kind) -> Any:

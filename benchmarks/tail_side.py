@@ -16,7 +16,8 @@ from statelog.clock import SystemClock
 from statelog.metrics import Measurements
 from statelog.storage import Store, open_store
 from statelog.storage.races import ThreadedRaces
-from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.storage.retry import RetryingStore
+from statelog.storage.retry_policy import RetryPolicy
 
 __all__ = ["HEDGED", "SINGLE", "object_name", "run"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -161,7 +161,8 @@ def _start(run: Run, after: Kill | None) -> Recovery:
 
 
 def _next_checkpoint_s(run: Run, since_s: float) -> float:
-    return next(event["at_s"] - since_s for event in run.events_of("checkpoint") if event["at_s"] > since_s)
+    times_s: Iterator[float] = (event["at_s"] for event in run.events_of("checkpoint"))
+    return next(at_s - since_s for at_s in times_s if at_s > since_s)
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -11,7 +11,8 @@ from statelog.errors import ErrorKind
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
 from statelog.storage.races import Ended, Race, ThreadedRaces
-from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.storage.retry import RetryingStore
+from statelog.storage.retry_policy import RetryPolicy
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.store_contract import StoreContract
 

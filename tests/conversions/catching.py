@@ -38,7 +38,7 @@ def _catch_conversions() -> None:
     from_frame = PandasToArrowConversion.__dict__["convert"].__func__
     batch = pa.RecordBatch
 
-    def convert(cls: Any, data: Any, schema: Any, **options: Any) -> Any:
+    def convert(cls: Any, /, data: Any, schema: Any, **options: Any) -> Any:
         try:
             return from_frame(cls, data, schema, **options)
         except Exception:
@@ -62,5 +62,5 @@ def _catch_conversions() -> None:
                 note(_log[0], "= error")
                 return batch.from_pylist([], schema=schema)
 
-    PandasToArrowConversion.convert = classmethod(convert)
+    PandasToArrowConversion.convert = classmethod(convert)  # type: ignore[method-assign, assignment]  # in this worker
     pa.RecordBatch = RecordBatch

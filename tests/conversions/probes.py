@@ -122,7 +122,7 @@ class OutputProbe(StatefulProcessor):
     def init(self, handle: Any) -> None:
         pass
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         for row in rows:
             note(self._log, f"? {row.text}")
             yield self.output(row.text, value(row.text))

@@ -10,11 +10,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from pyspark.serializers import PickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructType
 
 from tests.conversions.answers import SPARK, SPARK_INPUTS, Answers, write
 from tests.conversions.cases import INPUTS, TYPES, VALUES, ZONE, show, value
@@ -85,15 +86,18 @@ def _sent(kind: str, item: str) -> bytes:
     """What Spark's client sends of a value; the item itself if it does not get so far."""
     way, _, text = item.partition("|")
     try:
-        schema = DataType.fromDDL(f"f {kind}")
+        schema = cast(StructType, DataType.fromDDL(f"f {kind}"))
         row = value(text) if way.startswith("bare") else (value(text),)
-        return StatefulProcessorApiClient._serialize_to_bytes(_Client, schema, row)
+        return _Client()._serialize_to_bytes(schema, row)
     except Exception:
         return item.encode()
 
 
-class _Client:
-    pickleSer = PickleSerializer()
+class _Client(StatefulProcessorApiClient):
+    """A client without a connection."""
+
+    def __init__(self) -> None:
+        self.pickleSer = PickleSerializer()
 
 
 def of_outputs(spark: SparkSession, kind: str, probe: type[OutputProbe]) -> Results:

@@ -140,7 +140,7 @@ class Commands(StatefulProcessor):
             yield (json.dumps([list(key), time_ms, self._run(command, time_ms, timerValues)]),)
 
     def _now_ms(self, times: Any) -> int:
-        now_ms = times.getCurrentWatermarkInMs() if self.by_watermark else times.getCurrentProcessingTimeInMs()
+        now_ms: int = times.getCurrentWatermarkInMs() if self.by_watermark else times.getCurrentProcessingTimeInMs()
         return max(0, now_ms)
 
     def _run(self, command: Command, base_ms: int, times: Any) -> Any:

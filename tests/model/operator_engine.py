@@ -19,7 +19,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.clock import ManualClock
 from statelog.local.snapshots import LocalSnapshots
@@ -32,9 +32,10 @@ from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.query import CrashPoint
 
-_LEFT_OF_THE_LOG = 6  # several drivers killed one after the other leave a file each, and each batch takes some
+_LEFT_OF_THE_LOG = 3
+"""Files of the log that may wait for the next batches, beside those of starts without a batch."""
 
-Command = list[Any]
+Command = Sequence[Any]
 
 LISTS = ("items", "more")
 _ROWS = pa.schema([("command", pa.string())])
@@ -195,6 +196,7 @@ class OperatorEngine:
 
     def __post_init__(self) -> None:
         self.runs = 0
+        self._waiting_claims = self._batches = 0
         self.attempts = 0
         self.clock = ManualClock(10**10)
         self.observer = CrashPoint(Observer())
@@ -207,6 +209,7 @@ class OperatorEngine:
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
         """Start a run of the query, as a new driver process would."""
         self.runs += 1
+        self._waiting_claims = self._claims() + 1
         self.host += 0 if keep_local else 1
         self.parallelism = parallelism
         self.observer.arm(None)
@@ -251,7 +254,7 @@ class OperatorEngine:
     def leaked(self) -> list[str]:
         """Objects that neither a retained checkpoint nor the log needs.
 
-        Of the log's files that may hold claims one goes after the other, so a few may be left.
+        Every start leaves a file with its claim. Such files go one by one, the oldest first, one with each batch.
         """
         store = LocalStore(self.location)
         kept = list(History(self.read_log()).checkpoints)[-self.retained_checkpoints :]
@@ -259,12 +262,19 @@ class OperatorEngine:
         start = kept[-1].log_start if kept else 1
         left = [info.name for info in store.list() if info.name not in named]
         older = [name for name in left if name.endswith(".log") and int(Path(name).stem) < start]
-        return [name for name in left if not name.endswith(".log")] + older[_LEFT_OF_THE_LOG:]
+        return [name for name in left if not name.endswith(".log")] + older[_LEFT_OF_THE_LOG + self._claims() :]
+
+    def _claims(self) -> int:
+        """How many files with claims may be left: each start has made one, each checkpoint since has removed one."""
+        batches = len(self.observer.checkpoints)
+        self._waiting_claims = max(0, self._waiting_claims - (batches - self._batches))
+        self._batches = batches
+        return self._waiting_claims
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
             return self.coordinator.begin(request)
-        assert not isinstance(request, Fetch)
+        assert isinstance(request, Ack)
         self.coordinator.ack(request, payload)
         return Acked()
 

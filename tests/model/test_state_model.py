@@ -168,7 +168,6 @@ class StateMachine(RuleBasedStateMachine):
         hosts: int,
         seed: int,
     ) -> None:
-        self.rules = rules
         self.actions, self.hosts = actions, hosts
         self.model = Model(rules)
         self.initial = initial or []
@@ -214,7 +213,7 @@ class StateMachine(RuleBasedStateMachine):
     def run_batch(self, rows: list[Row], step_ms: int) -> None:
         self._push(rows, step_ms)
 
-    @precondition(lambda self: self.rules.event_time and self.rules.delay_ms is None)
+    @precondition(lambda self: self.model.rules.event_time and self.model.rules.delay_ms is None)
     @rule(step_ms=steps_ms)
     def move_watermark(self, step_ms: int) -> None:
         watermark_ms = self.harness.watermarkMs + step_ms

@@ -13,6 +13,7 @@ import statelog
 from statelog import CountWindows, SessionWindows, SlidingWindows
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
+from statelog.testing.arguments import read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition, WindowPlan
 
@@ -285,7 +286,7 @@ def window_operator(
         mode = TimeMode.NONE
     column = "time" if mode is TimeMode.EVENT_TIME else None
     definition = WindowDefinition(
-        parse_ddl(INPUT), ["user"], "UTC", windows, mode, column, lateness_ms, late_column, parse=parse_ddl
+        read_schema(INPUT, "input"), ["user"], "UTC", windows, mode, column, lateness_ms, late_column, parse=parse_ddl
     )
     return KINDS[kind](definition)
 

@@ -20,7 +20,7 @@ _NEGATED = {"==": "!=", "!=": "==", "in": "not in", "not in": "in", "is": "is no
 _EMPTY = {"list": "[]", "tuple": "()", "Sequence": "()", "set": "set()", "frozenset": "frozenset()", "dict": "{}"}
 
 
-class _Replacement(Operator):
+class _Replacement(Operator):  # type: ignore[misc]  # cosmic_ray has no types
     """Replaces a part of the source by other text; a subclass says which part by which text."""
 
     def replacements(self, node: Any) -> Iterator[tuple[Any, str]]:
@@ -349,7 +349,8 @@ def _is_effect(statement: Any) -> bool:
     if statement.type == "keyword":
         return statement.value == "continue" or (statement.value == "break" and _loop(statement) == "for_stmt")
     if statement.type in ("atom_expr", "power"):
-        return statement.children[-1].type == "trailer" and statement.children[-1].children[0].value == "("
+        last = statement.children[-1]
+        return bool(last.type == "trailer" and last.children[0].value == "(")
     if statement.type == "expr_stmt":
         target, sign = statement.children[0], statement.children[1]
         return sign.type == "annassign" or target.type == "atom_expr" or getattr(sign, "value", "=") != "="
@@ -362,14 +363,15 @@ def _changes_more(statement: Any) -> bool:
 
 
 def _loop(node: Any) -> str:
-    return next(parent.type for parent in _parents(node) if parent.type in ("for_stmt", "while_stmt"))
+    kinds: Iterator[str] = (parent.type for parent in _parents(node))
+    return next(kind for kind in kinds if kind in ("for_stmt", "while_stmt"))
 
 
 def _is_all_of_a_guard(simple: Any) -> bool:
     """Whether leaving out the statement is what never taking its branch does as well."""
     suite = simple.parent
     if suite.type != "suite":
-        return suite.type == "if_stmt"
+        return bool(suite.type == "if_stmt")
     return (
         len(suite.children) == 2
         and suite.parent.type in ("if_stmt", "for_stmt")

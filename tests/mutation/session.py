@@ -86,7 +86,8 @@ class Coverage:
         return self._fastest(set(self.seconds), budget_s)
 
     def _fastest(self, tests: set[str], budget_s: float) -> list[str]:
-        chosen, total = [], 0.0
+        chosen: list[str] = []
+        total = 0.0
         for test in sorted(tests, key=lambda test: (self.seconds[test], test)):
             total += self.seconds[test]
             if chosen and total > budget_s:

@@ -172,8 +172,7 @@ class Cluster:
         while waiting or busy:
             while waiting and len(busy) < mood.width:
                 subtask = waiting.popleft()
-                worker = self._send(batch, at, rows, subtask, mood, rng, busy)
-                busy[worker] = subtask
+                busy[self._send(batch, at, rows, subtask, mood, rng, busy)] = subtask
             worker = self._await_answer(list(busy), kill_at_s, rng)
             kill_at_s = kill_at_s if worker else None
             if worker is None:

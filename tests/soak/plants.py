@@ -18,7 +18,7 @@ _result, _work, _fits, _take = (
     Materializer.result,
     Materializer.work,
     MaterializationPolicy._fits,
-    MaterializationPolicy.take,
+    MaterializationPolicy.accept,
 )
 
 
@@ -73,7 +73,7 @@ def _take_first(self: MaterializationPolicy, batch: Batch, taken: AcceptedAck, g
 
 def lost_jobs() -> AbstractContextManager[object]:
     """What comes with the ack of a second action is dropped, as its result is that of the first."""
-    return patch.object(MaterializationPolicy, "take", _take_first)
+    return patch.object(MaterializationPolicy, "accept", _take_first)
 
 
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {

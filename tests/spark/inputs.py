@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,4 +28,4 @@ def add_json(folder: Path, batches: Iterable[Sequence[Mapping[str, Any]]]) -> No
     """Add a file of rows per batch."""
     for rows in batches:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        add_file(folder, lambda path, text=text: path.write_text(text))
+        add_file(folder, partial(Path.write_text, data=text))

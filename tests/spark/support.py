@@ -41,7 +41,7 @@ ForEachBatch = Callable[[DataFrame, int], None]
 
 
 def make_orders(batches: int, *, seed: int = 1, rows: int = 30, users: int = 14) -> list[list[Order]]:
-    """MaterializationPolicy of some users: purchases, refunds, and closed accounts."""
+    """Orders of some users: purchases, refunds, and closed accounts."""
     rng = random.Random(seed)
     return [
         [

@@ -102,7 +102,10 @@ KEYS: dict[str, list[tuple[Any, ...]]] = {
     "string": [("",), (None,), ("a",), ("a\0",), ("ä\N{GRINNING FACE}",), ("b" * 300,)],
     "two strings": [("a", "bc"), ("ab", "c"), ("", "abc"), (None, "abc"), ("abc", None), ("", "")],
     "decimal": [(decimal.Decimal(text),) for text in ("0.00", "-0.01", "1.10", "99999999999999.99")],
-    "timestamp": [(datetime.datetime(*at, tzinfo=datetime.UTC),) for at in ((1969, 12, 31), (2026, 3, 29, 1, 30))],
+    "timestamp": [
+        (datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC),),
+        (datetime.datetime(2026, 3, 29, 1, 30, tzinfo=datetime.UTC),),
+    ],
     "double": [(0.0,), (-0.0,), (math.nan,), (_NAN_OF_OTHER_BITS,), (math.inf,), (-math.inf,), (1e-320,), (None,)],
     "date, boolean, bytes": [(datetime.date(1960, 1, 1), True, b""), (None, False, b"\0"), (None, False, b"")],
 }

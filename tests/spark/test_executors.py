@@ -10,6 +10,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     assert driver.wait(1500) == 0, driver.end
     text = json.loads((root / "story.json").read_text())
     for executor in text["executors"]:
-        wait_until(lambda pid=executor: not is_alive(pid), "the end of an executor", 30)
+        wait_until(partial(has_ended, executor), "the end of an executor", 30)
     return Told(Job(root / "ledger"), text)
+
+
+def has_ended(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 def test_the_state_is_exact_after_all_of_it(told: Told) -> None:

@@ -242,7 +242,9 @@ def convert(job: Job, rates: Job, spark: SparkSession, parallelism: int, process
 def test_every_subtask_has_the_broadcast_state(spark: SparkSession, tmp_path: Path) -> None:
     job, rates = Job(tmp_path), Job(tmp_path / "rates")
     rates.root.mkdir()
-    payments = [{"id": number, "cur`rency": "ABC"[number % 3], "amount": float(number)} for number in range(30)]
+    payments: list[dict[str, Any]] = [
+        {"id": number, "cur`rency": "ABC"[number % 3], "amount": float(number)} for number in range(30)
+    ]
     # Batch 0: both inputs; 1: only payments; 2: only rates, one of them twice; 3: only payments.
     legs = [
         (payments[:10], [("A", 2.0), ("B", 3.0)], 2),

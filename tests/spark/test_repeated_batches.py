@@ -85,7 +85,7 @@ def test_the_state_follows_the_attempt_whose_output_spark_kept(spark: SparkSessi
     driver = start_driver("retries", tmp_path, arguments)
     assert driver.wait() == 0, driver.end
     assert "is not deterministic; the later attempt counts" in driver.text
-    kept = dict(job.results()[0])
+    kept = {user: total for user, total in job.results()[0]}
     assert set(kept.values()) == {1, 1000}
 
     job.add([batches[0]])

@@ -86,9 +86,9 @@ def test_spark_reads_every_type_of_a_savepoint_and_loads_it_again(spark: SparkSe
             assert found.simpleString() == wanted.simpleString(), "the type is the state's"
         assert sorted(map(repr, of_value.collect())) == sorted(map(repr, expected.collect()))
         for frame, prefix in ((last, "key"), (rows, "key"), (rows, "mapkey")):
-            found = frame.select(*[F.col(f"{prefix}_{name}").alias(name) for name in FIELDS[: len(KEYS)]])
+            of_key = frame.select(*[F.col(f"{prefix}_{name}").alias(name) for name in FIELDS[: len(KEYS)]])
             keys = expected.select(*FIELDS[: len(KEYS)])
-            assert sorted(map(repr, found.collect())) == sorted(map(repr, keys.collect()))
+            assert sorted(map(repr, of_key.collect())) == sorted(map(repr, keys.collect()))
         again = run(spark, tmp_path / "two", [], {"last": last, "rows": rows})
         for name, frame in (("last", last), ("rows", rows)):
             assert sorted(map(repr, spark.read.parquet(str(again / name)).collect())) == sorted(

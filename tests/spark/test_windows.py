@@ -108,7 +108,7 @@ def test_windows_are_those_of_spark(
     assert _found(in_batch.where("user != 'z'").collect()) == expected
 
 
-class MaterializationPolicy(statelog.WindowProcessor):
+class Orders(statelog.WindowProcessor):
     """Returns what a window has of each user, and what was in those before."""
 
     def init(self, handle: Any) -> None:
@@ -144,7 +144,7 @@ def test_late_rows_are_returned_in_a_column(spark: SparkSession, tmp_path: Path)
         output["on time"] += statelog.on_time(batch, "too late").collect()
         output["late"] += statelog.late(batch, "too late").collect()
 
-    result = windows.process(MaterializationPolicy(), "user string, start timestamp, rows long, before long")
+    result = windows.process(Orders(), "user string, start timestamp, rows long, before long")
     assert result.schema["too late"].dataType.simpleString() == "struct<user:string,time:timestamp,n:bigint>"
     query = (
         result.writeStream.foreachBatch(collect)

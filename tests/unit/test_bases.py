@@ -60,8 +60,8 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
     assert all(
         own.first <= base_range.first_hash <= base_range.last_hash <= own.last for base_range in base_map.within(own)
     )
-    edges = [own.first, *(window.last_hash + 1 for window in view.windows)]
-    assert [window.first_hash for window in view.windows] == edges[:-1]
+    edges = [own.first, *(window.last_hash + 1 for window in view.gaps)]
+    assert [window.first_hash for window in view.gaps] == edges[:-1]
     assert edges[-1] == own.last + 1, "of every key it is known what is to be added"
     digest = ORIGIN
     for level in view.levels:
@@ -79,8 +79,7 @@ def test_the_newest_base_counts_for_every_key(made: list[tuple[int, int]], asked
         assert set(names) <= set(expected)
         first_batch = counts[group].through + 1 if group in counts else 0
         for batch in range(len(made) + 1):
-            ranges = view.ranges_of(batch)
-            counted = [one for one in ranges if one.first <= group * GROUP <= one.last]
+            counted = [one for one in view.ranges_of(batch) if one.first <= group * GROUP <= one.last]
             assert len(counted) == (batch >= first_batch), "changes count that the base lacks, and no others"
 
 

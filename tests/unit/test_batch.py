@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
-from statelog.log.references import Level, StoredRun
+from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs import digests
+from tests.acks import make_ack
 
 
 def ack(data: bytes = b"data", *, subtask: int = 0, attempt: int = 1, rows: int = 0, **more: Any) -> Ack:
     task = TaskId("query", "run", "op", "instance", 5, subtask, attempt)
     values: dict[str, Any] = {"name": "", **more}
-    return Ack(task, digests.checksum(data), len(data), 1, rows, values.pop("name"), 0.0, **values)
+    return make_ack(task, digests.checksum(data), len(data), 1, rows, values.pop("name"), 0.0, **values)
 
 
 def level(*runs: tuple[str, bytes]) -> Level:
@@ -62,7 +63,7 @@ def batch() -> Batch:
 
 
 def take(held: Batch, *acks: Ack) -> list[bool]:
-    return [held.take(AcceptedAck(one, b""), "operator 'op'") for one in acks]
+    return [held.accept(AcceptedAck(one, b""), "operator 'op'") for one in acks]
 
 
 def counted(held: Batch) -> dict[int, int]:
@@ -88,7 +89,7 @@ def test_the_latest_attempt_with_a_result_of_its_own_counts() -> None:
 
 def test_a_result_is_all_of_its_parts() -> None:
     held = batch()
-    parts = [UploadedPart("op/changes/0", b"part", 9, 1)]
+    parts = [SegmentRef(0, 1, b"part", 0, 9, 1, 0, "op/changes/0")]
     assert take(held, ack(attempt=1), ack(attempt=2, parts=parts), ack(attempt=3, parts=parts)) == [True, True, False]
 
 
@@ -96,7 +97,7 @@ def test_an_attempt_that_sends_its_ack_again_with_another_result_counts() -> Non
     """Its output is the one that Spark keeps, whichever of the two that came of."""
     held = batch()
     assert take(held, ack(b"first"), ack(b"second")) == [True, True]
-    assert held.acks[0].ack.checksum == digests.checksum(b"second")
+    assert held.acks[0].ack.last.checksum == digests.checksum(b"second")
 
 
 @pytest.mark.parametrize(("before", "after", "is_refused"), [(1, 0, True), (0, 0, False), (5, 1, False), (0, 3, False)])

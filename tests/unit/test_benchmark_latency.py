@@ -17,7 +17,7 @@ from benchmarks.latency_events import EventSender
 from benchmarks.latency_side import AGGREGATION, SPARK, STATELOG
 
 RATE = 200.0
-SCHEDULE = latency.MaterializationSchedule(RATE, warm_up_s=1, measured_s=4)
+SCHEDULE = latency.Schedule(RATE, warm_up_s=1, measured_s=4)
 STARTED_S = 1_000.0
 
 
@@ -96,7 +96,7 @@ class TestFigures:
         assert not figures["keeps_up"]
 
     def test_few_events_have_no_p99(self) -> None:
-        schedule = latency.MaterializationSchedule(RATE, warm_up_s=3.6, measured_s=1.4)
+        schedule = latency.Schedule(RATE, warm_up_s=3.6, measured_s=1.4)
 
         figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100)], schedule)
 

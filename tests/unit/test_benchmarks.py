@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import commit, count, growth, memory, operations, recovery, state
+from benchmarks import commit, count, growth, memory, operations, recovery, recovery_side, state
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, require_space, scratch
@@ -34,6 +34,11 @@ from benchmarks.state_rows import OUTPUT
 from benchmarks.streaming import QueryRun
 from benchmarks.subtask import Subtask
 from statelog.convert.times import TimeMode
+
+
+def near(value: float) -> Any:
+    """What equals a number that was measured, if it is near."""
+    return pytest.approx(value)
 
 
 def shuffled(count: int) -> list[float]:
@@ -251,8 +256,8 @@ class TestCount:
         assert sides[count.SPARK]["rows_per_s"] == pytest.approx(10_000)
         assert result.figures["statelog_to_ceiling_rows_per_s"] == pytest.approx(0.625)
         assert [(target.value, target.met) for target in result.targets] == [
-            (pytest.approx(50), True),
-            (pytest.approx(41), True),
+            (near(50), True),
+            (near(41), True),
         ]
 
     def test_too_few_changed_keys_leave_the_target_unmeasured(
@@ -434,7 +439,7 @@ class TestState:
             "window": 20_000,
         }
         # 100,000 rows in half a second, 5,000 in one.
-        assert [(target.value, target.met) for target in result.targets] == [(pytest.approx(40), True)] * 11
+        assert [(target.value, target.met) for target in result.targets] == [(near(40), True)] * 11
         assert result.figures["statelog_to_spark_rows_per_s"]["map, pandas"] == pytest.approx(40)
 
     def test_equal_sizes_are_sparks(self, asked: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -443,7 +448,7 @@ class TestState:
         result = state.run(**options, directory=tmp_path)
 
         assert [(each["rows_per_batch"], each["batches"]) for each in asked] == [(5_000, 8), (5_000, 4)]
-        assert [(target.value, target.met) for target in result.targets] == [(pytest.approx(2), False)]
+        assert [(target.value, target.met) for target in result.targets] == [(near(2), False)]
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -513,8 +518,8 @@ class TestRecovery:
             (work / "checkpoint" / "side").write_text("gone on with")
             built = int((work / "checkpoint" / "built").read_text())
             asked.append({**arguments, "built": built, "keeps_local": (work / "local").exists()})
-            restore_s = 0.5 if arguments["side"] == recovery.CHANGELOG_OFF else 0.4
-            if arguments["side"] == recovery.DEDUPLICATION:
+            restore_s = 0.5 if arguments["side"] == recovery_side.CHANGELOG_OFF else 0.4
+            if arguments["side"] == recovery_side.DEDUPLICATION:
                 restore_s = 1.2
             if arguments["parallelism"] == 3:
                 restore_s = 0.6
@@ -549,26 +554,26 @@ class TestRecovery:
         assert len(restarts) == 18
         assert Counter(restarts) == dict.fromkeys(restarts[:6], 3)
         assert restarts[:6] == [
-            (recovery.CHANGELOG_ON, 2, 2, False),
-            (recovery.CHANGELOG_OFF, 2, 2, False),
-            (recovery.CHANGELOG_ON, 2, 2, True),
-            (recovery.CHANGELOG_ON, 3, 2, False),
-            (recovery.CHANGELOG_ON, 2, 3, False),
-            (recovery.DEDUPLICATION, 2, 2, False),
+            (recovery_side.CHANGELOG_ON, 2, 2, False),
+            (recovery_side.CHANGELOG_OFF, 2, 2, False),
+            (recovery_side.CHANGELOG_ON, 2, 2, True),
+            (recovery_side.CHANGELOG_ON, 3, 2, False),
+            (recovery_side.CHANGELOG_ON, 2, 3, False),
+            (recovery_side.DEDUPLICATION, 2, 2, False),
         ]
         assert [(target.value, target.met) for target in result.targets] == [
-            (pytest.approx(0.8), True),
-            (pytest.approx(3), True),
-            (pytest.approx(0.05), True),
-            (pytest.approx(1.1), True),
-            (pytest.approx(1.5), False),
+            (near(0.8), True),
+            (near(3), True),
+            (near(0.05), True),
+            (near(1.1), True),
+            (near(1.5), False),
         ]
         assert list(tmp_path.iterdir()) == []
 
     def test_without_changes_after_a_materialization_there_is_no_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nor is there a target for more subtasks than cores."""
         monkeypatch.setattr(os, "cpu_count", lambda: 2)
-        variants = recovery.variants_of(recovery.PROCESSOR, 2, 3)
+        variants = recovery.variants_of(recovery_side.PROCESSOR, 2, 3)
         measured = {name: [{"restore_s": 1.0}] for name in variants}
 
         targets = recovery.targets_of(measured, variants, {"base_bytes": 10, "changes_bytes": 0})
@@ -614,11 +619,11 @@ class TestGrowth:
         result = growth.run(**GROWTH_OPTIONS, directory=tmp_path)
 
         assert [(target.name, target.value, target.met) for target in result.targets] == [
-            ("commit time: 10,000 keys / 1,000 keys", pytest.approx(1), True),
-            ("the subtasks' part: 10,000 keys / 1,000 keys", pytest.approx(1), True),
-            ("batch: 10,000 keys / 1,000 keys", pytest.approx(1.25), True),
-            ("commit time: with a materialization / without", pytest.approx(1.1), True),
-            ("batch: longer with a slice of a materialization, ms", pytest.approx(300), False),
+            ("commit time: 10,000 keys / 1,000 keys", near(1), True),
+            ("the subtasks' part: 10,000 keys / 1,000 keys", near(1), True),
+            ("batch: 10,000 keys / 1,000 keys", near(1.25), True),
+            ("commit time: with a materialization / without", near(1.1), True),
+            ("batch: longer with a slice of a materialization, ms", near(300), False),
         ]
         assert [row[1] for row in result.rows] == ["8", "8", "6", "6"]
 

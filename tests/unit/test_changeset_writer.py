@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog.checkpoint.uploads import Uploads
-from statelog.checkpoint.writer import ChangesetWriter, StoredPart
+from statelog.checkpoint.changeset import ChangesetWriter, Uploads
 from statelog.local.runs import LocalRun, LocalRuns
+from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements
-from statelog.operators.keyed.phases import BatchChanges, Part
+from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
@@ -41,11 +41,11 @@ class Given(BatchChanges):
     def unstored_bytes(self) -> int:
         return sum(self.unstored)
 
-    def take_part(self, compression: str | None, max_bytes: int | None = None) -> Part:
+    def take_part(self, compression: str | None, max_bytes: int | None = None) -> tuple[bytes, int]:
         rows = 0
         while self.unstored and (max_bytes is None or rows < max_bytes):
             rows += self.unstored.pop(0)
-        return Part(b"%b %d" % ((compression or "plain").encode(), rows) if rows else b"", rows)
+        return b"%b %d" % ((compression or "plain").encode(), rows) if rows else b"", rows
 
     def write_local(self, sink: pa.NativeFile) -> None:
         sink.write(b"local %d" % self.made)
@@ -61,6 +61,8 @@ class Attempt:
         self.writer = ChangesetWriter(
             self.changes,
             Uploads(lambda: self.store, max_bytes=1000, threads=1, recorder=Measurements()),
+            subtask=0,
+            attempt=7,
             prefix="changes/1/0/3-a",
             part_bytes=part_bytes,
             inline_bytes=inline_bytes,
@@ -90,15 +92,17 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     """What may travel with the ack is no reason for a request to the store."""
     attempt = Attempt(tmp_path, part_bytes=10, inline_bytes=inline_bytes)
     attempt.offer([9, 1, 9, 3, 3])
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
     stored = [b"lz4 %d" % rows for rows in parts]
-    assert [(part.rows, part.length, part.checksum) for part in changeset.parts] == [
+    assert [(part.rows, part.length, part.checksum) for part in changeset.segments] == [
         (rows, len(data), digests.checksum(data)) for rows, data in zip(parts, stored, strict=True)
     ]
+    assert [part.input_rows for part in changeset.segments] == [0] * (len(parts) - 1) + [50], "said once"
+    assert {(part.subtask, part.attempt) for part in changeset.segments} == {(0, 7)}
     named = {f"changes/1/0/3-a-{number}.run": data for number, data in enumerate(stored)}
     if inline_bytes:
-        assert (changeset.payload, changeset.parts[-1].name) == (named.popitem()[1], "")
-    assert [part.name for part in changeset.parts if part.name] == list(named)
+        assert (changeset.payload, changeset.segments[-1].name) == (named.popitem()[1], "")
+    assert [part.name for part in changeset.segments if part.name] == list(named)
     assert attempt.objects == named
     after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
     assert attempt.local_runs() == {LocalRun(3, 3, HEAD, after): b"local 25"}
@@ -117,15 +121,15 @@ def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> No
 def test_what_is_small_travels_with_the_ack(tmp_path: Path, inline_bytes: int, is_object: bool) -> None:
     attempt = Attempt(tmp_path, inline_bytes=inline_bytes)
     attempt.offer([7])
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
     assert changeset.payload == (b"" if is_object else b"lz4 7")
     assert list(attempt.objects.values()) == ([b"lz4 7"] if is_object else [])
 
 
 def test_nothing_is_written_to_the_store_for_no_changes(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, inline_bytes=-1)
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token")
-    assert changeset.parts == [StoredPart(digests.checksum(b""), 0, 0, "")]
+    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
+    assert changeset.segments == [SegmentRef(0, 7, digests.checksum(b""), 0, 0, 0, 50)]
     assert attempt.objects == {}
 
 
@@ -134,9 +138,9 @@ def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: i
     """Its checksum tells attempts with other changes apart; without changes the state is what it was."""
     attempt = Attempt(tmp_path)
     attempt.changes.make(rows)
-    local_run, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token")
+    local_run, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token", 50)
     data = b"local %d" % rows
-    assert changeset.parts == [StoredPart(digests.checksum(data), 0, rows, "")]
+    assert changeset.segments == [SegmentRef(0, 7, digests.checksum(data), 0, 0, rows, 50)]
     assert changeset.payload == b""
     assert local_run == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
     assert attempt.local_runs() == {local_run: data}

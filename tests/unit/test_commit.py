@@ -13,11 +13,12 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.commit import compose, generations_of
-from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+from statelog.checkpoint.protocol import TaskId
 from statelog.log.entry import Checkpoint, QueryOperators
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.runs.schema import StateSchema, encode_schema
+from tests.acks import make_ack
 
 NUMBER, PAIR = (
     encode_schema(pa.schema([(name, pa.int64()) for name in names])) for names in (["number"], ["number", "other"])
@@ -36,7 +37,7 @@ def taken(subtask: int, payload: bytes = b"", *, name: str = "", **more: Any) ->
     """The ack of attempt 100 of subtask 0, 101 of 1, whose changeset has ten changes for each byte."""
     length = more.pop("length", len(payload))
     task = TaskId("query", "run", "op", "instance", 5, subtask, 100 + subtask)
-    ack = Ack(task, b"sum of %d" % subtask, length, 10 * length, 7 + subtask, name, 0.0, **more)
+    ack = make_ack(task, b"sum of %d" % subtask, length, 10 * length, 7 + subtask, name, 0.0, **more)
     return AcceptedAck(ack, payload)
 
 
@@ -55,7 +56,7 @@ def composed(
         "generations": {},
         "log_start": 2,
         "retained_from": 1,
-        "cover": None,
+        "base_map": None,
         "settings": {},
         **more,
     }
@@ -90,7 +91,7 @@ def test_objects_are_named_and_take_no_place_in_the_entry() -> None:
 
 def test_parts_stand_in_front_of_the_last_and_count_no_rows_read() -> None:
     """The rows that a subtask has read are said once."""
-    parts = [UploadedPart(f"op/changes/{number}", b"part %d" % number, 20 + number, 3) for number in (0, 1)]
+    parts = [SegmentRef(1, 101, b"part %d" % number, 0, 20 + number, 3, 0, f"op/changes/{number}") for number in (0, 1)]
     entry, payload = composed(taken(0, b"zero"), taken(1, b"last", parts=parts))
     assert entry.segments == [
         placed(0, 0, 4),

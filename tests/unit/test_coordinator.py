@@ -19,7 +19,7 @@ from statelog import (
     StorageError,
 )
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch
+from statelog.checkpoint.protocol import Begin, Begun, Fetch
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.metrics import Recorded
@@ -27,6 +27,7 @@ from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.query import Crash
+from tests.acks import make_ack
 from tests.model.engine import Engine, Key
 
 
@@ -49,7 +50,7 @@ def begin(
 
 
 def ack(engine: Engine, batch: int, subtask: int, attempt: int, data: bytes, *, rows: int = 0) -> None:
-    message = Ack(engine.task_id(batch, subtask, attempt), digests.checksum(data), len(data), 1, rows, "", 0.0)
+    message = make_ack(engine.task_id(batch, subtask, attempt), digests.checksum(data), len(data), 1, rows, "", 0.0)
     engine.coordinator.ack(message, data)
 
 
@@ -221,7 +222,7 @@ def test_ack_without_begin_is_refused(engine: Engine) -> None:
 def test_damaged_payload_is_refused(engine: Engine) -> None:
     engine.start(1, 0)
     begin(engine, 0, 0, 1)
-    message = Ack(engine.task_id(0, 0, 1), digests.checksum(b"data"), 4, 1, 0, "", 0.0)
+    message = make_ack(engine.task_id(0, 0, 1), digests.checksum(b"data"), 4, 1, 0, "", 0.0)
     with pytest.raises(CorruptionError, match="subtask 0 was damaged on its way"):
         engine.coordinator.ack(message, b"dat\0")
 
@@ -347,7 +348,7 @@ def test_what_tasks_have_measured_comes_with_the_checkpoint_once(engine: Engine)
     engine.start(2, 0)
     for subtask in range(2):
         begin(engine, 0, subtask, subtask)
-        message = Ack(
+        message = make_ack(
             *(engine.task_id(0, subtask, subtask), digests.checksum(b"data"), 4, 1, 0, "", 0.0),
             measured=Recorded({"upload_requests": 2 + subtask}, {"upload_size_bytes": [float(subtask)]}),
         )

@@ -31,7 +31,7 @@ from statelog import (
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ack, Begin, Begun, Fetch, JobOutcome, TaskId, Witness
+from statelog.checkpoint.protocol import Begin, Begun, Fetch, JobOutcome, TaskId, Witness
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.clock import ManualClock
 from statelog.log.entry import FRAME_HEADER_BYTES, INITIAL_BATCH, Checkpoint
@@ -45,6 +45,7 @@ from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from tests.acks import make_ack
 
 KEYED = OperatorConfig("query", "run", "op", "instance", 1, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
@@ -126,11 +127,10 @@ class Runs:
 
     def ack(self, batch: int, data: bytes = b"data", subtask: int = 0, **more: Any) -> JobOutcome:
         """The ack of the attempt that has begun last."""
-        values: dict[str, Any] = {"checksum": digests.checksum(data), "length": len(data), **more}
-        behind = values.pop("behind", b"")
-        ack = Ack(
-            task=values.pop("task", self.task(batch, subtask)), rows=1, input_rows=0, name="", subtask_s=0.0, **values
-        )
+        task = more.pop("task", self.task(batch, subtask))
+        checksum, length = more.pop("checksum", digests.checksum(data)), more.pop("length", len(data))
+        behind = more.pop("behind", b"")
+        ack = make_ack(task, checksum, length, 1, **more)
         payload = b"" if ack.is_unchanged else data
         return self.coordinator.ack(ack, payload + behind).job
 
@@ -274,7 +274,7 @@ def test_a_task_is_told_all_that_its_batch_depends_on(runs: Runs) -> None:
         closed_ms=1900 - 100,
         expires_by={"brief": "processing"},
         initial="op/initial/1",
-        start=None,
+        snapshot_view=None,
         maintenance=None,
         witness=Witness(newest, runs.store.read(newest, length=FRAME_HEADER_BYTES)),
     )
@@ -487,7 +487,7 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     assert begun.maintenance.grant is not None
     run = StoredRun("", 0, 6, digests.checksum(b"merged"), 1, WHOLE.first, WHOLE.last)
     level = Level(0, 0, begun.genesis, begun.head, WHOLE.first, WHOLE.last, [run])
-    assert runs.ack(1, b"1", levels=[level], job=begun.maintenance.grant.job, behind=b"merged") is JobOutcome.TAKEN
+    assert runs.ack(1, b"1", levels=[level], job=begun.maintenance.grant.job, behind=b"merged") is JobOutcome.ACCEPTED
     runs.batch(1, b"another result")
     first, second = (entry.bases[0].levels[0].runs[0] for entry in runs.entries[1:])
     assert runs.entries[-1].revision == 1
@@ -502,8 +502,7 @@ def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:
         begun = runs.begin(batch)
         runs.store.put(f"{begun.upload_prefix}/{batch}-a", b"data")
         task = runs.task(batch)
-        ack = Ack(task, digests.checksum(b"data"), 4, 1, 0, f"{begun.upload_prefix}/{batch}-a", 0.0)
-        runs.coordinator.ack(replace(ack, checksum=b"%d" % batch), b"")
+        runs.coordinator.ack(make_ack(task, b"%d" % batch, 4, 1, 0, f"{begun.upload_prefix}/{batch}-a"), b"")
     assert {name for name in runs.names if "/changes/" in name} == {f"op/changes/1/0/{batch}-a" for batch in (4, 5)}
     assert [entry.retained_from for entry in runs.entries][-1] == 4
 
@@ -628,9 +627,9 @@ def test_copies_that_differ_are_refused_before_anything_else(runs: Runs) -> None
     for subtask in (0, 1):
         runs.begin(0, subtask)
         if subtask == 0:
-            runs.ack(0, subtask=0, copies={"rules": b"0"})
+            runs.ack(0, subtask=0, broadcast_checksums={"rules": b"0"})
     with pytest.raises(ProcessorError, match="'rules' differs"):
-        runs.ack(0, subtask=1, copies={"rules": b"1"})
+        runs.ack(0, subtask=1, broadcast_checksums={"rules": b"1"})
     assert runs.told.steps == []
     assert runs.entries == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import pytest
 from pyspark.sql import Row
@@ -16,6 +16,7 @@ from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.query import Crash, LocalQuery
 
 When = Literal["before", "after"]
@@ -52,7 +53,7 @@ class KillAt(FaultPlan):
         """Kill nothing from here on."""
         self._number = 0
 
-    def _die(self) -> None:
+    def _die(self) -> NoReturn:
         if self._only_tasks:
             raise Crash(Step.ACKING)
         self.is_dead = True
@@ -129,7 +130,9 @@ def keyed(merging: str, plan: FaultPlan) -> Harness:
         storeFaults=plan,
     )
     # Two keys at a time, so that a changeset has parts.
-    parts_of(harness).query.operator = parts_of(harness).query.operator.with_budget(Budget(window_keys=2))
+    operator = parts_of(harness).query.operator
+    assert isinstance(operator, LocalKeyedOperator)
+    parts_of(harness).query.operator = operator.with_budget(Budget(window_keys=2))
     return harness
 
 

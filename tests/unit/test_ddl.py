@@ -113,6 +113,7 @@ def test_columns_come_back_with_names_comments_and_nullability(schema: StructTyp
     for separator in (" ", ": "):
         text = ",\n ".join(written_field(field, separator) for field in schema)
         parsed = parse_ddl(text)
+        assert isinstance(parsed, StructType)
         assert parsed == schema
         assert [field.metadata for field in parsed] == [field.metadata for field in schema]
 
@@ -125,6 +126,7 @@ def test_simple_strings_come_back_as_nullable(schema: StructType) -> None:
 
 def test_synonyms_and_case() -> None:
     parsed = parse_ddl("a BIGINT, b Long, c tinyint, d Byte, e SMALLINT, f integer, g real, h dec, i numeric(5)")
+    assert isinstance(parsed, StructType)
     assert [field.dataType.simpleString() for field in parsed] == [
         *("bigint", "bigint", "tinyint", "tinyint", "smallint", "int", "float", "decimal(10,0)", "decimal(5,0)")
     ]
@@ -132,6 +134,7 @@ def test_synonyms_and_case() -> None:
 
 def test_columns_may_be_named_like_types_and_keywords() -> None:
     parsed = parse_ddl("date date, timestamp string, struct long, not int, comment array<int>, interval double")
+    assert isinstance(parsed, StructType)
     assert parsed.names == ["date", "timestamp", "struct", "not", "comment", "interval"]
     assert parsed["date"].dataType == DateType()
 
@@ -139,6 +142,7 @@ def test_columns_may_be_named_like_types_and_keywords() -> None:
 def test_comments_in_both_quotes() -> None:
     quoted = ['"so ""it"" is"', "'tab\\t, ''quote'''"]
     parsed = parse_ddl(f"a int COMMENT {quoted[0]}, b int NOT NULL COMMENT {quoted[1]}")
+    assert isinstance(parsed, StructType)
     assert [field.metadata["comment"] for field in parsed] == ['so "it" is', "tab\t, 'quote'"]
     assert [field.nullable for field in parsed] == [True, False]
 

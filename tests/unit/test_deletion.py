@@ -97,7 +97,7 @@ def test_what_a_grant_lets_a_job_name_stays_until_the_grant_ends() -> None:
     assert made.may_go("op/runs/3/0/4-20/3-a-0.run"), "another subtask"
     grants.take(1)
     assert not made.may_go(name), "it is to be part of a checkpoint"
-    assert grants.end_taken(1)
+    assert grants.end_pending(1)
     assert made.may_go(name)
     assert grants.ended() == ["op/runs/3/1/4-20"]
     assert grants.ended() == []
@@ -108,10 +108,10 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
     own = {
         "checkpoint/deletion.py": "the deleter",
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
-        "checkpoint/uploads.py": "an attempt's own objects, before anybody knows their names",
+        "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
     }
     found = set()
-    for folder in ("checkpoint", "changelog"):
+    for folder in ("checkpoint", "local", "log"):
         for path in sorted((SOURCES / folder).glob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and node.attr == "delete" and "store" in ast.unparse(node.value):

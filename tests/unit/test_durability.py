@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_what_others_failed_to_sync_is_written_again(tmp_path: Path, monkeypatch
     store, pwritev = LocalStore(tmp_path), os.pwritev
     more = bytes(range(256)) * 5000
     store.put("log", b"head" + more)
-    steps: list[tuple[int, bytes] | str] = []
+    steps: list[Any] = []
 
     def noted(fd: int, views: Sequence[memoryview], at: int) -> int:
         steps.append((at, b"".join(views)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from statelog import ProtocolError, StateMissingError, StorageError
-from statelog.checkpoint.grants import Grants, names_only
+from statelog.checkpoint.grants import Grants, is_within_grant
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ack, Begin, Begun, JobOutcome, TaskId
+from statelog.checkpoint.protocol import Begin, Begun, JobOutcome, TaskId
 from statelog.local.materializer import Grant
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level, StoredRun
@@ -20,6 +21,7 @@ from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultPlan, FaultStore
+from tests.acks import make_ack
 from tests.model.engine import Engine
 
 WHOLE = hash_range(0, 1)
@@ -66,7 +68,7 @@ NEW = level(4, 4, b"3", b"4", f"{FOLDER}/4-a-0.run", f"{FOLDER}/4-a-1.run")
     ],
 )
 def test_levels_are_the_bases_first_ones_and_one_more(levels: list[Level], expected: bool) -> None:
-    assert names_only(levels, GRANT) is expected
+    assert is_within_grant(levels, GRANT) is expected
 
 
 def test_a_grant_ends_once_and_only_its_own_outcome_ends_it() -> None:
@@ -74,16 +76,16 @@ def test_a_grant_ends_once_and_only_its_own_outcome_ends_it() -> None:
     first, second = (grants.open(subtask, "5-9", b"3", OLDER) for subtask in (0, 1))
     assert first.folder == FOLDER
     assert grants.of(0) == first
-    assert not grants.end_taken(0), "what is durable is not its outcome"
+    assert not grants.end_pending(0), "what is durable is not its outcome"
     assert grants.of(0) == first
     grants.take(0)
     assert grants.of(0) is None, "no other outcome of the job counts"
     assert grants.has(0)
     assert grants.is_open(f"{FOLDER}/4-a-0.run"), "the checkpoint with it is not durable yet"
-    assert grants.end_taken(0)
+    assert grants.end_pending(0)
     assert not grants.has(0)
     assert not grants.is_open(f"{FOLDER}/4-a-0.run")
-    assert not grants.end_taken(0)
+    assert not grants.end_pending(0)
     assert not grants.end(0)
     assert grants.of(1) == second
     assert grants.ended() == [FOLDER]
@@ -114,7 +116,7 @@ def engine(tmp_path: Path) -> Engine:
     return made
 
 
-def _options(options: Options, **changed: object) -> Options:
+def _options(options: Options, **changed: Any) -> Options:
     return dataclasses.replace(
         options, materialization_interval_s=0, retained_checkpoints=2, log_min_age_s=0, **changed
     )
@@ -136,10 +138,18 @@ class Attempts:
         return self.engine.task_id(batch, self.subtask, self.attempt)
 
     def ack(
-        self, batch: int, data: bytes, levels: list[Level] | None = None, job: str = "", **more: object
+        self,
+        batch: int,
+        data: bytes,
+        levels: list[Level] | None = None,
+        job: str = "",
+        *,
+        name: str = "",
+        **more: Any,
     ) -> JobOutcome:
-        message = Ack(self.task(batch), digests.checksum(data), len(data), 1, 0, "", 0.0, levels=levels or [], job=job)
-        return self.engine.coordinator.ack(replace(message, **more), data).job
+        task, checksum = self.task(batch), digests.checksum(data)
+        message = make_ack(task, checksum, len(data), 1, 0, name, levels=levels or [], job=job, **more)
+        return self.engine.coordinator.ack(message, data).job
 
     def batch(self, batch: int) -> Begun:
         begun = self.begin(batch)
@@ -181,7 +191,7 @@ def test_a_job_counts_once_and_one_of_another_host_not_at_all(attempts: Attempts
     begun = attempts.begin(1)
     job = attempts.grant(begun).job
     here, there = attempts.store(begun, 0, "a"), attempts.store(begun, 0, "b")
-    assert attempts.ack(1, b"1", here, job) is JobOutcome.TAKEN
+    assert attempts.ack(1, b"1", here, job) is JobOutcome.ACCEPTED
     attempts.begin(1)
     assert attempts.ack(1, b"1", there, job) is JobOutcome.VOID
     begun = attempts.begin(2)
@@ -192,7 +202,7 @@ def test_a_job_counts_once_and_one_of_another_host_not_at_all(attempts: Attempts
     job = attempts.grant(begun).job
     newer = attempts.store(begun, 2)
     assert newer[0] == here[0]
-    assert attempts.ack(3, b"3", newer, job) is JobOutcome.TAKEN
+    assert attempts.ack(3, b"3", newer, job) is JobOutcome.ACCEPTED
     assert [base.levels for base in attempts.latest.bases] == [newer]
 
 
@@ -208,7 +218,7 @@ def test_a_job_that_comes_with_a_repetition_is_kept_for_the_next_batch(attempts:
     assert attempts.latest.bases == []
     attempts.begin(2)
     assert attempts.runs == [levels[0].runs[0].name]
-    assert attempts.ack(2, b"2", levels, job) is JobOutcome.TAKEN
+    assert attempts.ack(2, b"2", levels, job) is JobOutcome.ACCEPTED
     assert attempts.latest.bases[0].levels == levels
 
 
@@ -218,7 +228,7 @@ def test_a_job_that_comes_with_another_result_is_part_of_the_revision(attempts: 
     levels, job = attempts.store(begun, 0), attempts.grant(begun).job
     attempts.ack(1, b"1")
     attempts.begin(1)
-    assert attempts.ack(1, b"another", levels, job) is JobOutcome.TAKEN
+    assert attempts.ack(1, b"another", levels, job) is JobOutcome.ACCEPTED
     assert (attempts.latest.revision, attempts.latest.bases[0].levels) == (1, levels)
     attempts.begin(1)
     assert attempts.ack(1, b"a third") is JobOutcome.NONE
@@ -243,7 +253,7 @@ def test_a_job_that_names_what_it_was_not_granted_is_void(attempts: Attempts, wr
     attempts.batch(0)
     begun = attempts.begin(1)
     [known] = attempts.store(begun, 0)
-    assert attempts.ack(1, b"1", [known], attempts.grant(begun).job) is JobOutcome.TAKEN
+    assert attempts.ack(1, b"1", [known], attempts.grant(begun).job) is JobOutcome.ACCEPTED
     begun = attempts.begin(2)
     _, own = attempts.store(begun, 1)
     old = known.runs[0].name
@@ -290,7 +300,7 @@ def test_a_job_that_comes_late_does_not_end_the_one_of_now(attempts: Attempts) -
     assert attempts.ack(2, b"2", job=old, materialization_failure="no room") is JobOutcome.VOID
     begun = attempts.begin(3)
     assert attempts.grant(begun).job == now
-    assert attempts.ack(3, b"3", attempts.store(again, 1), now) is JobOutcome.TAKEN
+    assert attempts.ack(3, b"3", attempts.store(again, 1), now) is JobOutcome.ACCEPTED
 
 
 def test_a_failure_counts_once(attempts: Attempts) -> None:
@@ -301,7 +311,7 @@ def test_a_failure_counts_once(attempts: Attempts) -> None:
         attempts.begin(1)
     attempts.ack(1, b"1")
     begun = attempts.begin(2)
-    assert attempts.ack(2, b"2", attempts.store(begun, 1), attempts.grant(begun).job) is JobOutcome.TAKEN
+    assert attempts.ack(2, b"2", attempts.store(begun, 1), attempts.grant(begun).job) is JobOutcome.ACCEPTED
 
 
 def test_a_changeset_in_a_foreign_object_is_refused(attempts: Attempts) -> None:
@@ -324,7 +334,7 @@ def test_without_changelog_a_foreign_level_fails_the_task(engine: Engine) -> Non
     for levels, name in (([foreign], job), ([own], "another"), ([replace(own, last=1)], job)):
         with pytest.raises(ProtocolError, match="subtask 0 names stored state in batch 0"):
             attempts.ack(0, b"", levels, name, has_changeset=False)
-    assert attempts.ack(0, b"", [own], job, has_changeset=False) is JobOutcome.TAKEN
+    assert attempts.ack(0, b"", [own], job, has_changeset=False) is JobOutcome.ACCEPTED
 
 
 @pytest.mark.parametrize("operation", ["append", "put_if_absent"])

@@ -190,10 +190,10 @@ def test_values_that_do_not_fit_are_refused_at_once(value: Any, message: str) ->
 
 def test_a_bare_value_is_that_of_the_only_field() -> None:
     window = Window()
-    window.value.update(7)
-    window.map.updateValue("a", 1)
+    window.value.update(7)  # type: ignore[arg-type]  # Spark takes it, too
+    window.map.updateValue("a", 1)  # type: ignore[arg-type]  # as above
     assert window.value.get() == (7,)
-    assert window.map.getValue(("a",)) == window.map.getValue("a") == (1,)
+    assert window.map.getValue(("a",)) == window.map.getValue("a") == (1,)  # type: ignore[arg-type]  # as above
 
 
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1, 2**63])

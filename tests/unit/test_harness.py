@@ -99,6 +99,11 @@ def timers(**arguments: Any) -> Harness:
     )
 
 
+def event_times(**arguments: Any) -> Harness:
+    output = "key string, rows int, watermark long"
+    return Harness(EventTimes(), input="key string, at timestamp", keys=["key"], output=output, **arguments)
+
+
 def second(number: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(number, datetime.UTC)
 
@@ -107,8 +112,9 @@ def second(number: float) -> datetime.datetime:
 
 
 def test_rows_by_position_and_by_name() -> None:
+    unnamed = Row("a", 16)  # type: ignore[call-overload]  # PySpark declares the names of columns only
     with sums(parallelism=1) as harness:
-        output = harness.push([("a", 1), {"n": 2, "key": "a"}, Row(n=4, key="a"), ["a", 8], Row("a", 16)])
+        output = harness.push([("a", 1), {"n": 2, "key": "a"}, Row(n=4, key="a"), ["a", 8], unnamed])
     assert output == [Row(key="a", total=31)]
     assert output[0].asDict() == {"key": "a", "total": 31}
 
@@ -148,8 +154,9 @@ def test_frames() -> None:
             for frame in rows:
                 yield pd.DataFrame({"key": [key[0]], "total": [int(frame["n"].sum())]})
 
-    columns = {"input": "key string, n long", "keys": ["key"], "output": "key string, total long"}
-    with Harness(Frames(), **columns, pandas=True) as harness:
+    with Harness(
+        Frames(), input="key string, n long", keys=["key"], output="key string, total long", pandas=True
+    ) as harness:
         assert sorted(harness.push([("a", 1), ("b", 2), ("a", 3)])) == [("a", 4), ("b", 2)]
 
 
@@ -177,8 +184,9 @@ def test_operator_without_keys() -> None:
                 self.seen.add((row.n,))
                 yield Row(n=row.n, name=(self.names.get((row.n,)) or (None,))[0])
 
-    columns = {"input": "n long", "output": "n long, name string", "broadcast": "n long, name string"}
-    with Harness(Numbered(), **columns, parallelism=3) as harness:
+    with Harness(
+        Numbered(), input="n long", output="n long, name string", broadcast="n long, name string", parallelism=3
+    ) as harness:
         assert harness.operatorState("seen") == []
         harness.crash(Step.DURABLE)
         output = harness.push([(number,) for number in range(6)], broadcast=[(1, "one"), (2, "two")])
@@ -215,8 +223,7 @@ def test_processing_time_stands_still_and_never_goes_back() -> None:
 
 
 def test_watermark_of_spark_is_set_by_the_test() -> None:
-    columns = {"input": "key string, at timestamp", "keys": ["key"], "output": "key string, rows int, watermark long"}
-    with Harness(EventTimes(), **columns, timeMode="EventTime", eventTime="at") as harness:
+    with event_times(timeMode="EventTime", eventTime="at") as harness:
         assert harness.push([("a", second(1)), ("a", None)]) == [("a", 2, 0)]
         harness.advanceWatermark(2000)
         assert harness.push([("a", second(2)), ("a", second(2.001)), ("a", None)]) == [("a", 2, 2000)]
@@ -226,9 +233,8 @@ def test_watermark_of_spark_is_set_by_the_test() -> None:
 
 
 def test_watermark_of_the_operator_follows_from_the_rows() -> None:
-    columns = {"input": "key string, at timestamp", "keys": ["key"], "output": "key string, rows int, watermark long"}
     own = Watermark("at", delay_ms=500)
-    with Harness(EventTimes(), **columns, timeMode="EventTime", watermark=own) as harness:
+    with event_times(timeMode="EventTime", watermark=own) as harness:
         assert harness.push([("a", second(3)), ("a", second(1))]) == [("a", 2, -1)]
         assert harness.push([("a", second(1))]) == [("a", 1, 2500)], "late by the watermark of the batch before"
         assert harness.push([("a", second(1)), ("a", second(2.6))]) == [("a", 1, 2500)]
@@ -240,9 +246,8 @@ def test_watermark_of_the_operator_follows_from_the_rows() -> None:
 
 
 def test_rows_are_late_in_event_time_only() -> None:
-    columns = {"input": "key string, at timestamp", "keys": ["key"], "output": "key string, rows int, watermark long"}
     for time_mode, rows in (("None", 2), ("ProcessingTime", 2), ("EventTime", 1)):
-        with Harness(EventTimes(), **columns, timeMode=time_mode, watermark=Watermark("at")) as harness:
+        with event_times(timeMode=time_mode, watermark=Watermark("at")) as harness:
             for _ in range(2):
                 harness.push([("b", second(9))])
             [(key, seen, _)] = harness.push([("a", second(1)), ("a", second(10))])
@@ -416,7 +421,12 @@ def test_own_observer_is_told() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    good = {"processor": Sum(), "input": "key string, n long", "keys": ["key"], "output": "key string, total long"}
+    good: dict[str, Any] = {
+        "processor": Sum(),
+        "input": "key string, n long",
+        "keys": ["key"],
+        "output": "key string, total long",
+    }
     merged = good | arguments
     with pytest.raises(ConfigurationError, match=message):
         Harness(merged.pop("processor"), **merged)

@@ -17,8 +17,9 @@ from statelog.runs.times import NO_TIME_MS
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 
-LOW, HIGH = (1, None), (2, None)
-HASHES = {LOW: 5, HIGH: (1 << 64) - 5}
+LOW: Key = (1, None)
+HIGH: Key = (2, None)
+HASHES: dict[Key, int] = {LOW: 5, HIGH: (1 << 64) - 5}
 
 
 def hash_of(key: Key) -> int:

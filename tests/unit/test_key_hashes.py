@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from statelog.testing.ddl import parse_ddl
+from statelog.testing.arguments import read_schema
 from statelog.testing.key_hashes import row_hashes
 from statelog.testing.rows import ColumnWriter
 
@@ -68,10 +68,11 @@ def _utc(value: datetime.datetime) -> datetime.datetime:
 )
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu"])
 def test_hash_is_that_of_spark(kind: str, value: Any, expected: int, zone: str) -> None:
-    column = ColumnWriter(parse_ddl(f"c {kind}"), "test", zone).batch([(value,)]).column(0)
+    column = ColumnWriter(read_schema(f"c {kind}", "columns"), "test", zone).batch([(value,)]).column(0)
     assert row_hashes([column]).view(np.int64).tolist() == [expected]
 
 
 def test_hash_of_several_columns_is_that_of_sparks_documentation() -> None:
-    batch = ColumnWriter(parse_ddl("a string, b array<int>, c int"), "test", "UTC").batch([("Spark", [123], 2)])
+    columns = read_schema("a string, b array<int>, c int", "columns")
+    batch = ColumnWriter(columns, "test", "UTC").batch([("Spark", [123], 2)])
     assert row_hashes(batch.columns).view(np.int64).tolist() == [5602566077635097486]

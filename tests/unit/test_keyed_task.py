@@ -25,6 +25,7 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
+from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.engine import Command, Engine, Key
 
 KEY: Key = (1, None)
@@ -69,9 +70,9 @@ def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
     engine.start(1, 0)
     run(engine, 0, ("set", 1), ("append", "a", "b"), ("read",))
     ack, payload = engine.acks[-1]
-    assert (ack.checksum, ack.length, ack.name) == (digests.checksum(payload), len(payload), "")
-    assert (ack.rows, ack.input_rows, ack.has_changeset, ack.has_backlog) == (3, 3, True, False)
-    assert (ack.levels, ack.job, ack.materialization_failure, ack.parts) == ([], "", "", [])
+    assert (ack.last.checksum, ack.last.length, ack.last.name) == (digests.checksum(payload), len(payload), "")
+    assert (ack.last.rows, ack.last.input_rows, ack.has_changeset, ack.has_backlog) == (3, 3, True, False)
+    assert (ack.levels, ack.job, ack.materialization_failure, len(ack.segments)) == ([], "", "", 1)
     assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)
 
 
@@ -136,6 +137,7 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(
 
 def test_without_changelog_no_part_of_one_is_written(engine: NotingEngine) -> None:
     engine.options = dataclasses.replace(engine.options, changelog=False, upload_part_bytes=1, inline_budget_bytes=0)
+    assert isinstance(engine.operator, LocalKeyedOperator)
     engine.operator = engine.operator.with_budget(Budget(window_keys=10))
     engine.start(1, 0)
     engine.run_commands(0, 0, [((number, None), ("set", number)) for number in range(100)])
@@ -246,6 +248,7 @@ def test_a_table_that_another_attempt_has_open_is_not_waited_for_and_can_go_on(t
         [_, [_, found]] = run(engine, batch, ("append", str(batch)), ("read",))
         assert found[1] == [str(number) for number in range(batch + 1)]
     held = table.digest
+    assert held is not None
     assert local.chain(held, max(local.local_runs(), key=lambda local_run: local_run.last).after) is not None
     table.close()
     run(engine, 9, ("append", "9"))
@@ -268,7 +271,7 @@ def test_shared_reads_stay_until_every_subtask_of_their_batch_has_its_state(engi
 
 
 @pytest.mark.parametrize(
-    ("outcome", "ended"), [(JobOutcome.TAKEN, ["job"]), (JobOutcome.VOID, ["job"]), (JobOutcome.OPEN, [])]
+    ("outcome", "ended"), [(JobOutcome.ACCEPTED, ["job"]), (JobOutcome.VOID, ["job"]), (JobOutcome.OPEN, [])]
 )
 def test_a_job_goes_when_its_grant_has_ended(
     engine: NotingEngine, monkeypatch: pytest.MonkeyPatch, outcome: JobOutcome, ended: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,7 @@ def test_a_merge_goes_on_also_with_other_slices(make: Callable[[], list[Run]], o
     for size_bytes in (SLICE_BYTES, other_bytes, SLICE_BYTES, 10**9):
         written = RunMerge(runs, is_bottom=True, slice_bytes=size_bytes).write(writer, position)
         position = next(written, position)
+        assert isinstance(written, Generator)
         written.close()
     for _ in RunMerge(runs, is_bottom=True, slice_bytes=other_bytes).write(writer, position):
         pass
@@ -271,9 +272,9 @@ class Engine:
         operator = replace(operator, output=Cramped(operator.output))
         subtask = KeyedSubtask(operator, table, context, SystemClock())
         self.output = list(subtask.process(KeyedRows(read if batches > 1 else data.rows, data.hashes)))
-        part = subtask.changes.take_part("lz4")
+        part, _ = subtask.changes.take_part("lz4")
         local = local_run(subtask, f"batch {len(self.runs)}")
-        stored = Run(pa.py_buffer(part.data), "stored", is_stored=True)
+        stored = Run(pa.py_buffer(part), "stored", is_stored=True)
         assert contents_of_all(stored) == contents_of_all(local)
         self.runs.append(local)
         return [(row["key"], row["text"]) for batch in self.output for row in batch.to_pylist()]
@@ -468,7 +469,11 @@ def test_an_operator_without_keys_reads_and_writes_in_parts() -> None:
     read: list[int] = []
 
     def noted(to_rows: Callable[[pa.RecordBatch], list[Any]]) -> Callable[[pa.RecordBatch], list[Any]]:
-        return lambda part: [read.append(part.nbytes), to_rows(part)][1]
+        def note_and_convert(part: pa.RecordBatch) -> list[Any]:
+            read.append(part.nbytes)
+            return to_rows(part)
+
+        return note_and_convert
 
     operator = replace(
         operator,

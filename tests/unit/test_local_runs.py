@@ -16,6 +16,8 @@ import pytest
 from statelog import CorruptionError, ErrorKind, Step
 from statelog.local import file_stamp
 from statelog.local import runs as local_runs
+from statelog.local.file_stamp import stamp
+from statelog.local.policy import MergePolicy
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
@@ -172,7 +174,6 @@ def test_an_attempt_that_restores_is_not_swept_by_one_that_is_ahead(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two attempts of a batch on a host: one has its state and sweeps while the other one writes what it fetched."""
-    stamp = local_runs.stamp
     swept: list[Path] = []
 
     def stamp_then_sweep(path: Path) -> None:
@@ -397,23 +398,24 @@ def run_with(changes: Changes) -> Run:
     ("is_bottom", "expected"), [(True, {3: "d", 5: "f"}), (False, {1: None, 3: "d", 5: "f", 9: None})]
 )
 def test_a_merge_in_groups_keeps_removals_of_what_is_below_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bottom: bool, expected: Changes
+    tmp_path: Path, is_bottom: bool, expected: Changes
 ) -> None:
     """Below a group there are the groups before it, and below all of them what the merge does not see."""
-    monkeypatch.setattr("statelog.local.runs._GROUP_RUNS", 2)
+    in_pairs = MergePolicy(group_runs=2)
     local_run = LocalRun(0, 5, b"0" * 16, b"1" * 16)
     changes: list[Changes] = [{1: "a", 9: None}, {3: "b"}, {1: None}, {3: "d"}, {5: "f"}]
-    LocalRuns(tmp_path / "2" / "0").write_merged(local_run, map(run_with, changes), "5-token", is_bottom=is_bottom)
+    writer = LocalRuns(tmp_path / "2" / "0", policy=in_pairs)
+    writer.write_merged(local_run, map(run_with, changes), "5-token", is_bottom=is_bottom)
     local = LocalRuns(tmp_path / "2" / "0")
     rows = [row for block in local.open(local_run).sections[VALUE.name].blocks for row in block.load().to_pylist()]
     assert {row["hash"]: row["v0"] for row in rows} == expected
 
 
-@pytest.mark.parametrize("bound", ["_GROUP_RUNS", "_GROUP_BYTES"])
-def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+@pytest.mark.parametrize("bound", ["group_runs", "group_bytes"])
+def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, bound: str) -> None:
     """As many as two groups have: one is merged when the next one is complete."""
     size = run_with({0: "a"}).size_bytes
-    monkeypatch.setattr(f"statelog.local.runs.{bound}", 2 if bound == "_GROUP_RUNS" else 2 * size)
+    bounds: dict[str, Any] = {bound: 2 if bound == "group_runs" else 2 * size}
     made: list[weakref.ref[Run]] = []
     alive: list[int] = []
 
@@ -424,7 +426,7 @@ def test_a_merge_holds_a_few_runs_at_a_time(tmp_path: Path, monkeypatch: pytest.
         return run
 
     local_run = LocalRun(0, 9, b"0" * 16, b"1" * 16)
-    local = LocalRuns(tmp_path)
+    local = LocalRuns(tmp_path, policy=MergePolicy(**bounds))
     local.write_merged(local_run, map(make, range(9)), "9-token", is_bottom=True)
     assert local.open(local_run).rows == 9
     assert alive == [0, 1, 2, 3, 2, 3, 2, 3, 2]
@@ -453,11 +455,11 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     """What was removed and what has expired; above the bottom both still hide what is older. The inputs go last."""
     state = dataclasses.replace(VALUE, expires_by=TimeDomain.EVENT)
     local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
-    local_runs = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
+    written = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
     stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
-    local.write(local_runs[0], encode_changes(state, [stays, removed]), "2-token")
+    local.write(written[0], encode_changes(state, [stays, removed]), "2-token")
     ends = (2, b"k", b"", Operation.PUT, "ends")
-    local.write(local_runs[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
+    local.write(written[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
     genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
 
     def die(*_: object, **__: object) -> None:
@@ -466,9 +468,9 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(local_runs, "merge_runs", die)
         with pytest.raises(KeyboardInterrupt):
-            local.merge(local_runs, genesis, "2-token", garbage=garbage)
-    assert set(local_runs) <= set(local.local_runs())
-    assert local.open(local.merge(local_runs, genesis, "2-token", garbage=garbage)).rows == rows
+            local.merge(written, genesis, "2-token", garbage=garbage)
+    assert set(written) <= set(local.local_runs())
+    assert local.open(local.merge(written, genesis, "2-token", garbage=garbage)).rows == rows
 
 
 def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
 def test_a_folder_that_is_removed_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It exists when it is to be made, and a moment later another process has deleted its last file."""
     mkdir = Path.mkdir
-    removed = []
+    removed: list[Path] = []
 
     def race(path: Path, *arguments: Any, **more: Any) -> None:
         if path.name == "folder" and not removed:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from statelog.checkpoint import maintenance
 from statelog.checkpoint.maintenance import Maintenance
 from statelog.local.materializer import MaintenanceRequest, Materialized
+from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.observer import Step
 from statelog.runs.format import Operation
@@ -124,15 +124,14 @@ def test_where_nothing_is_to_be_merged_the_job_has_its_turn_all_the_same(made: C
     assert not subtask.upkeep().has_backlog
 
 
-@pytest.mark.parametrize("limit", ["_AT_ONCE_ROWS", "_AT_ONCE_BYTES"])
+@pytest.mark.parametrize("limit", ["at_once_rows", "at_once_bytes"])
 @pytest.mark.parametrize("is_too_large", [False, True])
-def test_large_runs_are_left_to_the_job(
-    made: Callable[..., Subtask], monkeypatch: pytest.MonkeyPatch, limit: str, is_too_large: bool
-) -> None:
+def test_large_runs_are_left_to_the_job(made: Callable[..., Subtask], limit: str, is_too_large: bool) -> None:
     subtask = made(LARGE, 3, 3)
     local_runs = subtask.chain[1:]
-    size = 6 if limit == "_AT_ONCE_ROWS" else sum(subtask.local.open(local_run).size_bytes for local_run in local_runs)
-    monkeypatch.setattr(maintenance, limit, size - is_too_large)
+    size = 6 if limit == "at_once_rows" else sum(subtask.local.open(local_run).size_bytes for local_run in local_runs)
+    limits: dict[str, Any] = {limit: size - is_too_large}
+    subtask.local = LocalRuns(subtask.local.directory, policy=MergePolicy(**limits))
     assert subtask.upkeep().has_backlog == is_too_large
     subtask.upkeep(ORDER).work()
     [(_, chain, merges)] = subtask.jobs.worked

@@ -19,6 +19,7 @@ from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.clock import ManualClock
 from statelog.local import materializer
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
+from statelog.local.policy import MERGE_POLICY
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.entry import Checkpoint
 from statelog.runs.byte_slices import Budget
@@ -313,7 +314,11 @@ def test_a_failed_materialization_is_tried_again() -> None:
 
 def test_too_many_failures_in_a_row_fail_the_query_and_nothing_is_lost() -> None:
     plan = FailingRuns(1000)
-    options = {"file_merging": "off", "materialization_interval_s": 0, "materialization_max_failures": 2}
+    options: dict[str, Any] = {
+        "file_merging": "off",
+        "materialization_interval_s": 0,
+        "materialization_max_failures": 2,
+    }
     with texts(plan, **options) as harness:
         for _ in range(6):
             harness.push([(1, "t")])
@@ -388,7 +393,7 @@ def test_wrong_options_are_refused(option: str, value: Any) -> None:
 
 
 def schedule(slots: int = 1, parallelism: int = 4, **options: Any) -> MaterializationSchedule:
-    return MaterializationSchedule(Options(**options), "query/op", parallelism, slots, 0.0)
+    return MaterializationSchedule(Options(**options), MERGE_POLICY, "query/op", parallelism, slots, 0.0)
 
 
 def commit(planned: MaterializationSchedule, size: int, parallelism: int = 4) -> None:

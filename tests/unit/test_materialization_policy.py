@@ -140,7 +140,7 @@ def test_a_job_may_come_with_the_second_of_two_attempts(engine: Engine, metrics:
     attempts.ack(1, b"1")
     attempts.begin(1)
     levels = [replace(one, last_hash=(1 << 63) - 1) for one in attempts.store(begun, 0)]
-    assert attempts.ack(1, b"1", levels, attempts.grant(begun).job) is JobOutcome.TAKEN
+    assert attempts.ack(1, b"1", levels, attempts.grant(begun).job) is JobOutcome.ACCEPTED
     other.batch(1)
     assert [base.levels for base in attempts.latest.bases] == [levels]
 
@@ -169,7 +169,7 @@ def test_without_changelog_only_the_attempt_that_counts_has_its_state_taken(engi
         level_of(begun, attempts, 0, "a"),
         level_of(begun, attempts, 0, "b"),
     )
-    assert attempts.ack(0, b"", [here], job, has_changeset=False) is JobOutcome.TAKEN
+    assert attempts.ack(0, b"", [here], job, has_changeset=False) is JobOutcome.ACCEPTED
     first = attempts.attempt
     attempts.begin(0)
     attempts.attempt, second = first, attempts.attempt

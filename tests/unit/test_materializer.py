@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from statelog.local import materializer
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import Level
 from statelog.runs import digests
@@ -38,8 +38,10 @@ Changes = Mapping[int, str | None]
 class Subtask:
     """A subtask's local runs on a host, one for each batch, and the store."""
 
-    def __init__(self, folder: Path, store: Store | None = None, budget: Budget = BUDGET) -> None:
-        self.local = LocalRuns(folder / "local", budget)
+    def __init__(
+        self, folder: Path, store: Store | None = None, budget: Budget = BUDGET, policy: MergePolicy = MERGE_POLICY
+    ) -> None:
+        self.local = LocalRuns(folder / "local", budget, policy)
         self.local.directory.mkdir(parents=True)
         self.store = store or LocalStore(folder / "store")
         self.chain: list[LocalRun] = []
@@ -59,7 +61,7 @@ class Subtask:
     def attempt(self, token: str = "one", run_id: str = "run", within: HashRange | None = None) -> Materializer:
         """Another attempt, as a rule in another process."""
         return Materializer(
-            LocalRuns(self.local.directory, self.local.budget),
+            LocalRuns(self.local.directory, self.local.budget, self.local.policy),
             within=within or hash_range(0, 1),
             genesis=GENESIS,
             run_id=run_id,
@@ -355,12 +357,9 @@ def test_without_anything_to_do_nothing_is_begun(subtask: Subtask) -> None:
 
 
 @pytest.mark.parametrize(("slice_rows", "slice_bytes", "text"), [(50, 1 << 20, "short"), (10_000, 5000, "long" * 25)])
-def test_a_slice_that_dies_is_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_rows: int, slice_bytes: int, text: str
-) -> None:
+def test_a_slice_that_dies_is_done_again(tmp_path: Path, slice_rows: int, slice_bytes: int, text: str) -> None:
     """Only what is noted counts, whatever it has written. A slice is bounded by rows and by bytes."""
-    monkeypatch.setattr(materializer, "_SLICE_ROWS", slice_rows)
-    subtask = Subtask(tmp_path, budget=Budget(slice_bytes=slice_bytes))
+    subtask = Subtask(tmp_path, budget=Budget(slice_bytes=slice_bytes), policy=MergePolicy(slice_rows=slice_rows))
     expected: dict[int, str] = {}
     for number in range(2):
         changes = dict.fromkeys(range(number, 250, 2), text)
@@ -538,14 +537,12 @@ def test_what_is_small_travels_with_the_ack(subtask: Subtask, room: int) -> None
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_large_state_is_cut_evenly_and_no_piece_travels_with_the_ack(
-    subtask: Subtask, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_large_state_is_cut_evenly_and_no_piece_travels_with_the_ack(subtask: Subtask, number: int) -> None:
     """Though each is small: together they are not."""
     changes = dict.fromkeys(range(128 * number, 128 * (number + 1)), "a")
     subtask.batch(changes)
     size = subtask.local.open(subtask.chain[0]).size_bytes
-    monkeypatch.setattr(materializer, "_RUN_BYTES", -(-size // 2))
+    subtask.local.policy = MergePolicy(stored_run_bytes=-(-size // 2))
     grant = subtask.grant()
     subtask.attempt(within=hash_range(number, 2)).work(order(grant, size - 1), subtask.chain, [])
     done = subtask.attempt().result(grant)

@@ -7,17 +7,17 @@ from typing import Any
 
 from statelog.checkpoint.batch import AcceptedAck
 from statelog.checkpoint.measuring import checkpoint_metrics
-from statelog.checkpoint.protocol import Ack, TaskId, UploadedPart
+from statelog.checkpoint.protocol import TaskId
 from statelog.log.entry import Checkpoint
-from statelog.log.references import Base, Level, StoredRun
+from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.metrics import Recorded
 from statelog.observer import CheckpointMetrics
+from tests.acks import make_ack
 
 
 def ack(subtask: int, **more: Any) -> AcceptedAck:
     task = TaskId("query", "run", "op", "instance", 5, subtask, subtask)
-    values: dict[str, Any] = {"length": 0, "rows": 0, "input_rows": 0, "name": "", "subtask_s": 0.0, **more}
-    return AcceptedAck(Ack(task, b"sum", **values), b"")
+    return AcceptedAck(make_ack(task, b"sum", **more), b"")
 
 
 def level(length: int) -> Level:
@@ -27,7 +27,7 @@ def level(length: int) -> Level:
 def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
     bases = [Base(0, 3, [level(1000), level(10), level(20)]), Base(2, 3, [level(7)])]
     entry = Checkpoint(1, 5, 2, "query", "run", "op", 3, [], b"keys", [], 9000, 8000, b"", bases=bases)
-    parts = [UploadedPart("op/changes/0", b"", 100, 5), UploadedPart("op/changes/1", b"", 200, 6)]
+    parts = [SegmentRef(1, 1, b"", 0, 100, 5, 0, "op/changes/0"), SegmentRef(1, 1, b"", 0, 200, 6, 0, "op/changes/1")]
     taken = [
         ack(0, length=30, rows=3, input_rows=50, late_rows=1, subtask_s=0.5, restore_s=2.0, restored_bytes=40),
         ack(1, length=1, rows=2, input_rows=8, late_rows=4, subtask_s=0.25, name="op/changes/2", parts=parts),

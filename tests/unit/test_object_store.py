@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -206,7 +207,7 @@ def failure(call: Callable[[], object]) -> StorageError:
 def test_kinds_of_failure(service: Service, scheme: str, status: int, code: str, kind: ErrorKind) -> None:
     service.say(status, code, "The store's own words.")
     for call in CALLS.keys() - {"size"}:
-        error = failure(lambda call=call: CALLS[call](make_store(scheme)))
+        error = failure(partial(CALLS[call], make_store(scheme)))
         assert error.kind == kind, call
         assert error.hint
         assert f"{call.split()[0]} {scheme}://bucket/folder/x failed: " in error.message
@@ -272,7 +273,7 @@ def test_missing_objects(service: Service, scheme: str) -> None:
     service.say(404, "BlobNotFound" if scheme == "az" else "NoSuchKey")
     store = make_store(scheme)
     for call in ("read", "read a range", "size"):
-        assert failure(lambda call=call: CALLS[call](store)).kind == ErrorKind.OBJECT_MISSING
+        assert failure(partial(CALLS[call], store)).kind == ErrorKind.OBJECT_MISSING
     assert failure(lambda: store.read("x", length=0)).kind == ErrorKind.OBJECT_MISSING
     assert failure(lambda: store.put("x", b"1")).kind == ErrorKind.STORE_FAILED
 
@@ -734,7 +735,7 @@ def test_a_fork_after_use_is_told_so(service: Service) -> None:
     def child() -> None:
         for other in (store, ObjectStore("s3://bucket/another"), ObjectStore("gs://bucket")):
             for call in CALLS.values():
-                error = failure(lambda call=call, other=other: call(other))
+                error = failure(partial(call, other))
                 assert "is a fork of one that has used an object store" in error.message
                 assert not error.is_transient
         store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from statelog import ConfigurationError, CorruptionError, ErrorKind, OperatorContext, ProcessorError, Step
 from statelog.checkpoint import redistribution, unkeyed_task
 from statelog.convert.types import field_codecs
+from statelog.local.restore import read_segment
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.log.references import SegmentRef
@@ -189,7 +190,8 @@ def test_broadcast_values_are_decoded_only_as_they_are_read() -> None:
 @pytest.mark.parametrize("stage", [Stage.INIT, Stage.PROCESS, Stage.CLOSE])
 def test_broadcast_is_written_only_where_all_see_the_same_rows(stage: Stage) -> None:
     state, _ = broadcast_state(stage=stage)
-    for write in (lambda: state.put(("x", 1), ("y", 2)), lambda: state.remove(("x", 1))):
+    writes: list[Callable[[], None]] = [lambda: state.put(("x", 1), ("y", 2)), lambda: state.remove(("x", 1))]
+    for write in writes:
         with pytest.raises(ProcessorError, match=f"was written in {stage}") as failure:
             write()
         assert failure.value.kind is ErrorKind.STATE_USAGE
@@ -402,7 +404,6 @@ def test_a_snapshot_is_fetched_once_on_a_new_host(
     add(engine, 0, ["a"])
     engine.start(1, 1, keep_local=False)
     fetched: list[str] = []
-    read_segment = unkeyed_task.read_segment
 
     def counted(store: Store, segment: SegmentRef) -> bytes:
         fetched.append(segment.name)

@@ -56,7 +56,8 @@ def test_rows_are_matched_by_name() -> None:
         (Row(x=1), ["Row(x=1), which has none of the output columns (k, n)", "Row objects with these names"]),
         (("a",), ["tuple ('a',), which has 1 value; the output has 2 columns (k, n)", "for each column"]),
         (("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
-        (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
+        # PySpark declares the names of columns only.
+        (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),  # type: ignore[call-overload]
         (Row("k", "n")("a"), ["which has 1 value; the output has 2 columns"]),
         (Row("k", "more", "n")("a"), ["which has 1 value; the output has 2 columns"]),
         (None, ["NoneType None, which is no row", "Yield Row objects with the names (k, n)"]),
@@ -163,7 +164,8 @@ def test_frames_of_other_types() -> None:
             "pair": [Row(k="a", n=1), {"k": "b", "n": 2}],
         }
     )
-    aware = naive.assign(at=[pd.Timestamp("1970-01-01", tz="UTC"), None])
+    moments: list[Any] = [pd.Timestamp("1970-01-01", tz="UTC"), None]
+    aware = naive.assign(at=moments)
     objects = naive.assign(at=np.array([datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), None], object))
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     for frame in (naive, aware, objects):

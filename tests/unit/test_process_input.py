@@ -12,10 +12,13 @@ from pyspark.sql.types import StructType
 from statelog import ConfigurationError, ErrorKind, Options
 from statelog.spark.unkeyed_spec import UnkeyedSpec
 
-OWN = [(f"row {number}", None, 0, 7, False) for number in range(5)]
+InputRow = tuple[str | None, str | None, int, int, bool]
+"""Its value, that of a broadcast row, subtask, time and whether it is a broadcast row; the hash comes after them."""
+
+OWN: list[InputRow] = [(f"row {number}", None, 0, 7, False) for number in range(5)]
 # Two of the hashes collide, and one row comes twice.
-COPIES = [(None, name, 0, 7, True) for name in ("a", "b", "c", "d", "e", "e")]
-HASHES = {"a": -5, "b": 3, "c": 3, "d": 2**62, "e": 3, None: None}
+COPIES: list[InputRow] = [(None, name, 0, 7, True) for name in ("a", "b", "c", "d", "e", "e")]
+HASHES: dict[str | None, int | None] = {"a": -5, "b": 3, "c": 3, "d": 2**62, "e": 3, None: None}
 SCHEMA = pa.schema(
     [
         ("c0", pa.string()),
@@ -43,9 +46,9 @@ def spec(broadcast_columns: list[str] | None) -> UnkeyedSpec:
     )
 
 
-def batch(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
-    rows = [(*row, HASHES[row[1]]) for row in rows]
-    return pa.RecordBatch.from_arrays([list(column) for column in zip(*rows, strict=True)], schema=SCHEMA)
+def batch(rows: list[InputRow]) -> pa.RecordBatch:
+    hashed = [(*row, HASHES[row[1]]) for row in rows]
+    return pa.RecordBatch.from_arrays([list(column) for column in zip(*hashed, strict=True)], schema=SCHEMA)
 
 
 def values(batches: Sequence[pa.RecordBatch]) -> list[str]:
@@ -71,7 +74,7 @@ def test_a_partition_without_rows_is_known_by_its_number() -> None:
 
 
 def test_rows_of_several_subtasks_are_refused() -> None:
-    rows = [OWN[0], ("other", None, 1, 7, False)]
+    rows: list[InputRow] = [OWN[0], ("other", None, 1, 7, False)]
     with pytest.raises(
         ConfigurationError, match="operator 'op': partition 0 holds rows of several subtasks"
     ) as failure:

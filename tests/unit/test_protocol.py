@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from statelog.checkpoint.protocol import (
-    Ack,
     Acked,
     Begin,
     Begun,
@@ -20,14 +19,18 @@ from statelog.checkpoint.protocol import (
     TaskId,
     Tick,
     Ticked,
-    UploadedPart,
 )
 from statelog.local.restore_plan import RestorePlan
+from statelog.log.references import SegmentRef
 from statelog.metrics import Recorded
+from tests.acks import make_ack
 
 TASK = TaskId("query", "run", "op", "instance", 5, 0, 1)
-ACK = Ack(TASK, b"last", 10, 3, 50, "", 0.5)
-PARTS = [UploadedPart("op/changes/0", b"one", 100, 5), UploadedPart("op/changes/1", b"two", 200, 6)]
+ACK = make_ack(TASK, b"last", 10, 3, 50, "", 0.5)
+PARTS = [
+    SegmentRef(0, 1, b"one", 0, 100, 5, 0, "op/changes/0"),
+    SegmentRef(0, 1, b"two", 0, 200, 6, 0, "op/changes/1"),
+]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +58,11 @@ def test_every_reply_arrives_as_what_it_was(reply: Reply) -> None:
 
 
 def test_an_ack_is_of_all_its_parts() -> None:
-    in_parts = msgspec.structs.replace(ACK, parts=PARTS)
+    in_parts = make_ack(TASK, b"last", 10, 3, 50, parts=PARTS)
     assert in_parts.checksums == [b"one", b"two", b"last"]
     assert in_parts.names == ["op/changes/0", "op/changes/1"], "the bytes of the last one came with it"
-    assert msgspec.structs.replace(in_parts, name="op/changes/2").names == [*in_parts.names, "op/changes/2"]
+    stored = make_ack(TASK, b"last", 10, 3, 50, "op/changes/2", parts=PARTS)
+    assert stored.names == [*in_parts.names, "op/changes/2"]
     assert (in_parts.total_bytes, in_parts.total_rows) == (310, 14)
     assert (ACK.checksums, ACK.names, ACK.total_bytes, ACK.total_rows) == ([b"last"], [], 10, 3)
 

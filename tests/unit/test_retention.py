@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ack, Begin, TaskId
+from statelog.checkpoint.protocol import Begin, TaskId
 from statelog.checkpoint.retention import Retention
 from statelog.clock import ManualClock
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
@@ -20,6 +20,7 @@ from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.testing.faults import FaultPlan, FaultStore
 from statelog.testing.log_contract import PREFIX, checkpoints, make_checkpoint, make_claim
+from tests.acks import make_ack
 from tests.model.operator_engine import OperatorEngine
 
 MERGING = ["across", "within", "off"]
@@ -354,7 +355,7 @@ class Load:
         held = self.snapshots[subtask]
         if held is not None and rng.random() < 0.3:
             if acks:
-                message = Ack(task, digests.checksum(held), 0, 0, 0, "", 0.0, is_unchanged=True)
+                message = make_ack(task, digests.checksum(held), 0, 0, 0, "", 0.0, is_unchanged=True)
                 coordinator.ack(message, b"")
             return
         data = rng.randbytes(rng.choice((50, 500, 3000)))
@@ -364,7 +365,7 @@ class Load:
         if acks:
             self.snapshots[subtask] = data
             counts = {state.descriptor.name: 1 for state in self.engine.states}
-            message = Ack(task, digests.checksum(data), len(data), 1, 0, name, 0.0, element_counts=counts)
+            message = make_ack(task, digests.checksum(data), len(data), 1, 0, name, 0.0, element_counts=counts)
             coordinator.ack(message, b"" if name else data)
 
 

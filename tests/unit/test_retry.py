@@ -27,7 +27,8 @@ from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.storage.hedging import Hedging
 from statelog.storage.races import Ended, Race, ThreadedRaces, _Pool
-from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.storage.retry import RetryingStore
+from statelog.storage.retry_policy import RetryPolicy
 from statelog.storage.store import ObjectInfo, Store
 from statelog.testing.faults import FaultPlan, FaultStore
 
@@ -100,14 +101,14 @@ class ScriptedStore(Store):
             raise StorageError(f"{name} is missing.", kind=ErrorKind.OBJECT_MISSING)
         return self.objects[name]
 
-    def _follow(self, operation: str, effect: Callable[[], Any]) -> Any:
+    def _follow(self, operation: str, effect: Callable[[], _T]) -> _T:
         step = self.script.pop(0) if self.script else OK
         self.calls.append((operation, self.clock.monotonic_s()))
-        result = effect() if step.has_effect else None
+        results = [effect()] if step.has_effect else []
         self.clock.advance(step.takes_s)
         if step.error is not None:
             raise StorageError(f"{operation} failed.", kind=step.error)
-        return result
+        return results[0]
 
 
 class SimulatedRaces(ThreadedRaces):
@@ -1008,7 +1009,8 @@ class TestRaces:
         """Have attempts that hang hold so many threads."""
         for _ in range(threads):
             has_begun: SimpleQueue[threading.Thread] = SimpleQueue()
-            assert races.side_by_side().start(partial(hang, threading.current_thread(), has_begun, self.released))
+            race: Race[None] = races.side_by_side()
+            assert race.start(partial(hang, threading.current_thread(), has_begun, self.released))
             assert has_begun.get(timeout=PATIENCE_S) is not threading.current_thread()
 
     @pytest.mark.parametrize("is_side_by_side", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from statelog.__main__ import main
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
-from statelog.log.entry import Claim, QueryOperators
+from statelog.log.entry import Claim, Entry, QueryOperators
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore
@@ -550,7 +550,8 @@ def test_named_operators_must_be_there(tmp_path: Path) -> None:
         ConfigurationError, match="an operator 'b', and .* holds no state of it that belongs to query query"
     ):
         statelog.rewind(tmp_path, location=location, operators=["a", "b"])
-    for wrong in ("a", []):
+    refused: tuple[Sequence[str], ...] = ("a", [])
+    for wrong in refused:
         with pytest.raises(ConfigurationError, match="list of uids"):
             statelog.rewind(tmp_path, location=location, operators=wrong)
 
@@ -602,7 +603,7 @@ def append_entry(location: str, uid: str, *, retained_from: int | None) -> None:
     log.close()
 
 
-def log_epoch(entries: list[Any]) -> int:
+def log_epoch(entries: list[Entry]) -> int:
     return 1 + max(entry.epoch for entry in entries)
 
 

@@ -27,7 +27,7 @@ from statelog.local.runs import ROCKSDB_FOLDER, LocalRun, LocalRuns
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.times import Moment
 from statelog.tables import open as tables
 from statelog.tables import rocksdb as rocksdb_table
@@ -311,7 +311,7 @@ def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_open
 ) -> None:
     """At least so much at a time, or twice as much as has come: so what has expired stays a part of the whole."""
     monkeypatch.setattr(tables, "_LOOKED_AT_ROWS", 30)
-    brief = replace(VALUE, name="brief", expires_by="processing")
+    brief = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
     local = LocalRuns(tmp_path)
     heads = ["start", "one", "two", "three"]
     for batch, (name, count) in enumerate([("brief", 400), ("brief", 50), ("value", 5)]):
@@ -451,7 +451,7 @@ def rows_held(table: RocksTable) -> int:
 
 
 def test_what_has_expired_goes(tmp_path: Path) -> None:
-    state = replace(VALUE, name="brief", expires_by="processing")
+    state = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
     table = RocksTable.open(tmp_path)
     assert table is not None
     for second in range(10):

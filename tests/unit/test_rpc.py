@@ -21,18 +21,20 @@ from hypothesis import strategies as st
 from statelog import ConfigurationError, ErrorKind, FencedError, Options, ProtocolError
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import ManualClock, SystemClock
-from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
+from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.spark.rpc_channel import (
     HELLO_BYTES,
     PROOF_BYTES,
     ByteBudget,
     Channel,
+    RpcPolicy,
     Side,
     is_proof,
     make_proof,
     new_hello,
 )
 from statelog.spark.worker import DriverAddress, WorkerProcess
+from tests.acks import make_ack
 
 SECRET = b"s" * 32
 HOST = "127.0.0.1"
@@ -81,9 +83,9 @@ def server(handler: Handler) -> Iterator[RpcServer]:
         yield server
 
 
-def ack(attempt: int) -> Ack:
+def ack(attempt: int, name: str = "") -> Ack:
     task = TaskId("query", "run", "uid", "instance", 3, 1, attempt)
-    return Ack(task, b"c" * 16, 5, 1, 2, "", 0.5)
+    return make_ack(task, b"c" * 16, 5, 1, 2, name, 0.5)
 
 
 def require_service(server: RpcServer) -> None:
@@ -631,7 +633,7 @@ def test_calls_that_are_too_large_are_not_sent(server: RpcServer, handler: Handl
         client.call(ack(9), bytes(1001))
     assert "inline_budget_bytes" in one.value.hint
     with pytest.raises(ProtocolError, match="too large"):
-        client.call(msgspec.structs.replace(ack(9), name="n" * 600), b"")
+        client.call(ack(9, name="n" * 600), b"")
     assert handler.calls == []
     assert client.call(ack(9), bytes(1000)) == Acked(), "the connection goes on"
 
@@ -677,7 +679,7 @@ def test_what_is_in_flight_is_bounded_by_bytes() -> None:
 
     with serving(handle, RpcPolicy(max_in_flight_bytes=3_900_000)) as server:
         clients = [RpcClient(HOST, server.port, SECRET) for _ in range(4)]
-        half = msgspec.structs.replace(ack(9), name="n" * 500_000), bytes(500_000)
+        half = ack(9, name="n" * 500_000), bytes(500_000)
         threads = [threading.Thread(target=client.call, args=half) for client in clients]
         for thread in threads:
             thread.start()

@@ -21,8 +21,8 @@ import pytest
 
 from statelog import ProtocolError
 from statelog.clock import Clock, ManualClock, SystemClock
-from statelog.spark.rpc import RpcClient, RpcPolicy, RpcServer
-from statelog.spark.rpc_channel import HELLO_BYTES, PROOF_BYTES, Side, make_proof, new_hello
+from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.spark.rpc_channel import HELLO_BYTES, PROOF_BYTES, RpcPolicy, Side, make_proof, new_hello
 from statelog.spark.rpc_strangers import Strangers
 from tests.unit.test_rpc import (
     HOST,

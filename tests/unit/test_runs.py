@@ -216,7 +216,7 @@ def test_compaction_leaves_few_runs(sizes: list[int], fan_in: int) -> None:
     runs: list[int] = []
     for size in sizes:
         runs.append(size)
-        while newest := choose_merge(runs, fan_in):
+        while newest := choose_merge(runs, fan_in, 16_384):
             assert 2 <= newest <= len(runs)
             runs[-newest:] = [sum(runs[-newest:])]
     tiers = 1 + max(0, int(np.ceil(np.log(max(sum(sizes), 1) / 16_384) / np.log(fan_in))))
@@ -229,7 +229,9 @@ MORTAL = StateDescriptor("mortal", StateKind.MAP, VALUE.value_schema, VALUE.valu
 @pytest.mark.parametrize("is_bottom", [True, False])
 def test_expired_rows_go_when_nothing_older_is_left_to_hide(is_bottom: bool) -> None:
     expired = make_run(MORTAL, [(1, b"a", b"e", Operation.PUT, "expired")], expiry_ms=10)
-    alive = make_run(MORTAL, [(1, b"a", b"f", Operation.PUT, "alive"), (2, b"b", b"e", 0, "alive")], expiry_ms=11)
+    alive = make_run(
+        MORTAL, [(1, b"a", b"f", Operation.PUT, "alive"), (2, b"b", b"e", Operation.PUT, "alive")], expiry_ms=11
+    )
     garbage = Garbage(Moment(10, 99), {})
     merged = merged_run([expired, alive], is_bottom=is_bottom, garbage=garbage)
     kept = [row["v0"] for row in rows_of(merged)["mortal"]]

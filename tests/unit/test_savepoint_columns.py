@@ -31,7 +31,7 @@ from statelog.savepoint.load import encode_tables, keyed_loads, load_keyed
 from statelog.savepoint.parquet import TableFile, file_schema
 from statelog.savepoint.save import export_keyed, export_plan, saved_operator
 from statelog.storage import LocalStore
-from tests.model.engine import Engine
+from tests.model.engine import Engine, Key
 
 UTC, at = datetime.UTC, datetime.datetime
 NULLS = {"a": None, "b": None}
@@ -215,7 +215,11 @@ def test_a_table_of_many_parts_becomes_one_run() -> None:
 
 
 def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, lambda key: key[0] % 3)
+    def hash_of(key: Key) -> int:
+        assert key[0] is not None
+        return key[0] % 3
+
+    engine = Engine(tmp_path, hash_of)
     engine.start(1, 0)
     held: dict[int, list[str]] = {number: [] for number in range(6)}
     for batch in range(3):
@@ -239,7 +243,8 @@ def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) ->
     run = Run(pa.py_buffer(target.read(stored.name)), "loaded", is_stored=True)
     [section] = [section for name, section in run.sections.items() if "list" in section.state.kind]
     assert len(section.blocks) > 10, "the case is one"
-    key_schema, found = decode_schema(load.key_schema), {}
+    key_schema = decode_schema(load.key_schema)
+    found: dict[int, list[str]] = {}
     for block in section.blocks:
         changed = block.load()
         for key, value in zip(changed.column(1).to_pylist(), changed.column(VALUE_COLUMN).to_pylist(), strict=True):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from statelog import Options
 from statelog.checkpoint.history import History
 from statelog.checkpoint.schedule import MaterializationSchedule
+from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Checkpoint
 from tests.unit.test_history import base, checkpoint, segment
 
@@ -18,7 +19,7 @@ LARGE = 5 << 20
 def schedule(parallelism: int = 1, slots: int = 1, now_s: float = 0.0, **options: object) -> MaterializationSchedule:
     """Of a log that is only due for its size, unless options say otherwise."""
     settings: dict[str, object] = {"materialization_interval_s": NEVER_S, "replay_budget_s": NEVER_S, **options}
-    return MaterializationSchedule(Options(**settings), "query/op", parallelism, slots, now_s)  # type: ignore[arg-type]  # any option
+    return MaterializationSchedule(Options(**settings), MERGE_POLICY, "query/op", parallelism, slots, now_s)  # type: ignore[arg-type]  # any option
 
 
 def commit(planned: MaterializationSchedule, *sizes: int, backlog: bool = False) -> None:

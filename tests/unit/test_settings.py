@@ -15,7 +15,7 @@ from pyspark.sql import Row
 import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.checkpoint.history import History
-from statelog.checkpoint.settings import RULES, Verdict, changes, require_convertible, take_over
+from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, require_convertible
 from statelog.clock import ManualClock
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Checkpoint
@@ -26,13 +26,14 @@ from statelog.savepoint.manifest import SavedOperator
 from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
+from statelog.testing.arguments import read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
 
 def checkpoint(
-    watermark_ms: int = NO_TIME_MS, states: tuple[StateSchema, ...] = (), **settings: int | str
+    watermark_ms: int = NO_TIME_MS, states: tuple[StateSchema, ...] = (), /, **settings: int | str
 ) -> Checkpoint:
     return Checkpoint(
         epoch=1,
@@ -65,7 +66,7 @@ def plan_of(windows: Any, kind: str = "agg", **more: Any) -> WindowPlan:
 
 def settings_of(windows: Any, kind: str = "agg", **more: Any) -> dict[str, int | str]:
     plan = plan_of(windows, kind, **more)
-    return {"timeMode": str(plan.time_mode), **plan.operator.codecs.settings}  # type: ignore[attr-defined]  # of windows
+    return {"timeMode": str(plan.time_mode), **plan.operator.codecs.settings}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_the_table_has_every_setting_that_is_recorded() -> None:
 
 def test_a_checkpoint_without_settings_admits_every_start() -> None:
     require_convertible(settings_of(TumblingWindows(5)), [], checkpoint(), "here")
-    assert take_over({"timeMode": "None"}, [], checkpoint(100), "here").settings == {"timeMode": "None"}
+    assert inherit({"timeMode": "None"}, [], checkpoint(100), "here").settings == {"timeMode": "None"}
 
 
 def test_a_refusal_names_what_was_and_what_is_and_what_to_do() -> None:
@@ -157,30 +158,30 @@ def test_a_setting_is_judged_also_if_there_is_no_other() -> None:
 
 def test_only_the_runs_own_settings_are_recorded_and_aggregates_that_were_removed() -> None:
     before = checkpoint(gap_ms=5, size=7, **{"aggregate x": "sum(n)", "aggregate y": "count()"})
-    taken = take_over({"size": 8, "aggregate y": "count()"}, [], before, "here")
+    taken = inherit({"size": 8, "aggregate y": "count()"}, [], before, "here")
     assert taken.settings == {"size": 8, "aggregate x": "sum(n)", "aggregate y": "count()"}
 
 
 def test_a_conversion_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     settings: dict[str, int | str] = {"size": 7, "timeMode": "None"}
     with caplog.at_level(logging.INFO):
-        take_over({**settings, "timeMode": "EventTime"}, [], checkpoint(**settings), "here")
+        inherit({**settings, "timeMode": "EventTime"}, [], checkpoint(**settings), "here")
         assert caplog.text == ""
-        take_over({**settings, "size": 8}, [], checkpoint(**settings), "here")
+        inherit({**settings, "size": 8}, [], checkpoint(**settings), "here")
     assert "here: the state was written with size=7, and the operator now has size=8" in caplog.text
 
 
 def test_windows_stay_closed_over_any_number_of_runs() -> None:
     late = {"timeMode": "EventTime", "windows": "sessions"}
-    first = take_over({**late, "allowedLatenessMs": 10}, [], None, "here")
+    first = inherit({**late, "allowedLatenessMs": 10}, [], None, "here")
     assert first.closed_ms == NO_TIME_MS
-    second = take_over({**late, "allowedLatenessMs": 500}, [], checkpoint(100, **first.settings), "here")
+    second = inherit({**late, "allowedLatenessMs": 500}, [], checkpoint(100, **first.settings), "here")
     assert second.closed_ms == 90
-    third = take_over({**late, "allowedLatenessMs": 0}, [], checkpoint(130, **second.settings), "here")
+    third = inherit({**late, "allowedLatenessMs": 0}, [], checkpoint(130, **second.settings), "here")
     assert third.closed_ms == 90
-    fourth = take_over({**late, "allowedLatenessMs": 900}, [], checkpoint(150, **third.settings), "here")
+    fourth = inherit({**late, "allowedLatenessMs": 900}, [], checkpoint(150, **third.settings), "here")
     assert fourth.closed_ms == 150
-    assert take_over(late, [], checkpoint(NO_TIME_MS, **late, allowedLatenessMs=5), "here").closed_ms == NO_TIME_MS
+    assert inherit(late, [], checkpoint(NO_TIME_MS, **late, allowedLatenessMs=5), "here").closed_ms == NO_TIME_MS
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_windows_stay_closed_over_any_number_of_runs() -> None:
     ],
 )
 def test_what_another_ttl_means(old: str, new: str, verdict: Verdict | None) -> None:
-    before = checkpoint(states=(state("seen", old), state("gone", "event")), timeMode="None")
+    before = checkpoint(NO_TIME_MS, (state("seen", old), state("gone", "event")), timeMode="None")
     declared = [state("seen", new), state("added", "processing")]
     if verdict is Verdict.REFUSE:
         with pytest.raises(
@@ -204,7 +205,7 @@ def test_what_another_ttl_means(old: str, new: str, verdict: Verdict | None) -> 
             require_convertible({"timeMode": "None"}, declared, before, "here")
         return
     require_convertible({"timeMode": "None"}, declared, before, "here")
-    taken = take_over({"timeMode": "None"}, declared, before, "here")
+    taken = inherit({"timeMode": "None"}, declared, before, "here")
     assert taken.expires_by == ({"seen": old} if verdict is Verdict.CONVERT else {})
 
 
@@ -294,7 +295,7 @@ def test_shorter_windows_are_put_together_from_the_panes_that_are_there() -> Non
 
 def aggregated(*aggregates: statelog.Aggregate) -> WindowPlan:
     definition = WindowDefinition(
-        parse_ddl(INPUT), ["user"], "UTC", TumblingWindows(10), TimeMode.EVENT_TIME, "time", parse=parse_ddl
+        read_schema(INPUT, "input"), ["user"], "UTC", TumblingWindows(10), TimeMode.EVENT_TIME, "time", parse=parse_ddl
     )
     return definition.aggregated(aggregates)
 
@@ -340,14 +341,14 @@ class Seen:
         pass
 
 
-TTL_INPUT = {"input": "user string, n long", "output": "last long, all array<long>", "keys": ["user"]}
+TTL_INPUT: dict[str, Any] = {"input": "user string, n long", "output": "last long, all array<long>", "keys": ["user"]}
 
 
 @pytest.mark.parametrize("table", ["runs", "memory", "rocksdb"])
 @pytest.mark.parametrize("keep_local", [True, False])
 def test_what_has_expired_does_not_come_back_without_a_ttl(table: str, keep_local: bool) -> None:
-    options = statelog.Options(table=table)  # type: ignore[arg-type]  # one of its values
-    with Harness(Seen(Ttl(100)), options=options, **TTL_INPUT) as harness:  # type: ignore[arg-type]
+    options = statelog.Options(table=table)
+    with Harness(Seen(Ttl(100)), options=options, **TTL_INPUT) as harness:
         harness.push([("a", 1)], 0)
         harness.push([("a", 2)], 50)
         harness.restart(processor=Seen(None), keepLocal=keep_local)
@@ -362,7 +363,7 @@ def test_what_has_expired_does_not_come_back_without_a_ttl(table: str, keep_loca
 
 def test_what_expires_by_one_time_cannot_expire_by_the_other() -> None:
     arguments = {**TTL_INPUT, "input": INPUT, "watermark": statelog.Watermark("time")}
-    with Harness(Seen(Ttl(100)), **arguments) as harness:  # type: ignore[arg-type]
+    with Harness(Seen(Ttl(100)), **arguments) as harness:
         harness.push([("a", instant(1), 1)])
         for _ in range(2):
             with pytest.raises(ConfigurationError, match="TTL of state 'all'='processing'.*='event'"):
@@ -373,7 +374,7 @@ def test_what_expires_by_one_time_cannot_expire_by_the_other() -> None:
 
 @pytest.mark.parametrize("new", [Ttl(1_000), Ttl(10), Ttl(100, renew_on_read=True)])
 def test_another_duration_counts_for_what_is_written_from_then_on(new: Ttl) -> None:
-    with Harness(Seen(Ttl(100)), **TTL_INPUT) as harness:  # type: ignore[arg-type]
+    with Harness(Seen(Ttl(100)), **TTL_INPUT) as harness:
         harness.push([("a", 1), ("b", 1)], 0)
         harness.restart(processor=Seen(new))
         assert harness.push([("a", 0), ("b", 2)], 99) == [Row(last=1, all=[1]), Row(last=1, all=[1])]
@@ -420,7 +421,7 @@ def test_timers_of_one_time_mode_are_not_forgotten_in_another(mode: str) -> None
 
 
 def test_an_operator_may_get_a_time_mode() -> None:
-    with Harness(Seen(None), **TTL_INPUT) as harness:  # type: ignore[arg-type]
+    with Harness(Seen(None), **TTL_INPUT) as harness:
         harness.push([("a", 1)], 0)
         with again(harness, Seen(1000), timeMode="ProcessingTime") as other:
             assert other.push([("a", 2)], 10) == [Row(last=1, all=[1])]
@@ -440,8 +441,8 @@ def test_windows_do_not_take_the_state_of_another_operator() -> None:
 
 
 def test_the_watermark_does_not_go_back_when_it_is_sparks_from_now_on() -> None:
-    arguments = {"input": INPUT, "output": "n long", "keys": ["user"], "timeMode": "EventTime"}
-    with Harness(Alarm(), watermark=statelog.Watermark("time"), **arguments) as harness:  # type: ignore[arg-type]
+    arguments: dict[str, Any] = {"input": INPUT, "output": "n long", "keys": ["user"], "timeMode": "EventTime"}
+    with Harness(Alarm(), watermark=statelog.Watermark("time"), **arguments) as harness:
         harness.push([("a", instant(35), 50)])
         harness.push([])
         with again(harness, Alarm(), watermark=None, eventTime="time") as other:
@@ -477,4 +478,4 @@ def test_a_savepoint_has_the_settings(tmp_path: Path) -> None:
     assert first.settings == {**settings_of(SessionWindows(10), lateness_ms=20)}
     with pytest.raises(ConfigurationError, match="windows='sessions'"):
         require_convertible(settings_of(TumblingWindows(10)), [], first, "here")
-    assert take_over(settings_of(SessionWindows(10)), [], first, "here").closed_ms == 20
+    assert inherit(settings_of(SessionWindows(10)), [], first, "here").closed_ms == 20

@@ -18,7 +18,7 @@ from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_share
 from statelog.log.entry import FRAME_HEADER_BYTES
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
-from tests.model.engine import Command, Engine
+from tests.model.engine import Command, Engine, Key
 
 KEYS = 40
 BATCHES = 6
@@ -59,10 +59,15 @@ def run_all(engine: Engine, batch: int, command: Command) -> dict[int, object]:
     return found
 
 
+def hash_of(key: Key) -> int:
+    assert key[0] is not None
+    return key[0] * (2**64 // KEYS)
+
+
 def new_engine(directory: Path, inline_budget_bytes: int = 8 << 20) -> Engine:
     engine = Engine(
         directory,
-        lambda key: key[0] * (2**64 // KEYS),
+        hash_of,
         file_merging="within",
         merge_fan_in=100,
         inline_budget_bytes=inline_budget_bytes,

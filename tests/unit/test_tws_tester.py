@@ -20,7 +20,8 @@ Tester = Callable[..., Any]
 
 @pytest.fixture(params=[SparkTester, TwsTester], ids=["spark", "statelog"])
 def tester(request: pytest.FixtureRequest) -> Tester:
-    return request.param
+    made: Tester = request.param
+    return made
 
 
 class Base(StatefulProcessor):

@@ -18,6 +18,7 @@ from statelog.checkpoint.redistribution import SnapshotSlice
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
+from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements, Metric, Recorded
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs import digests
@@ -66,28 +67,29 @@ def test_an_ack_says_what_the_snapshot_holds(engine: NotingEngine) -> None:
     engine.start(1, 0)
     engine.run_subtask(0, 0, [["add", "items", "x"], ["addAll", "units", "y", "z"]], broadcast=[["put", "a", 1]])
     ack, payload = engine.acks[-1]
-    assert (ack.checksum, ack.length, ack.name) == (digests.checksum(payload), len(payload), "")
-    assert (ack.rows, ack.input_rows, ack.is_unchanged) == (4, 3, False)
+    assert (ack.last.checksum, ack.last.length, ack.last.name) == (digests.checksum(payload), len(payload), "")
+    assert (ack.last.rows, ack.last.input_rows, ack.is_unchanged) == (4, 3, False)
     assert ack.element_counts == {"items": 1, "more": 0, "units": 2, "rules": 1}
-    assert list(ack.copies) == ["rules"], "one rule is enough"
+    assert list(ack.broadcast_checksums) == ["rules"], "one rule is enough"
     for batch, commands in enumerate(([["read"], ["read"]], [["update", "items", "x"], ["read"]]), 1):
         engine.run_subtask(batch, 0, commands)
         later, payload = engine.acks[-1]
-        assert (later.checksum, later.length, later.rows, later.input_rows, payload) == (ack.checksum, 0, 0, 2, b"")
+        same = SegmentRef(0, later.task.attempt, ack.last.checksum, 0, length=0, rows=0, input_rows=2)
+        assert (later.segments, payload) == ([same], b"")
         assert later.is_unchanged, "although it was written, the second time"
-        assert (later.element_counts, later.copies) == (ack.element_counts, ack.copies)
+        assert (later.element_counts, later.broadcast_checksums) == (ack.element_counts, ack.broadcast_checksums)
         assert engine.begins[-1].input_rows == 2
 
 
 def test_a_snapshot_is_sent_up_to_the_limit_and_written_above_it(tmp_path: Path) -> None:
-    sizes = []
+    sizes: list[int] = []
     for number, budget in enumerate((1 << 20, None, None)):
         limit = budget if budget is not None else sizes[0] - (number - 1)
         engine = NotingEngine(tmp_path / str(number), inline_budget_bytes=limit)
         engine.start(1, 0)
         add(engine, 0, "x")
-        sizes.append(engine.ack.length)
-        assert bool(engine.ack.name) == (number == 2)
+        sizes.append(engine.ack.last.length)
+        assert bool(engine.ack.last.name) == (number == 2)
     assert len(set(sizes)) == 1
 
 
@@ -180,7 +182,7 @@ def test_only_the_snapshots_before_and_after_the_batch_stay_on_a_host(engine: No
     engine.start(1, 0)
     for batch in range(4):
         add(engine, batch, "a")
-    held = {f"{ack.checksum.hex()}.snapshot" for ack, _ in engine.acks[-2:]}
+    held = {f"{ack.last.checksum.hex()}.snapshot" for ack, _ in engine.acks[-2:]}
     assert {name for name in os.listdir(local_of(engine, 1)) if name.endswith(".snapshot")} == held
 
 
@@ -231,7 +233,7 @@ def test_an_answer_of_another_kind_is_refused(engine: NotingEngine, is_begun: bo
     engine.start(1, 0)
 
     def answer(engine: NotingEngine, request: Begin) -> Reply:
-        return replace(engine.coordinator.begin(request), start=None) if is_begun else Acked()
+        return replace(engine.coordinator.begin(request), snapshot_view=None) if is_begun else Acked()
 
     engine.answer = answer
     with pytest.raises(ProtocolError, match="answered begin with"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options, ProcessorError, Step, StorageError
+from statelog.checkpoint.changeset import Uploads
 from statelog.checkpoint.history import History
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.checkpoint.uploads import Uploads
 from statelog.metrics import Measurements, Metric
 from statelog.options import TABLES
 from statelog.runs.byte_slices import Budget
@@ -24,6 +24,7 @@ from statelog.storage import LocalStore, Store
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 
 EVENTS: list[int | str] = []
 """The keys that were processed, and the objects that were written."""
@@ -253,7 +254,9 @@ def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: i
         **more,
     )
     # Ten keys at a time, so that a batch has many windows.
-    parts_of(harness).query.operator = parts_of(harness).query.operator.with_budget(Budget(window_keys=10))
+    operator = parts_of(harness).query.operator
+    assert isinstance(operator, LocalKeyedOperator)
+    parts_of(harness).query.operator = operator.with_budget(Budget(window_keys=10))
     return harness
 
 
@@ -352,7 +355,8 @@ def test_an_attempt_whose_output_is_not_read_to_its_end_removes_what_it_has_writ
         outputs = process(task, read)
         yield next(outputs)
         EVENTS.extend(uploads_of(harness))
-        outputs.close()  # type: ignore[attr-defined]  # it is a generator
+        assert isinstance(outputs, Generator)
+        outputs.close()
 
     EVENTS.clear()
     with make_harness(1, inline_bytes=0, parallelism=1) as harness:

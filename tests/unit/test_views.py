@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.checkpoint.protocol import TaskId
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.checkpoint.views import Views
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef
 from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
+from tests.acks import make_ack
 
 KEYED = OperatorConfig("query", "run", "op", "instance", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
@@ -29,7 +30,7 @@ def segment(batch: int, subtask: int) -> SegmentRef:
 
 def checkpoint(batch: int, run: OperatorConfig = KEYED) -> Checkpoint:
     segments = [segment(batch, subtask) for subtask in range(2)]
-    counts = [] if run.has_keys else [[], []]
+    counts: list[list[int]] = [] if run.has_keys else [[], []]
     return Checkpoint(
         1, batch, 0, "query", "run", "op", 2, segments, run.key_schema, [], 0, 0, b"", element_counts=counts
     )
@@ -49,7 +50,7 @@ def durable(entry: Checkpoint, *fired_ms: int) -> Batch:
     made = Batch(entry.batch, BatchTime(0, 0), durable=entry)
     for subtask, timers_to_ms in enumerate(fired_ms):
         task = TaskId("query", "run", "op", "instance", entry.batch, subtask, 1)
-        made.acks[subtask] = AcceptedAck(Ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
+        made.acks[subtask] = AcceptedAck(make_ack(task, b"", 0, 0, 0, "", 0.0, timers_to_ms=timers_to_ms), b"")
     return made
 
 

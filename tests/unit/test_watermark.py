@@ -28,7 +28,8 @@ def test_the_watermark_is_the_least_of_the_inputs_maxima(
     batches: list[list[tuple[int | None, int | None]]], delay_ms: int
 ) -> None:
     policy = WatermarkPolicy(delay_ms, inputs=2)
-    watermark, held = NO_TIME_MS, [None, None]
+    watermark = NO_TIME_MS
+    held: list[int | None] = [None, None]
     seen: tuple[list[int], list[int]] = ([], [])
     for subtasks in batches:
         held = policy.combine([held, *subtasks])

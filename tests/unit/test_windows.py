@@ -17,6 +17,7 @@ import statelog
 from statelog import ConfigurationError, ErrorKind, ProcessorError
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
+from statelog.testing.arguments import read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
@@ -27,7 +28,7 @@ MINUTE = 60_000
 def definition(windows: Any = None, schema: str = INPUT, **more: Any) -> WindowDefinition:
     arguments: dict[str, Any] = {"time_mode": TimeMode.EVENT_TIME, "time_column": "time", **more}
     return WindowDefinition(
-        parse_ddl(schema),
+        read_schema(schema, "input"),
         ["user"],
         "UTC",
         statelog.TumblingWindows(10) if windows is None else windows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from statelog.runs.byte_slices import Budget
 from statelog.runs.times import Moment
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
-from statelog.testing.arguments import OperatorArguments
+from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.unkeyed import UnkeyedQuery
@@ -170,7 +170,7 @@ def test_rows_are_what_they_were_when_they_were_yielded(kind: str, make: Callabl
     with Harness(GrowingWithoutKeys(make, change), **columns) as harness:
         assert [plainly(row.v) for row in harness.push([(1,), (2,)])] == expected * 2
     windows = WindowDefinition(
-        parse_ddl("k long"),
+        read_schema("k long", "input"),
         ["k"],
         "UTC",
         statelog.CountWindows(1),
@@ -191,7 +191,7 @@ class GrowingFrames(StatefulProcessor):
         pass
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        frame = pd.DataFrame({"k": [0], "v": [[0]], "s": ["0"]})
+        frame: Any = pd.DataFrame({"k": [0], "v": [[0]], "s": ["0"]})
         values = frame["k"].to_numpy()
         yield frame
         values[0] = 1
@@ -230,8 +230,8 @@ def test_frames_are_what_they_were_when_they_were_yielded() -> None:
 
 def test_rows_that_cannot_be_changed_are_not_copied() -> None:
     plain = "a long, b double, c string, d date, e timestamp, f decimal(10, 2), g boolean, h timestamp_ntz"
-    assert RowOutput(parse_ddl(plain), "main").hold is None
-    assert RowOutput(parse_ddl(f"{plain}, i binary"), "main").hold is not None
+    assert RowOutput(read_schema(plain, "output"), "main").hold is None
+    assert RowOutput(read_schema(f"{plain}, i binary", "output"), "main").hold is not None
 
 
 @pytest.mark.parametrize("row", [None, 5, {"k": 1}, Row(x=1), (1,), (1, iter(())), Row(k="a", v=[]), (1, [object()])])
@@ -370,6 +370,7 @@ def test_output_without_keys_that_nobody_wants_any_more_ends_the_processor() -> 
     processor = CountingWithoutKeys(20_000)
     output = subtask_without_keys(processor).process(UnkeyedInput([], None, 0, 0))
     next(output)
+    assert isinstance(output, Generator)
     output.close()
     assert processor.made < 20_000
     assert processor.failure is ErrorKind.STATE_USAGE
@@ -472,6 +473,7 @@ def test_output_that_nobody_wants_any_more_ends_the_processor(by_timer: bool) ->
     while not next(output).num_rows:
         assert gc.get_threshold() == thresholds
     assert (gc.get_threshold(), processor.ends) == (thresholds, [])
+    assert isinstance(output, Generator)
     output.close()
     assert (gc.get_threshold(), processor.ends) == (thresholds, [ErrorKind.STATE_USAGE])
 
@@ -581,13 +583,13 @@ def test_large_changes_are_taken_in_parts_of_bounded_size() -> None:
     sizes: list[int] = []
     rows = 0
     while subtask.changes.unstored_bytes:
-        part = subtask.changes.take_part(None, 6_000)
-        sizes.append(len(part.data))
-        rows += part.rows
+        part, count = subtask.changes.take_part(None, 6_000)
+        sizes.append(len(part))
+        rows += count
     assert rows == subtask.changes.rows == 4_000
     assert len(sizes) > 30
     assert max(sizes) < SLICE_BYTES
-    assert subtask.changes.take_part(None).rows == 0
+    assert subtask.changes.take_part(None)[1] == 0
 
 
 def test_changes_of_an_initial_state_can_be_taken_while_it_is_loaded() -> None:

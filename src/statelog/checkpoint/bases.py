@@ -35,24 +35,24 @@ class BaseView:
     """Oldest first; empty for the empty state."""
     digest: bytes
     """Digest of the state in the levels."""
-    windows: list[Gap]
+    gaps: list[Gap]
     """Gaps for all key hashes of the subtask, in order."""
 
     @property
     def first_batch(self) -> int:
         """The first batch whose changes have to be added."""
-        return min(window.first_batch for window in self.windows)
+        return min(gap.first_batch for gap in self.gaps)
 
     def ranges_of(self, batch: int) -> list[HashRange]:
         """The key hashes for which a batch's changes have to be added, in as few ranges as possible."""
         ranges: list[HashRange] = []
-        for window in self.windows:
-            if batch < window.first_batch:
+        for gap in self.gaps:
+            if batch < gap.first_batch:
                 continue
-            if ranges and ranges[-1].last + 1 == window.first_hash:
-                ranges[-1] = HashRange(ranges[-1].first, window.last_hash)
+            if ranges and ranges[-1].last + 1 == gap.first_hash:
+                ranges[-1] = HashRange(ranges[-1].first, gap.last_hash)
             else:
-                ranges.append(HashRange(window.first_hash, window.last_hash))
+                ranges.append(HashRange(gap.first_hash, gap.last_hash))
         return ranges
 
 
@@ -110,7 +110,7 @@ class BaseMap:
     @cached_property
     def through(self) -> int:
         """The last batch that every key's base includes; -1 if some keys have none."""
-        return min(window.first_batch for window in _windows(self.ranges, HashRange(0, _LAST_HASH))) - 1
+        return min(gap.first_batch for gap in _gaps(self.ranges, HashRange(0, _LAST_HASH))) - 1
 
     def base_of(self, subtask: int, parallelism: int) -> Base | None:
         """The base that a subtask has made itself, if it counts for all its keys."""
@@ -145,18 +145,18 @@ class BaseMap:
                 runs = [run for run in level.runs if run.first_hash <= last and first <= run.last_hash]
                 levels.append(Level(level.first, level.last, digest, after, first, last, runs))
                 digest = after
-        return BaseView(levels, digest, _windows(ranges, hashes))
+        return BaseView(levels, digest, _gaps(ranges, hashes))
 
 
-def _windows(ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
+def _gaps(ranges: Sequence[BaseRange], hashes: HashRange) -> list[Gap]:
     """The gaps of some base ranges, for all of a range of hashes."""
-    windows: list[Gap] = []
+    gaps: list[Gap] = []
     next_hash = hashes.first
     for base_range in ranges:
         if next_hash < base_range.first_hash:
-            windows.append(Gap(next_hash, base_range.first_hash - 1, 0))
-        windows.append(Gap(base_range.first_hash, base_range.last_hash, base_range.base.through + 1))
+            gaps.append(Gap(next_hash, base_range.first_hash - 1, 0))
+        gaps.append(Gap(base_range.first_hash, base_range.last_hash, base_range.base.through + 1))
         next_hash = base_range.last_hash + 1
     if next_hash <= hashes.last:
-        windows.append(Gap(next_hash, hashes.last, 0))
-    return windows
+        gaps.append(Gap(next_hash, hashes.last, 0))
+    return gaps

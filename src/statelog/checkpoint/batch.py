@@ -49,8 +49,9 @@ class AcceptedAck:
     @classmethod
     def of(cls, ack: Ack, payload: bytes, name: str) -> Self:
         """Split an ack's payload into changeset and runs; CorruptionError if they do not match their checksums."""
-        size = ack.length if ack.has_changeset and not ack.name and not ack.is_unchanged else 0
-        sent = [(size, ack.checksum)] if size else []
+        last = ack.last
+        size = last.length if ack.has_changeset and not last.name and not ack.is_unchanged else 0
+        sent = [(size, last.checksum)] if size else []
         sent += [(run.length, run.checksum) for level in ack.levels for run in level.runs if not run.name]
         start = 0
         for length, checksum in sent:
@@ -90,22 +91,22 @@ class Batch:
         counted = {one.ack.task.attempt for one in self.acks.values()}
         return {subtask for attempt, subtask in self.begun.items() if attempt not in counted}
 
-    def take(self, new: AcceptedAck, name: str) -> bool:
+    def accept(self, accepted: AcceptedAck, name: str) -> bool:
         """Let an ack count and return True, unless a later attempt's ack or one with the same result already does.
 
         Raises ConfigurationError if the subtask had rows in an earlier attempt and has none now.
         """
-        ack = new.ack
-        held = self.acks.get(ack.task.subtask)
-        if held is None:
-            self.acks[ack.task.subtask] = new
+        ack = accepted.ack
+        former = self.acks.get(ack.task.subtask)
+        if former is None:
+            self.acks[ack.task.subtask] = accepted
             return True
-        if held.ack.checksums == ack.checksums or ack.task.attempt < held.ack.task.attempt:
+        if former.ack.checksums == ack.checksums or ack.task.attempt < former.ack.task.attempt:
             return False
-        if held.ack.input_rows > 0 and ack.input_rows == 0:
+        if former.ack.last.input_rows > 0 and ack.last.input_rows == 0:
             raise ConfigurationError(
-                f"{name}: subtask {ack.task.subtask} had {held.ack.input_rows} rows in batch {self.number}, and none"
-                " when the batch was run again.",
+                f"{name}: subtask {ack.task.subtask} had {former.ack.last.input_rows} rows in batch {self.number},"
+                " and none when the batch was run again.",
                 kind=ErrorKind.STALE_DATAFRAME,
                 hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
                 " its own foreachBatch call.",
@@ -114,10 +115,10 @@ class Batch:
             "%s: attempts %d and %d of subtask %d gave different results in batch %d: the processor or its input"
             " is not deterministic; the later attempt counts",
             name,
-            held.ack.task.attempt,
+            former.ack.task.attempt,
             ack.task.attempt,
             ack.task.subtask,
             self.number,
         )
-        self.acks[ack.task.subtask] = new
+        self.acks[ack.task.subtask] = accepted
         return True

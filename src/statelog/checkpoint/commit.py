@@ -34,9 +34,9 @@ def compose(
     number of the first log file with a needed entry, `retained_from` the oldest batch that can be restored. `base_map`
     is the map before this batch, if the entry has to repeat it.
     """
-    taken = [batch.acks[subtask] for subtask in range(config.parallelism)]
-    segments, payload = _place_segments(taken)
-    bases = _place_bases(config, taken, payload)
+    acks = [batch.acks[subtask] for subtask in range(config.parallelism)]
+    segments, payload = _place_segments(acks)
+    bases = _place_bases(config, acks, payload)
     states = _known_states(config, before)
     entry = Checkpoint(
         epoch=epoch,
@@ -52,8 +52,8 @@ def compose(
         batch_time_ms=batch.time.time_ms,
         watermark_ms=batch.time.watermark_ms,
         token=token,
-        max_event_ms=_max_event_ms(config, before, taken),
-        element_counts=[] if config.has_keys else _element_counts(states, taken),
+        max_event_ms=_max_event_ms(config, before, acks),
+        element_counts=[] if config.has_keys else _element_counts(states, acks),
         generations=dict(generations),
         log_start=log_start,
         retained_from=retained_from,
@@ -84,66 +84,51 @@ def _known_states(config: OperatorConfig, before: Checkpoint | None) -> list[Sta
     return [states[name] for name in sorted(states)]
 
 
-def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, taken: list[AcceptedAck]) -> list[int | None]:
+def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: list[AcceptedAck]) -> list[int | None]:
     if config.watermark is None:
         return []
     seen = [] if before is None else [before.max_event_ms]
-    return config.watermark.combine(seen + [one.ack.max_event_ms for one in taken])
+    return config.watermark.combine(seen + [accepted.ack.max_event_ms for accepted in acks])
 
 
-def _element_counts(states: list[StateSchema], taken: list[AcceptedAck]) -> list[list[int]]:
-    return [[one.ack.element_counts.get(state.name, 0) for state in states] for one in taken]
+def _element_counts(states: list[StateSchema], acks: list[AcceptedAck]) -> list[list[int]]:
+    return [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks]
 
 
-def _place_segments(taken: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
+def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
     """Place the changesets that are not stored yet one after the other in an entry's payload."""
     segments: list[SegmentRef] = []
     payload: list[bytes] = []
     offset = 0
-    for subtask, one in enumerate(taken):
-        ack = one.ack
-        if one.is_stored or not ack.has_changeset:
-            segments.extend(one.stored)
+    for subtask, accepted in enumerate(acks):
+        ack = accepted.ack
+        if accepted.is_stored or not ack.has_changeset:
+            segments.extend(accepted.stored)
             continue
-        if one.unchanged_segment is not None:
-            whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": ack.input_rows}
-            segment = replace(one.unchanged_segment, **whose)
-            if one.rewritten_bytes:
-                segment = replace(segment, name="", offset=offset)
-                payload.append(one.rewritten_bytes)
-                offset += len(one.rewritten_bytes)
-            segments.append(segment)
-            continue
-        segments.extend(
-            SegmentRef(subtask, ack.task.attempt, part.checksum, 0, part.length, part.rows, 0, part.name)
-            for part in ack.parts
-        )
-        segment = SegmentRef(
-            subtask=subtask,
-            attempt=ack.task.attempt,
-            checksum=ack.checksum,
-            offset=0 if ack.name else offset,
-            length=ack.length,
-            rows=ack.rows,
-            input_rows=ack.input_rows,
-            name=ack.name,
-        )
-        segments.append(segment)
-        if not ack.name:
-            payload.append(one.payload)
-            offset += ack.length
+        *parts, last = ack.segments
+        data = accepted.payload
+        if accepted.unchanged_segment is not None:
+            whose = {"subtask": subtask, "attempt": ack.task.attempt, "rows": 0, "input_rows": last.input_rows}
+            last, data = replace(accepted.unchanged_segment, **whose), accepted.rewritten_bytes
+            if data:
+                last = replace(last, name="")
+        if not last.name:
+            last = replace(last, offset=offset)
+            payload.append(data)
+            offset += last.length
+        segments += [*parts, last]
     return segments, payload
 
 
-def _place_bases(config: OperatorConfig, taken: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
+def _place_bases(config: OperatorConfig, acks: list[AcceptedAck], payload: list[bytes]) -> list[Base]:
     """Append the runs that came with the acks to an entry's payload, behind the changesets."""
     offset = sum(map(len, payload))
     bases: list[Base] = []
-    for subtask, one in enumerate(taken):
-        if not one.levels:
+    for subtask, accepted in enumerate(acks):
+        if not accepted.levels:
             continue
         levels: list[Level] = []
-        for level in one.levels:
+        for level in accepted.levels:
             runs: list[StoredRun] = []
             for stored in level.runs:
                 if not stored.name:
@@ -152,6 +137,6 @@ def _place_bases(config: OperatorConfig, taken: list[AcceptedAck], payload: list
                 else:
                     runs.append(stored)
             levels.append(replace(level, runs=runs))
-        payload.append(one.levels_payload)
+        payload.append(accepted.levels_payload)
         bases.append(Base(subtask, config.parallelism, levels))
     return bases

@@ -33,8 +33,8 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
-from statelog.checkpoint.refusals import incomplete_batch, require_own_names, require_own_partition, stale_task
-from statelog.checkpoint.settings import TakenOver, take_over
+from statelog.checkpoint.refusals import incomplete_batch, require_own_partition, require_own_segments, stale_task
+from statelog.checkpoint.settings import Inherited, inherit
 from statelog.checkpoint.views import Views
 from statelog.clock import Clock
 from statelog.errors import (
@@ -100,14 +100,14 @@ class Coordinator:
         self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name)
         self._retained_from = INITIAL_BATCH
         self._generations: dict[str, int] = {}
-        self._taken_over = TakenOver()
+        self._inherited = Inherited()
         self._initial: Sequence[str] = ()
         self._epoch = 0
         self._batch: Batch | None = None
         self._views = Views([], [], [], [])
         self._stopped: StatelogError | None = None
         self._is_closed = False
-        self._held: list[int] = []
+        self._held_batches: list[int] = []
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
 
     @property
@@ -131,13 +131,13 @@ class Coordinator:
         entries = self._log.claim(self._make_claim)
         require_admission(self._config, History(entries), first_batch, time_before_ms, self._name)
         if first_batch == 0 and (given or History(entries).at(INITIAL_BATCH)):
-            entries = [*entries, self._found(given or {})]
+            entries = [*entries, self._append_initial_checkpoint(given or {})]
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._policy.restore(first_batch - 1)
         before = self._history.at(first_batch - 1)
         self._generations = generations_of(self._config, before)
-        self._taken_over = take_over(self._config.settings, self._config.states, before, self._name)
+        self._inherited = inherit(self._config.settings, self._config.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
         run = self._config
         self._options.observer.restore(
@@ -151,7 +151,7 @@ class Coordinator:
         except FencedError:
             return None
 
-    def _found(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
+    def _append_initial_checkpoint(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
         """Make the initial checkpoint durable."""
         entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
         return self._log.append(initial_checkpoint(entry, given), [])
@@ -197,8 +197,8 @@ class Coordinator:
                 timers_after_ms=self._views.timers_after_ms[task.subtask],
                 generations=self._generations,
                 certain_generations={} if before is None else before.generations,
-                closed_ms=self._taken_over.closed_ms,
-                expires_by=self._taken_over.expires_by,
+                closed_ms=self._inherited.closed_ms,
+                expires_by=self._inherited.expires_by,
                 initial=self._initial[task.subtask] if self._initial else "",
                 snapshot_view=None if self._config.has_keys else self._views.snapshots[task.subtask],
                 maintenance=self._policy.request(task, genesis) if self._config.has_keys else None,
@@ -284,16 +284,16 @@ class Coordinator:
         the coordinator has stopped.
         """
         received_s = self._clock.monotonic_s()
-        taken = AcceptedAck.of(ack, payload, self._name)
+        accepted = AcceptedAck.of(ack, payload, self._name)
         with self._lock:
             self._require_running()
             batch = self._require_begun(ack.task)
-            require_own_names(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
-            if ack.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
+            require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
+            if ack.last.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
                 self._warn_of_size(ack)
             self._measurements.add(ack.measured)
-            taken.unchanged_segment = self._kept(ack)
-            outcome = self._take(batch, taken)
+            accepted.unchanged_segment = self._unchanged_snapshot(ack)
+            outcome = self._accept(batch, accepted)
             if len(batch.acks) == self._config.parallelism:
                 self._commit(batch, received_s)
             return Acked(outcome)
@@ -308,19 +308,19 @@ class Coordinator:
             if current is None or batch > current.number or (batch == current.number and current.durable is None):
                 raise incomplete_batch(batch, current, self._config, self._name)
 
-    def _take(self, batch: Batch, taken: AcceptedAck) -> JobOutcome:
+    def _accept(self, batch: Batch, accepted: AcceptedAck) -> JobOutcome:
         try:
-            return self._policy.take(batch, taken, self._views.genesis_digests[taken.ack.task.subtask])
+            return self._policy.accept(batch, accepted, self._views.genesis_digests[accepted.ack.task.subtask])
         except StorageError as error:
             self._stopped = error
             raise
 
-    def _kept(self, ack: Ack) -> SegmentRef | None:
+    def _unchanged_snapshot(self, ack: Ack) -> SegmentRef | None:
         """The stored snapshot that the subtask started from, if its ack says that the snapshot is unchanged."""
         if not ack.is_unchanged:
             return None
         view = SnapshotView() if self._config.has_keys else self._views.snapshots[ack.task.subtask]
-        if view.slices is not None or view.snapshots[0].checksum != ack.checksum:
+        if view.slices is not None or view.snapshots[0].checksum != ack.last.checksum:
             raise ProtocolError(
                 f"{self._name}: subtask {ack.task.subtask} refers to a snapshot that it did not start from.",
                 hint="Do driver and workers run the same version of statelog?",
@@ -333,17 +333,17 @@ class Coordinator:
             " keep large states by key",
             self._name,
             ack.task.subtask,
-            ack.length / 1e6,
+            ack.last.length / 1e6,
         )
 
     def _commit(self, batch: Batch, received_s: float) -> None:
-        taken = [batch.acks[subtask] for subtask in range(self._config.parallelism)]
-        if all(one.is_stored for one in taken):
+        acks = [batch.acks[subtask] for subtask in range(self._config.parallelism)]
+        if all(accepted.is_stored for accepted in acks):
             return
-        require_equal_copies([one.ack.copies for one in taken], self._name)
+        require_equal_copies([accepted.ack.broadcast_checksums for accepted in acks], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
-        self._move_from_wasteful_files(taken)
-        oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held]))
+        self._rewrite_snapshots(acks)
+        oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held_batches]))
         log_start = self._history.log_start(oldest, batch.number)
         base_map = self._inventory.base_map_to_repeat(batch.number)
         entry, payload = compose(
@@ -356,7 +356,7 @@ class Coordinator:
             log_start=self._log.number if log_start is None else log_start,
             retained_from=oldest,
             base_map=base_map,
-            settings=self._taken_over.settings,
+            settings=self._inherited.settings,
         )
         files_before = self._log.files_made
         batch.is_written = True
@@ -366,8 +366,8 @@ class Coordinator:
         except FencedError as error:
             self._stopped = error
             raise
-        for one, stored in zip(taken, batch.durable.by_subtask(), strict=True):
-            one.stored, one.payload, one.rewritten_bytes, one.levels_payload, one.is_stored = (
+        for accepted, stored in zip(acks, batch.durable.by_subtask(), strict=True):
+            accepted.stored, accepted.payload, accepted.rewritten_bytes, accepted.levels_payload, accepted.is_stored = (
                 stored,
                 b"",
                 b"",
@@ -375,17 +375,17 @@ class Coordinator:
                 True,
             )
         for base in batch.durable.bases:
-            taken[base.subtask].levels = base.levels
+            acks[base.subtask].levels = base.levels
         self._retained_from = oldest
         self._inventory.add(batch.durable, base_map, sum(map(len, payload)))
         if self._config.has_keys:
-            self._policy.committed(batch.durable, taken)
+            self._policy.committed(batch.durable, acks)
         commit_s = self._clock.monotonic_s() - received_s
         self._options.observer.step(Step.DURABLE, batch.number, -1)
         log_files = self._log.files_made - files_before
         measured = self._measurements.take()
         self._options.observer.checkpoint(
-            checkpoint_metrics(batch.durable, taken, self._policy, self._inventory, commit_s, log_files, measured)
+            checkpoint_metrics(batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured)
         )
         self._inventory.release(batch.durable, oldest, self._log)
 
@@ -406,19 +406,19 @@ class Coordinator:
             )
             history = self._history.copy() if is_there else None
             if is_there:
-                self._held.append(batch)
+                self._held_batches.append(batch)
         try:
             yield history
         finally:
             with self._lock:
                 if is_there:
-                    self._held.remove(batch)
+                    self._held_batches.remove(batch)
 
-    def _move_from_wasteful_files(self, taken: list[AcceptedAck]) -> None:
-        for one in taken:
-            if one.unchanged_segment is not None and self._inventory.is_wasteful(one.unchanged_segment.name):
+    def _rewrite_snapshots(self, acks: list[AcceptedAck]) -> None:
+        for accepted in acks:
+            if accepted.unchanged_segment is not None and self._inventory.is_wasteful(accepted.unchanged_segment.name):
                 try:
-                    one.rewritten_bytes = read_segment(self._store, one.unchanged_segment)
+                    accepted.rewritten_bytes = read_segment(self._store, accepted.unchanged_segment)
                 except StorageError as error:
                     # The snapshot may stay in its file; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)

@@ -16,7 +16,7 @@ class _Open:
     """A grant that has not ended."""
 
     grant: Grant
-    is_taken: bool = False
+    is_pending: bool = False
     """Whether the job's outcome waits for a durable checkpoint."""
 
 
@@ -47,7 +47,7 @@ class Grants:
     def of(self, subtask: int) -> Grant | None:
         """A subtask's open grant, unless its outcome already waits for a checkpoint."""
         found = self._open.get(subtask)
-        return None if found is None or found.is_taken else found.grant
+        return None if found is None or found.is_pending else found.grant
 
     def has(self, subtask: int) -> bool:
         """Whether a subtask has a grant that has not ended."""
@@ -55,7 +55,7 @@ class Grants:
 
     def take(self, subtask: int) -> None:
         """Note that the job's outcome counts once a checkpoint with it is durable."""
-        self._open[subtask].is_taken = True
+        self._open[subtask].is_pending = True
 
     def end(self, subtask: int, *, has_leftovers: bool = True) -> bool:
         """End a subtask's grant; return whether it had one.
@@ -70,10 +70,10 @@ class Grants:
             self._ended.append(found.grant.folder)
         return True
 
-    def end_taken(self, subtask: int) -> bool:
+    def end_pending(self, subtask: int) -> bool:
         """End a subtask's grant if its outcome was waiting for a checkpoint, now durable; return whether it was."""
         found = self._open.get(subtask)
-        return found is not None and found.is_taken and self.end(subtask)
+        return found is not None and found.is_pending and self.end(subtask)
 
     def end_all(self) -> None:
         """Forget all grants: the start is over."""
@@ -90,7 +90,7 @@ class Grants:
         return ended
 
 
-def names_only(levels: Sequence[Level], grant: Grant) -> bool:
+def is_within_grant(levels: Sequence[Level], grant: Grant) -> bool:
     """Whether a job's levels are what its grant allows: the first levels of the base, and one more.
 
     The last level either is new, with runs below the grant's folder or inside the ack; or it is one of the base's

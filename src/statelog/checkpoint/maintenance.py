@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from statelog.local.materializer import MaintenanceRequest, Materialized, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.observer import Step
 from statelog.runs.merge import Garbage, choose_merge
-
-_AT_ONCE_ROWS: Final = 524_288
-"""Rows of a merge that is done at once: about a fifth of a second."""
-_AT_ONCE_BYTES: Final = 128 << 20
-"""Its bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,14 @@ class Maintenance:
         busy = self.materializer.inputs()
         places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
         free = list(self.chain[places[-1] + 1 if places else 0 :])
-        newest = choose_merge([self.local.open(local_run).rows for local_run in free], self.fan_in)
+        newest = choose_merge(
+            [self.local.open(local_run).rows for local_run in free], self.fan_in, self.local.policy.smallest_tier_rows
+        )
         return free[len(free) - newest :]
 
     def _is_done_at_once(self, local_runs: Sequence[LocalRun]) -> bool:
-        runs = [self.local.open(local_run) for local_run in local_runs]
-        return sum(run.rows for run in runs) <= _AT_ONCE_ROWS and sum(run.size_bytes for run in runs) <= _AT_ONCE_BYTES
+        runs, policy = [self.local.open(local_run) for local_run in local_runs], self.local.policy
+        return (
+            sum(run.rows for run in runs) <= policy.at_once_rows
+            and sum(run.size_bytes for run in runs) <= policy.at_once_bytes
+        )

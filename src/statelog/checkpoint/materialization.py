@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import AcceptedAck, Batch
-from statelog.checkpoint.grants import names_only
+from statelog.checkpoint.grants import is_within_grant
 from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.protocol import Ack, JobOutcome, TaskId
-from statelog.checkpoint.schedule import SLICE_S, MaterializationSchedule
+from statelog.checkpoint.schedule import MaterializationSchedule
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, ProtocolError, StorageError
 from statelog.local.materializer import MaintenanceRequest
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Level
 from statelog.options import Options
@@ -31,8 +32,16 @@ class MaterializationPolicy:
     """
 
     def __init__(
-        self, config: OperatorConfig, inventory: Inventory, options: Options, clock: Clock, slots: int, name: str
+        self,
+        config: OperatorConfig,
+        inventory: Inventory,
+        options: Options,
+        clock: Clock,
+        slots: int,
+        name: str,
+        policy: MergePolicy = MERGE_POLICY,
     ) -> None:
+        self._policy = policy
         self._config = config
         self._grants = inventory.grants
         self._inventory = inventory
@@ -40,7 +49,7 @@ class MaterializationPolicy:
         self._clock = clock
         self._name = name
         self._schedule = MaterializationSchedule(
-            options, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
+            options, policy, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
         )
 
     def restore(self, batch: int) -> None:
@@ -75,7 +84,9 @@ class MaterializationPolicy:
         grant = self._grants.of(subtask)
         if grant is not None:
             grant = replace(grant, known=self._inventory.lasting(grant.known))
-        return MaintenanceRequest(SLICE_S, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due))
+        return MaintenanceRequest(
+            self._policy.slice_s, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due)
+        )
 
     def _base(self, genesis: bytes, task: TaskId) -> list[Level]:
         """The materialized state of a subtask before its batch.
@@ -85,42 +96,42 @@ class MaterializationPolicy:
         """
         return self._inventory.history.levels(genesis, task.subtask, self._config.parallelism, task.batch - 1)
 
-    def take(self, batch: Batch, taken: AcceptedAck, genesis: bytes) -> JobOutcome:
+    def accept(self, batch: Batch, accepted: AcceptedAck, genesis: bytes) -> JobOutcome:
         """Let an ack count, and decide whether the materialization that came with it does.
 
         An ack whose levels do not count loses them. Raises the errors of :meth:`Batch.take`; ProtocolError if the
         batch's own changes are in levels that the ack may not reference; StorageError if the subtask's materializations
         have failed too often.
         """
-        subtask = taken.ack.task.subtask
-        fits = self._fits(taken.ack, genesis)
-        if not taken.ack.has_changeset:
-            if taken.levels and not fits:
-                raise self._foreign_names(taken.ack)
-            return JobOutcome.TAKEN if batch.take(taken, self._name) else JobOutcome.VOID
-        levels, payload, taken.levels, taken.levels_payload = taken.levels, taken.levels_payload, [], b""
-        held = batch.acks.get(subtask)
-        is_counted = batch.take(taken, self._name)
-        if held is not None:
+        subtask = accepted.ack.task.subtask
+        fits = self._fits(accepted.ack, genesis)
+        if not accepted.ack.has_changeset:
+            if accepted.levels and not fits:
+                raise self._foreign_names(accepted.ack)
+            return JobOutcome.ACCEPTED if batch.accept(accepted, self._name) else JobOutcome.VOID
+        levels, payload, accepted.levels, accepted.levels_payload = accepted.levels, accepted.levels_payload, [], b""
+        former = batch.acks.get(subtask)
+        is_counted = batch.accept(accepted, self._name)
+        if former is not None:
             # The state of an earlier batch is the same, whichever attempt materialized it.
-            taken.levels, taken.levels_payload = held.levels, held.levels_payload
-        self._note_failure(taken.ack)
+            accepted.levels, accepted.levels_payload = former.levels, former.levels_payload
+        self._note_failure(accepted.ack)
         if not levels:
-            return JobOutcome.VOID if taken.ack.job else JobOutcome.NONE
+            return JobOutcome.VOID if accepted.ack.job else JobOutcome.NONE
         if not fits:
-            self._drop(taken.ack)
+            self._drop(accepted.ack)
             return JobOutcome.VOID
         if not is_counted and batch.is_written:
             return JobOutcome.OPEN
         counted = batch.acks[subtask]
         counted.levels, counted.levels_payload = levels, payload
         self._grants.take(subtask)
-        return JobOutcome.TAKEN
+        return JobOutcome.ACCEPTED
 
     def _fits(self, ack: Ack, genesis: bytes) -> bool:
         """Whether the subtask's grant allows the levels of an ack, and they lead to its state."""
         subtask, grant = ack.task.subtask, self._grants.of(ack.task.subtask)
-        if grant is None or ack.job != grant.job or not ack.levels or not names_only(ack.levels, grant):
+        if grant is None or ack.job != grant.job or not ack.levels or not is_within_grant(ack.levels, grant):
             return False
         if not ack.has_changeset:
             return ack.levels[-1].last == ack.task.batch
@@ -167,13 +178,15 @@ class MaterializationPolicy:
                 "materialization=False) runs it without, and the log grows.",
             )
 
-    def committed(self, checkpoint: Checkpoint, taken: list[AcceptedAck]) -> None:
+    def committed(self, checkpoint: Checkpoint, acks: list[AcceptedAck]) -> None:
         """Note that a checkpoint of these acks is durable."""
         if not checkpoint.revision:
-            self._schedule.committed([one.ack.total_bytes for one in taken], [one.ack.has_backlog for one in taken])
+            self._schedule.committed(
+                [accepted.ack.total_bytes for accepted in acks], [accepted.ack.has_backlog for accepted in acks]
+            )
         now_s = self._clock.monotonic_s()
         for base in checkpoint.bases:
-            if not self._options.changelog or self._grants.end_taken(base.subtask):
+            if not self._options.changelog or self._grants.end_pending(base.subtask):
                 self._schedule.materialized(base.subtask, base.length, now_s)
 
     def certain(self, lost: Collection[int]) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.local.materializer import MaintenanceRequest
 from statelog.local.restore_plan import RestorePlan
-from statelog.log.references import Level
+from statelog.log.references import Level, SegmentRef
 from statelog.metrics import Recorded
 from statelog.runs.times import NO_TIME_MS
 
@@ -109,15 +109,6 @@ class ReadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """Bytes to read in total, as far as known."""
 
 
-class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a changeset (`length` in bytes, `rows` changes), uploaded while the batch was still running."""
-
-    name: str
-    checksum: bytes
-    length: int
-    rows: int
-
-
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """A subtask has processed all its rows.
 
@@ -126,13 +117,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """
 
     task: TaskId
-    checksum: bytes
-    """Checksum, length (bytes) and rows (changes) are those of the changeset, or of its last part."""
-    length: int
-    rows: int
-    input_rows: int
-    name: str
-    """The object that holds the changeset; empty if its bytes are in the payload."""
+    segments: list[SegmentRef]
+    """The changeset, at least one; all but the last are objects. A last one without a name is in the payload."""
     subtask_s: float
     """Time spent on the checkpoint since the processor returned, plus encoding before that."""
     late_rows: int = 0
@@ -146,10 +132,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """Whether the subtask's snapshot is still the one that it started from; then no bytes follow."""
     element_counts: dict[str, int] = {}
     """Number of elements in the snapshot, by state."""
-    copies: dict[str, bytes] = {}
+    broadcast_checksums: dict[str, bytes] = {}
     """Checksum of each broadcast state; all subtasks must agree on it."""
-    parts: list[UploadedPart] = []
-    """The changeset's parts before the last one, in order; the changes of later parts win."""
     measured: Recorded = Recorded()
     """Measurements of the subtask's requests to the store."""
     levels: list[Level] = []
@@ -168,31 +152,36 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """Size of the fetched state, as stored."""
 
     @property
+    def last(self) -> SegmentRef:
+        """The last segment, which alone may be inline, and which counts the input rows."""
+        return self.segments[-1]
+
+    @property
     def checksums(self) -> list[bytes]:
-        """Checksums of all parts, in order."""
-        return [*(part.checksum for part in self.parts), self.checksum]
+        """Checksums of all segments, in order."""
+        return [segment.checksum for segment in self.segments]
 
     @property
     def names(self) -> list[str]:
         """The changeset's objects."""
-        return [*(part.name for part in self.parts), *([self.name] if self.name else [])]
+        return [segment.name for segment in self.segments if segment.name]
 
     @property
     def total_bytes(self) -> int:
-        """Size of all parts."""
-        return self.length + sum(part.length for part in self.parts)
+        """Size of all segments."""
+        return sum(segment.length for segment in self.segments)
 
     @property
     def total_rows(self) -> int:
-        """Changes in all parts."""
-        return self.rows + sum(part.rows for part in self.parts)
+        """Changes in all segments."""
+        return sum(segment.rows for segment in self.segments)
 
 
 class JobOutcome(StrEnum):
     """The coordinator's decision on the materialization that came with an ack."""
 
     NONE = ""
-    TAKEN = "taken"
+    ACCEPTED = "taken"
     """It is part of the checkpoint; the grant has ended."""
     VOID = "void"
     """It does not count and never will; the grant has ended."""

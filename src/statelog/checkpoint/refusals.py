@@ -61,12 +61,14 @@ def require_own_partition(request: Begin, batch: Batch, config: OperatorConfig, 
         )
 
 
-def require_own_names(ack: Ack, folder: str, name: str) -> None:
-    """Raise ProtocolError for changeset objects outside the subtask's own folder or of another batch."""
-    for stored in ack.names:
-        if not stored.startswith(f"{folder}/{ack.task.batch}-"):
+def require_own_segments(ack: Ack, folder: str, name: str) -> None:
+    """Raise ProtocolError for segments of another attempt or batch, or outside the subtask's folder."""
+    task = ack.task
+    for segment in ack.segments:
+        is_own = (segment.subtask, segment.attempt) == (task.subtask, task.attempt)
+        if not is_own or (segment.name and not segment.name.startswith(f"{folder}/{task.batch}-")):
             raise ProtocolError(
-                f"{name}: subtask {ack.task.subtask} named {stored} as its changeset of batch"
-                f" {ack.task.batch}, which is not below {folder}.",
+                f"{name}: subtask {task.subtask} named {segment.name or 'a segment'} as its changeset of batch"
+                f" {task.batch}, which is not below {folder} or not of attempt {task.attempt}.",
                 hint="Do driver and workers run the same version of statelog?",
             )

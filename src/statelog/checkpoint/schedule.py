@@ -5,17 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from statelog.checkpoint.history import History
+from statelog.local.policy import MergePolicy
 from statelog.options import Options
-
-SLICE_S: Final = 0.25
-"""Maintenance may add this much to a batch."""
-
-_SMALL_BYTES: Final = 1 << 20
-_REPLAY_BYTES_PER_S: Final = 50e6
-_REPLAY_CHECKPOINT_S: Final = 0.005
 
 
 @dataclass
@@ -50,8 +43,11 @@ class MaterializationSchedule:
     monotonic clock.
     """
 
-    def __init__(self, options: Options, name: str, parallelism: int, slots: int, now_s: float) -> None:
+    def __init__(
+        self, options: Options, policy: MergePolicy, name: str, parallelism: int, slots: int, now_s: float
+    ) -> None:
         self._options = options
+        self._policy = policy
         self._slots = max(1, slots)
         interval_s = options.materialization_interval_s
         self._subtasks = [_Subtask(now_s + interval_s * (1 + _spread(name, subtask))) for subtask in range(parallelism)]
@@ -112,14 +108,14 @@ class MaterializationSchedule:
         return materializes
 
     def _is_due(self, one: _Subtask, now_s: float, is_forced: bool) -> bool:
-        options = self._options
+        options, policy = self._options, self._policy
         if not options.materialization or not one.checkpoints:
             return False
-        replay_s = one.log_bytes / _REPLAY_BYTES_PER_S + one.checkpoints * _REPLAY_CHECKPOINT_S
+        replay_s = one.log_bytes / policy.replay_bytes_per_s + one.checkpoints * policy.replay_checkpoint_s
         return (
             is_forced
             or now_s >= one.due_s
-            or one.log_bytes > max(options.max_log_to_base * one.base_bytes, _SMALL_BYTES)
+            or one.log_bytes > max(options.max_log_to_base * one.base_bytes, policy.small_log_bytes)
             or replay_s > options.replay_budget_s
         )
 

@@ -188,7 +188,7 @@ def _with_ttl(settings: Settings, states: Sequence[StateSchema]) -> dict[str, in
 
 
 @dataclass(frozen=True)
-class TakenOver:
+class Inherited:
     """The values that a start takes over from those before it."""
 
     settings: dict[str, int | str] = field(default_factory=dict)
@@ -199,10 +199,10 @@ class TakenOver:
     """For each state that no longer has a TTL, the kind of time by which its existing values still expire."""
 
 
-def take_over(settings: Settings, states: Sequence[StateSchema], before: Checkpoint | None, where: str) -> TakenOver:
+def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoint | None, where: str) -> Inherited:
     """The values that a start takes over from the checkpoint before its first batch, if there is one."""
     if before is None:
-        return TakenOver(dict(settings))
+        return Inherited(dict(settings))
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.CONVERT:
             _log.info("%s: %s. %s", where, change, change.rule.effect)
@@ -210,7 +210,7 @@ def take_over(settings: Settings, states: Sequence[StateSchema], before: Checkpo
     # Open windows still hold the results of a removed aggregate, and it may come back.
     removed = {name: value for name, value in before.settings.items() if name.startswith(_AGGREGATE)}
     declared = {state.name for state in states if not state.expires_by}
-    return TakenOver(
+    return Inherited(
         {**removed, **settings, **({} if closed_ms == NO_TIME_MS else {_CLOSED: closed_ms})},
         closed_ms,
         {state.name: state.expires_by for state in before.states if state.expires_by and state.name in declared},

@@ -7,7 +7,7 @@ from typing import Final
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.history import Record
 
-_PIECE_BYTES: Final = 100
+_RANGE_BYTES: Final = 100
 _RUN_BYTES: Final = 60
 _SEGMENT_BYTES: Final = 80
 
@@ -34,7 +34,7 @@ class Truncation:
         if base_map is not self._seen:
             runs = sum([len(level.runs) for base_range in base_map.ranges for level in base_range.base.levels])
             self._seen, self._seen_through = base_map, base_map.through
-            self._seen_bytes = _PIECE_BYTES * len(base_map.ranges) + _RUN_BYTES * runs
+            self._seen_bytes = _RANGE_BYTES * len(base_map.ranges) + _RUN_BYTES * runs
         is_useful = self._seen_through > self._repeated_through
         return base_map if is_useful and self._seen_bytes <= self._grown_bytes else None
 

@@ -138,18 +138,15 @@ class UnkeyedTask:
         is_unchanged = checksum == before
         name = "" if is_unchanged else self._store_snapshot(begun, checksum, data)
         self.local.sweep([checksum] if before is None else [before, checksum], self.task.batch)
+        length, rows = (0, 0) if is_unchanged else (len(data), sum(section.count for section in sections))
         self._step(Step.ACKING)
         ack = Ack(
             task=self.task,
-            checksum=checksum,
-            length=0 if is_unchanged else len(data),
-            rows=0 if is_unchanged else sum(section.count for section in sections),
-            input_rows=input_rows,
-            name=name,
+            segments=[SegmentRef(self.task.subtask, self.task.attempt, checksum, 0, length, rows, input_rows, name)],
             subtask_s=self.clock.monotonic_s() - started_s,
             is_unchanged=is_unchanged,
             element_counts={section.state.name: section.count for section in sections},
-            copies={section.state.name: section.checksum for section in sections if _is_copy(section)},
+            broadcast_checksums={section.state.name: section.checksum for section in sections if _is_copy(section)},
             measured=self.measurements.take(),
         )
         self.call(ack, b"" if is_unchanged or name else data)

@@ -37,9 +37,6 @@ _STATE: Final = "job.json"
 _KIND: Final = "materialization job"
 _VERSION: Final = 1
 _INLINE: Final = "inline.run"
-_SLICE_ROWS: Final = 262_144
-_RUN_BYTES: Final = 16 << 20
-"""Bytes of a local run per stored run: about a tenth of a second of work."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -308,13 +305,17 @@ class Materializer:
         with pa.OSFile(str(part), "ab") as sink:
             size_bytes = self._local.budget.slice_bytes
             writer = RunWriter(
-                sink, compression=None, block_rows=_SLICE_ROWS, block_bytes=size_bytes, written=merging.written
+                sink,
+                compression=None,
+                block_rows=self._local.policy.slice_rows,
+                block_bytes=size_bytes,
+                written=merging.written,
             )
             merge = RunMerge(
                 runs,
                 is_bottom=target.before == self._genesis,
                 garbage=job.garbage,
-                slice_rows=_SLICE_ROWS,
+                slice_rows=self._local.policy.slice_rows,
                 slice_bytes=size_bytes,
                 keeps_blocks=True,
             )
@@ -333,11 +334,11 @@ class Materializer:
         target = named_run(job.target)
         run = self._local.open(target)
         first = self._within.first if job.next_hash is None else job.next_hash
-        last = _end_of_run(self._within, first, run.size_bytes)
+        last = _end_of_run(self._within, first, -(-run.size_bytes // self._local.policy.stored_run_bytes))
         data = b""
         runs = list(job.runs)
         if run.rows:
-            data, rows = _encode([run], HashRange(first, last), self._compression)
+            data, rows = _encode([run], HashRange(first, last), self._compression, self._local.policy.slice_rows)
             name = f"{job.prefix}-{len(runs)}.run"
             if first == self._within.first and last == self._within.last and len(data) <= request.inline_bytes:
                 name = ""
@@ -411,21 +412,20 @@ def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Leve
     return levels
 
 
-def _end_of_run(within: HashRange, first: int, size_bytes: int) -> int:
-    """The last hash of a stored run of about the right size that begins at `first`; hashes are evenly spread."""
-    count = -(-size_bytes // _RUN_BYTES)
+def _end_of_run(within: HashRange, first: int, count: int) -> int:
+    """The last hash of the stored run that begins at `first`, if the hashes are divided among `count` runs."""
     width = -(-(within.last - within.first + 1) // count)
     return min(first + width - 1, within.last)
 
 
-def _encode(runs: Sequence[Run], within: HashRange, compression: str | None) -> tuple[bytes, int]:
+def _encode(runs: Sequence[Run], within: HashRange, compression: str | None, slice_rows: int) -> tuple[bytes, int]:
     sink = pa.BufferOutputStream()
     rows = merge_runs(
         runs,
         RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS),
         is_bottom=False,
         within=within,
-        slice_rows=_SLICE_ROWS,
+        slice_rows=slice_rows,
     )
     data: bytes = sink.getvalue().to_pybytes()
     return data, rows

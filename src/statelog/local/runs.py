@@ -22,6 +22,7 @@ import pyarrow as pa
 from statelog.errors import CorruptionError
 from statelog.files import write_file
 from statelog.local.file_stamp import is_stamped, stamp
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, add_runs, merge_runs
@@ -34,13 +35,6 @@ ROCKSDB_FOLDER: Final = "rocksdb"
 """Folder beside the runs with the RocksDB table that is made from them."""
 _KEPT_NAMES: Final = frozenset({JOB_FOLDER, "job.lock"})
 _EDGE: Final = re.compile(r"(-?\d+)-(-?\d+)-([0-9a-f]{32})-([0-9a-f]{32})\.run")
-_GROUP_RUNS: Final = 64
-_GROUP_BYTES: Final = 64 << 20
-_MOST_SLICE_ROWS: Final = 65_536
-"""Bounds the slices of a merge: their memory is used again, and getting new memory takes longer than merging."""
-_LEAST_SLICE_ROWS: Final = 16_384
-_SLICES: Final = 32
-"""Slices of a run before they become larger: each is a block, and a search looks into every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +78,10 @@ class LocalRuns:
     A `token` is unique among the directory's writers, and begins with the batch that writes.
     """
 
-    def __init__(self, directory: Path, budget: Budget = BUDGET) -> None:
+    def __init__(self, directory: Path, budget: Budget = BUDGET, policy: MergePolicy = MERGE_POLICY) -> None:
         self.directory = directory
         self.budget = budget
+        self.policy = policy
         self._opened: dict[str, Run] = {}
 
     def local_runs(self) -> list[LocalRun]:
@@ -160,7 +155,7 @@ class LocalRuns:
         """
         temporary = self._temporary(token)
         merged: list[Run] = []
-        groups = _in_groups(runs)
+        groups = _in_groups(runs, self.policy)
         group = next(groups, [])
         for following in groups:
             # Only the oldest rows may lose their removals before all are merged.
@@ -198,7 +193,7 @@ class LocalRuns:
                     is_bottom=is_bottom,
                     within=within,
                     garbage=garbage,
-                    slice_rows=_slice_rows(rows),
+                    slice_rows=self.policy.block_rows(rows),
                     slice_bytes=self.budget.slice_bytes,
                 )
                 del run  # the next one gets its memory
@@ -218,7 +213,7 @@ class LocalRuns:
                 is_bottom=is_bottom,
                 within=within,
                 garbage=garbage,
-                slice_rows=_MOST_SLICE_ROWS,
+                slice_rows=self.policy.most_block_rows,
                 slice_bytes=self.budget.slice_bytes,
             )
 
@@ -290,21 +285,17 @@ class LocalRuns:
         return reached
 
 
-def _in_groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
+def _in_groups(runs: Iterable[Run], policy: MergePolicy) -> Iterator[list[Run]]:
     group: list[Run] = []
     size_bytes = 0
     for run in runs:
         group.append(run)
         size_bytes += run.size_bytes
-        if len(group) >= _GROUP_RUNS or size_bytes >= _GROUP_BYTES:
+        if len(group) >= policy.group_runs or size_bytes >= policy.group_bytes:
             yield group
             group, size_bytes = [], 0
     if group:
         yield group
-
-
-def _slice_rows(rows: int) -> int:
-    return min(max(_LEAST_SLICE_ROWS, -(-rows // _SLICES)), _MOST_SLICE_ROWS)
 
 
 def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRuns
 
 SPARE_BATCHES: Final = 10
@@ -94,7 +95,13 @@ class LocalCache:
     take space as long as they are mapped. `released` is then called with the subtask's directory.
     """
 
-    def __init__(self, spare_batches: int = SPARE_BATCHES, released: Callable[[Path], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        spare_batches: int = SPARE_BATCHES,
+        released: Callable[[Path], None] = lambda _: None,
+        policy: MergePolicy = MERGE_POLICY,
+    ) -> None:
+        self._policy = policy
         self._spare_batches = spare_batches
         self._released = released
         self._runs: dict[Path, LocalRuns] = {}
@@ -108,4 +115,4 @@ class LocalCache:
                 del self._runs[other], self._batches[other]
                 self._released(other)
         self._batches[directory] = batch
-        return self._runs.setdefault(directory, LocalRuns(directory))
+        return self._runs.setdefault(directory, LocalRuns(directory, policy=self._policy))

@@ -25,7 +25,6 @@ from statelog.runs.schema import StateDescriptor, is_deleted
 from statelog.runs.times import Moment
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 
-_SMALLEST_TIER_ROWS: Final = 16_384
 _NEVER: Final = np.iinfo(np.int64).max
 _SLACK: Final = 2
 """How many times larger than intended a slice may become: hashes are not spread that evenly."""
@@ -41,14 +40,15 @@ class Garbage:
     """How often each state was deleted, if ever; all rows of earlier generations are garbage."""
 
 
-def choose_merge(rows: Sequence[int], fan_in: int) -> int:
+def choose_merge(rows: Sequence[int], fan_in: int, smallest_tier_rows: int) -> int:
     """Decide how many of the newest runs to merge, or 0: size-tiered compaction of adjacent runs.
 
-    `rows` are those of each run, oldest first. Runs belong to tiers, each `fan_in` (at least 2) times larger than the
-    one below. Once a tier has `fan_in` runs they become one, together with the smaller ones among and after them. So a
-    row is rewritten about once per tier, and a search visits at most ``fan_in - 1`` runs per tier.
+    `rows` are those of each run, oldest first. Runs belong to tiers: the lowest has `smallest_tier_rows`, each other
+    one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs they become one, together
+    with the smaller ones among and after them. So a row is rewritten about once per tier, and a search visits at most
+    ``fan_in - 1`` runs per tier.
     """
-    tiers = [_tier(count, fan_in) for count in rows]
+    tiers = [_tier(count, fan_in, smallest_tier_rows) for count in rows]
     for tier in sorted(set(tiers)):
         newest = 0
         while newest < len(tiers) and tiers[-1 - newest] <= tier:
@@ -58,9 +58,9 @@ def choose_merge(rows: Sequence[int], fan_in: int) -> int:
     return 0
 
 
-def _tier(rows: int, fan_in: int) -> int:
+def _tier(rows: int, fan_in: int, smallest_tier_rows: int) -> int:
     tier = 0
-    limit = _SMALLEST_TIER_ROWS
+    limit = smallest_tier_rows
     while rows > limit:
         tier += 1
         limit *= fan_in

@@ -11,7 +11,7 @@ import datetime
 import decimal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -43,12 +43,12 @@ def show_typed(value: Any) -> str:
 class OnFrames:
     """Lets a processor of rows take and return pandas frames."""
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         records = (record for frame in rows for record in frame.itertuples(index=False))
-        yield from _frames(super().handleInputRows(key, records, timerValues))
+        yield from _frames(cast(Any, super()).handleInputRows(key, records, timerValues))
 
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
-        yield from _frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield from _frames(cast(Any, super()).handleExpiredTimer(key, timerValues, expiredTimerInfo))
 
 
 def _frames(rows: Iterator[Row]) -> Iterator[pd.DataFrame]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ def add_input(folder: Path, schema: str | pa.Schema, batches: list[Rows]) -> Non
         return
     for batch in batches:
         table = pa.Table.from_pylist(batch, schema=schema)
-        add_file(folder / "input", lambda path, table=table: pq.write_table(table, path))
+        add_file(folder / "input", partial(pq.write_table, table))
 
 
 @contextmanager
@@ -266,8 +267,8 @@ def settings(session: SparkSession, conf: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
+        for name, old in before.items():
+            if old is None:
                 session.conf.unset(name)
             else:
-                session.conf.set(name, value)
+                session.conf.set(name, old)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ProcessorError, StorageError
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.changes import ListPosition
+from statelog.operators.keyed.changes import BatchChanges, ListPosition
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.grouping import KeyChunk, key_chunks
@@ -21,7 +21,6 @@ from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.keyed_state import KeyedState
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
-from statelog.operators.keyed.phases import BatchChanges
 from statelog.operators.keyed.timers import Timers, key_stretches, starts_key
 from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
 from statelog.runs.byte_slices import to_batches

@@ -1,0 +1,58 @@
+"""How much of merging and materializing is done at once, and from when on it is due: one value, passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+
+@dataclass(frozen=True)
+class MergePolicy:
+    """The table of sizes and times that merging and materializing go by.
+
+    Merging local runs: small merges are done at once after a batch, larger ones and materializations in slices. A slice
+    ends at a time or a size, whichever comes first. ValueError for a number that is not positive.
+    """
+
+    slice_s: float = 0.25
+    """A slice of maintenance may add this much to a batch."""
+    slice_rows: int = 262_144
+    """Input rows that a job merges between two looks at the clock."""
+    at_once_rows: int = 524_288
+    """Rows of a merge that is done at once: about a fifth of a second."""
+    at_once_bytes: int = 128 << 20
+    """Bytes of a merge that is done at once."""
+    smallest_tier_rows: int = 16_384
+    """Runs up to this size are in the lowest tier of size-tiered merging."""
+    group_runs: int = 64
+    """Fetched runs that are merged before more are fetched."""
+    group_bytes: int = 64 << 20
+    """Their bytes."""
+    least_block_rows: int = 16_384
+    """Rows of a block of a restored run, at least: a search looks into every block."""
+    most_block_rows: int = 65_536
+    """And at most: the memory of a block is used again, and getting new memory takes longer than merging."""
+    blocks: int = 32
+    """Blocks of a restored run before they become larger."""
+    stored_run_bytes: int = 16 << 20
+    """Bytes of a local run per stored run of a base: storing one takes about a tenth of a second."""
+    small_log_bytes: int = 1 << 20
+    """A log up to this size is no reason to materialize."""
+    replay_bytes_per_s: float = 50e6
+    """Estimated speed of replaying changes at a restart."""
+    replay_checkpoint_s: float = 0.005
+    """Estimated time that each checkpoint adds to it."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise ValueError(f"{field.name} must be positive, not {getattr(self, field.name)}")
+        if self.least_block_rows > self.most_block_rows:
+            raise ValueError(f"least_block_rows {self.least_block_rows} is more than {self.most_block_rows}")
+
+    def block_rows(self, rows: int) -> int:
+        """Rows of the blocks of a restored run with `rows` rows."""
+        return min(max(self.least_block_rows, -(-rows // self.blocks)), self.most_block_rows)
+
+
+MERGE_POLICY: Final = MergePolicy()
