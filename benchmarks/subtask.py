@@ -22,7 +22,7 @@ from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Moment, Ttl
-from statelog.spark.worker import StateDeclaration, bind_state
+from statelog.spark.states import KeyedStateDeclaration
 from statelog.tables.runs import RunsTable
 
 __all__ = ["BatchRun", "Subtask"]
@@ -157,14 +157,14 @@ def _declared_states(processor: Any) -> list[StateBinding]:
     handle = _Declarations()
     processor.init(handle)
     processor.close()
-    return [bind_state(declaration) for declaration in handle.states]
+    return [declaration.bind() for declaration in handle.states]
 
 
 class _Declarations:
     """What ``init`` gets to say which states there are."""
 
     def __init__(self) -> None:
-        self.states: list[StateDeclaration] = []
+        self.states: list[KeyedStateDeclaration] = []
 
     def getValueState(self, name: str, schema: StructType, ttlDurationMs: int | None = None) -> None:
         self._add(name, StateKind.VALUE, schema, None, ttlDurationMs)
@@ -176,4 +176,4 @@ class _Declarations:
         self._add(name, StateKind.MAP, value, key, ttlDurationMs)
 
     def _add(self, name: str, kind: StateKind, value: StructType, entry: StructType | None, ttl_ms: int | None) -> None:
-        self.states.append(StateDeclaration(name, kind, value, entry, None if ttl_ms is None else Ttl(ttl_ms)))
+        self.states.append(KeyedStateDeclaration(name, kind, value, entry, None if ttl_ms is None else Ttl(ttl_ms)))

@@ -17,7 +17,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.log.entry import QueryOperators
 from statelog.storage.names import name_part
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.keyed_query import KeyedQuery
+from statelog.testing.keyed import KeyedQuery
 from tests.model.engine import Engine
 
 KEY = (1, None)

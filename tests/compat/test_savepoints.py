@@ -23,6 +23,7 @@ from statelog.savepoint.manifest import Manifest, SavedOperator
 from statelog.savepoint.operators import RestoreTarget, one_by_one, open_location, restore_operator, save_operator
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
+from statelog.testing.harness import parts_of
 from tests.compat.test_fixtures import KEYS, SCRIPT, expected, fixture_hash, write
 from tests.model.engine import Engine
 
@@ -105,7 +106,7 @@ def test_operator_state_is_dealt_out(fixture: Path, parallelism: int, tmp_path: 
     with collecting(1) as harness:
         for _ in range(BATCH + 1):
             harness.push([])
-        query = harness._query
+        query = parts_of(harness).query
         query.coordinator.close()
         query.release()
         shutil.rmtree(query.location)
@@ -127,7 +128,7 @@ def write_fixture(target: Path) -> None:
         for _ in range(BATCH - 1):
             harness.push([])
         harness.push([(word,) for word in WORDS[4:]], broadcast=[("y", 2)])
-        operators.append(save(harness._query.location, "words", BATCH, target))
+        operators.append(save(parts_of(harness).query.location, "words", BATCH, target))
     texts = {"offsets": {str(BATCH): "v1\n{}\n{}"}, "commits": {str(BATCH): "v1\n{}"}}
     Manifest(batch=BATCH, query_id="query", taken_ms=0, sources=[], operators=operators, **texts).write(
         open_location(str(target))

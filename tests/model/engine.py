@@ -18,8 +18,8 @@ from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import LocalQuery
 
 Key = tuple[int | None, str | None]
 Command = tuple[Any, ...]

@@ -30,7 +30,7 @@ from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
-from statelog.testing.crashes import CrashPoint
+from statelog.testing.query import CrashPoint
 
 _LEFT_OF_THE_LOG = 3
 """Files of the log that may wait for the next batches, beside those of starts without a batch."""

@@ -10,6 +10,7 @@ from typing import Any
 from statelog import Options
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
+from statelog.testing.harness import parts_of
 from tests.model.engine import Command, CommandProcessor, Key, Model
 from tests.model.stored_files import StoredFiles
 
@@ -51,7 +52,7 @@ class RandomQuery:
         )
         self._at: dict[int, int] = {}
         self.moves = 0
-        self.harness._query.place = self._place
+        parts_of(self.harness).query.place = self._place
 
     def _place(self, subtask: int) -> int:
         before = self._at.setdefault(subtask, 0)
@@ -61,17 +62,17 @@ class RandomQuery:
 
     @property
     def clock(self) -> ManualClock:
-        clock = self.harness._query.clock
+        clock = parts_of(self.harness).query.clock
         assert isinstance(clock, ManualClock)
         return clock
 
     @property
     def retained(self) -> int:
-        return self.harness._options.retained_checkpoints
+        return parts_of(self.harness).query.options.retained_checkpoints
 
     @property
     def files(self) -> StoredFiles:
-        return StoredFiles(self.harness._query)
+        return StoredFiles(parts_of(self.harness).query)
 
     def _rows(self, batch: int) -> list[tuple[Key, Command]]:
         """Mostly few rows, so that what is materialized is large beside them, and is kept; the first batch fills it."""
@@ -103,5 +104,5 @@ class RandomQuery:
         answers = self.harness.push([(*key, json.dumps(("read",))) for key in KEYS])
         found = {tuple(key): read for key, read in (json.loads(answer.json) for answer in answers)}
         assert found == {key: json.loads(json.dumps(self.model.run(key, ("read",)))) for key in KEYS}, self.seed
-        self.harness._batches.stop()
+        parts_of(self.harness).batches.stop()
         assert self.files.unreferenced == [], f"seed {self.seed}: not removed at the end"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statelog.checkpoint.history import History, Record
 from statelog.storage import LocalStore
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.query import LocalQuery
 
 
 def needed_objects(history: History, record: Record) -> set[str]:

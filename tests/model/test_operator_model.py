@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from statelog import Step
-from statelog.testing.crashes import Crash
+from statelog.testing.query import Crash
 from tests.model.operator_engine import LISTS, Command, OperatorEngine, OperatorModel, Subtask
 
 names = st.sampled_from([*LISTS, "units"])

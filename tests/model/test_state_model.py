@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from statelog import Options, Step, Ttl, Watermark
+from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.history import History
 from statelog.local.policy import MergePolicy
 from statelog.options import TABLES
@@ -26,6 +27,7 @@ from statelog.savepoint import save
 from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
+from statelog.testing.harness import parts_of
 from tests.model.engine import TickingClock
 from tests.model.keyed_commands import (
     INPUT,
@@ -199,10 +201,10 @@ class StateMachine(RuleBasedStateMachine):
                 max_log_to_base=1e9,
             ),
         )
-        self.harness._query.clock = TickingClock(1e10)
-        self.harness._query.policy = SMALL_SLICES
+        parts_of(self.harness).query.clock = TickingClock(1e10)
+        parts_of(self.harness).query.policy = SMALL_SLICES
         moves = random.Random(seed)
-        self.harness._query.place = lambda subtask: moves.randrange(hosts)
+        parts_of(self.harness).query.place = lambda subtask: moves.randrange(hosts)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
@@ -253,7 +255,7 @@ class StateMachine(RuleBasedStateMachine):
         """A batch is durable, but Spark did not note it as done; the new run's input differs."""
         now_ms = self.harness.processingTimeMs
         self.harness.push([as_input(row) for row in other], now_ms)
-        self.harness._batches.forget(parallelism)
+        parts_of(self.harness).batches.forget(parallelism)
         self._push(rows, step_ms)
 
     @rule(rows=rows_of_batch, step_ms=steps_ms, again=st.data())
@@ -261,8 +263,10 @@ class StateMachine(RuleBasedStateMachine):
         """Attempts that see the rows in another order; the last attempt of each subtask counts."""
         order = again.draw(st.permutations(rows))
         now_ms = self.harness.processingTimeMs + step_ms
-        data = self.harness._described.data([as_input(row) for row in order], ())
-        self.harness._batches.try_first(data, self.harness._at(now_ms, self.harness.watermarkMs))
+        parts = parts_of(self.harness)
+        data = parts.description.data([as_input(row) for row in order], [])
+        time = BatchTime(now_ms, self.harness.watermarkMs, parts.batches.last_time.watermark_ms)
+        parts.batches.try_first(data, time)
         self._push(rows, step_ms)
 
     @rule(
@@ -284,7 +288,7 @@ class StateMachine(RuleBasedStateMachine):
         table: int,
         inline: int,
     ) -> None:
-        query = self.harness._query
+        query = parts_of(self.harness).query
         query.options = replace(
             query.options,
             file_merging=merging,
@@ -299,23 +303,23 @@ class StateMachine(RuleBasedStateMachine):
     @rule(parallelism=st.integers(1, 5))
     def open_anew(self, parallelism: int) -> None:
         """The query stops and starts on hosts without files; neither leaves anything that no entry names."""
-        self.harness._batches.stop()
-        assert StoredFiles(self.harness._query).unreferenced == []
+        parts_of(self.harness).batches.stop()
+        assert StoredFiles(parts_of(self.harness).query).unreferenced == []
         self.harness.restart(parallelism, keepLocal=False)
-        assert StoredFiles(self.harness._query).unreferenced == []
+        assert StoredFiles(parts_of(self.harness).query).unreferenced == []
         self._check_states()
 
     @precondition(lambda self: self.harness.batchId >= 0)
     @rule(parallelism=st.integers(1, 5), keep_local=st.booleans())
     def move_by_savepoint(self, parallelism: int, keep_local: bool) -> None:
         """A savepoint is taken, and another query begins with it in the place of this one."""
-        query, batch = self.harness._query, self.harness.batchId
+        query, batch = parts_of(self.harness).query, self.harness.batchId
         self.moves += 1
         target = query.directory / f"savepoint-{self.moves}"
         store = LocalStore(query.location)
         history = History(query.open_log(store).read())
         saved = save_operator(history, batch, "main", location=query.location, target=str(target), run_all=one_by_one)
-        self.harness._batches.stop()
+        parts_of(self.harness).batches.stop()
         shutil.rmtree(query.location)
         query.query_id = f"query-{self.moves}"
         where = RestoreTarget(
@@ -330,17 +334,17 @@ class StateMachine(RuleBasedStateMachine):
     def local_runs_stay_few(self) -> None:
         if hasattr(self, "harness"):
             for host in range(self.hosts):
-                for folder in (self.harness._query.local_of(host) / str(self.harness.parallelism)).glob("*/"):
+                for folder in (parts_of(self.harness).query.local_of(host) / str(self.harness.parallelism)).glob("*/"):
                     assert len(list(folder.glob("*.run"))) <= 20
 
     @precondition(lambda self: self.harness.batchId >= 0)
     @invariant()
     def nothing_is_lost_or_left(self) -> None:
         """What can be gone back to is there, and what crashed runs have written is not."""
-        files = StoredFiles(self.harness._query)
+        files = StoredFiles(parts_of(self.harness).query)
         for record in list(files.history.records)[-2:]:
             assert files.history.has_batch(record.batch)
-        assert files.missing(self.harness._query.options.retained_checkpoints) == {}
+        assert files.missing(parts_of(self.harness).query.options.retained_checkpoints) == {}
         epoch = max(entry.epoch for entry in files.entries)
         for name in files.unreferenced:
             folder, of_epoch = name.split("/")[1:3]
@@ -373,7 +377,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def _check_states(self) -> None:
         for key in self.model.keys:
-            assert self.harness._view.look(key, _read_all) == self.model.seen(key)
+            assert parts_of(self.harness).view.look(key, _read_all) == self.model.seen(key)
 
 
 def _read_all(handle: Any) -> dict[str, Any]:

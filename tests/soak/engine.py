@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Final
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.testing.local_query import new_directory
+from statelog.testing.query import new_directory
 from tests.model.keyed_commands import json_like
 from tests.model.keyed_model import Key, Model, Row
 from tests.soak.cluster import Cluster, DriverDied, QueryFailed

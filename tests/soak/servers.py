@@ -23,8 +23,8 @@ from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import LocalQuery
 from tests.model.engine import TickingClock
 from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, colliding_hash, good_hash
 from tests.model.keyed_model import Row, Rules

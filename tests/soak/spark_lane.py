@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from statelog.testing.local_query import new_directory
+from statelog.testing.query import new_directory
 from tests.soak.moves import random_options
 from tests.soak.report import Difference
 from tests.spark.support import REPOSITORY, Driver, Job, ledger_model, make_orders, start_driver

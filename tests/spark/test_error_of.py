@@ -16,7 +16,7 @@ from statelog import ConfigurationError, ErrorKind, Options, ProcessorError, Sta
 from statelog.clock import SystemClock
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
-from statelog.spark.worker_process import worker_process
+from statelog.spark.worker import worker_process
 from statelog.storage import LocalStore
 from tests.spark.support import Job, Ledger, make_orders
 

@@ -31,9 +31,9 @@ from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore, Store, local, posix
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
-from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import LocalQuery
+from statelog.testing.unkeyed import UnkeyedQuery
 
 Kind = Literal["keyed", "unkeyed"]
 Role = Literal["driver", "task"]
@@ -156,7 +156,7 @@ class Scenario:
             orphan_min_age_s=0,
         )
 
-    def describe(self) -> KeyedQuery | OperatorQuery:
+    def describe(self) -> KeyedQuery | UnkeyedQuery:
         """The operator."""
         if self.kind == "keyed":
             arguments = OperatorArguments(
@@ -169,7 +169,7 @@ class Scenario:
             # Two keys at a time, so that a changeset has parts.
             query.operator = query.operator.with_budget(Budget(window_keys=2))
             return query
-        return OperatorQuery(Kept(), OperatorArguments(input="k long, n long", output="k long, n long"), self.options)
+        return UnkeyedQuery(Kept(), OperatorArguments(input="k long, n long", output="k long, n long"), self.options)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Failed:
 class ProcessQuery(LocalQuery):
     """The query as one of its processes has it."""
 
-    def __init__(self, scenario: Scenario, described: KeyedQuery | OperatorQuery, role: Role) -> None:
+    def __init__(self, scenario: Scenario, described: KeyedQuery | UnkeyedQuery, role: Role) -> None:
         plan = KillAt(scenario)
 
         def open_faulty(location: str) -> Store:

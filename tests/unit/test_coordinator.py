@@ -25,8 +25,8 @@ from statelog.log.open import open_log
 from statelog.metrics import Recorded
 from statelog.runs import digests
 from statelog.storage import LocalStore
-from statelog.testing.crashes import Crash
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
+from statelog.testing.query import Crash
 from tests.acks import make_ack
 from tests.model.engine import Engine, Key
 

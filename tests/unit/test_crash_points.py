@@ -14,10 +14,10 @@ from statelog.checkpoint.history import History
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.testing import Harness
-from statelog.testing.crashes import Crash
 from statelog.testing.faults import Call, Fault, FaultPlan
-from statelog.testing.keyed_operator import LocalKeyedOperator
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
+from statelog.testing.query import Crash, LocalQuery
 
 When = Literal["before", "after"]
 
@@ -130,9 +130,9 @@ def keyed(merging: str, plan: FaultPlan) -> Harness:
         storeFaults=plan,
     )
     # Two keys at a time, so that a changeset has parts.
-    operator = harness._query.operator
+    operator = parts_of(harness).query.operator
     assert isinstance(operator, LocalKeyedOperator)
-    harness._query.operator = operator.with_budget(Budget(window_keys=2))
+    parts_of(harness).query.operator = operator.with_budget(Budget(window_keys=2))
     return harness
 
 
@@ -190,5 +190,5 @@ def test_a_process_dies_at_every_store_operation(merging: str, when: When, only_
             harness.restart(2)
             harness.push([], 2000)
             harness.push([], 2000)
-            assert leftovers(harness._query) == set(), plan.killed_at
+            assert leftovers(parts_of(harness).query) == set(), plan.killed_at
     pytest.fail("there is no end of operations")

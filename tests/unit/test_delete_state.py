@@ -18,7 +18,7 @@ from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
 from statelog.options import TABLES
 from statelog.runs.schema import StateKind
-from statelog.spark.deleted_states import deleted_state
+from statelog.spark.states import deleted_state
 from statelog.testing import Harness, TwsTester
 from statelog.windows.processor import WindowHandle
 

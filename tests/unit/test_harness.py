@@ -32,6 +32,7 @@ from statelog import (
 )
 from statelog.testing import FaultPlan, Harness
 from statelog.testing.faults import Call, Fault
+from statelog.testing.harness import parts_of
 
 
 class Base(StatefulProcessor):
@@ -372,7 +373,7 @@ def test_snapshot_is_gone_on_from_twice(parallelism: int | None) -> None:
 def test_files_go_with_the_harness() -> None:
     harness = sums()
     harness.push([("a", 1)])
-    directory = Path(harness._query.location).parent
+    directory = Path(parts_of(harness).query.location).parent
     assert directory.exists()
     harness.close()
     harness.close()

@@ -25,7 +25,7 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
-from statelog.testing.keyed_operator import LocalKeyedOperator
+from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.engine import Command, Engine, Key
 
 KEY: Key = (1, None)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.testing.local_query import LocalQuery, new_directory
+from statelog.testing.query import LocalQuery, new_directory
 from tests.unit.kill_points_process import BATCHES, Kind, Outcome, Role, Rows, Scenario, When, rows_of
 from tests.unit.test_crash_points import leftovers
 

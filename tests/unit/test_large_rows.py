@@ -32,13 +32,12 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Moment
 from statelog.runs.writer import RunWriter, StateChanges, encode_run
-from statelog.spark.process_worker import make_operator
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch, StateTable, ValueRows
 from statelog.testing.arguments import OperatorArguments
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.unkeyed import UnkeyedQuery
 
 TEXTS = StateDescriptor("texts", StateKind.VALUE, pa.schema([("text", pa.string())]))
 LISTS = StateDescriptor("lists", StateKind.LIST, pa.schema([("texts", pa.list_(pa.string()))]))
@@ -449,7 +448,7 @@ class Elements(OperatorProcessor):
 
 def elements_operator(budget: Budget) -> UnkeyedOperator:
     arguments = OperatorArguments("text string", "text string", broadcast="text string")
-    return replace(make_operator(OperatorQuery(Elements(), arguments, Options()).operator.spec), budget=budget)
+    return replace(UnkeyedQuery(Elements(), arguments, Options()).operator.spec.operator(), budget=budget)
 
 
 def elements_input(rows: Sequence[str], copies: Sequence[str] = (), rows_at_once: int = 40) -> UnkeyedInput:

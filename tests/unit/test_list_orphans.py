@@ -15,7 +15,7 @@ from statelog.log.entry import Checkpoint, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
-from statelog.testing.crashes import Crash
+from statelog.testing.query import Crash
 from tests.contract.log_contract import make_claim
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine

@@ -29,7 +29,7 @@ from statelog.runs.schema import StateDescriptor, TimeDomain
 from statelog.runs.times import Moment
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
-from statelog.testing.crashes import Crash
+from statelog.testing.query import Crash
 from tests.contract.table_contract import MAP, VALUE, encode_changes, make_run
 from tests.model.engine import Engine, Key
 

@@ -29,6 +29,7 @@ from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan
+from statelog.testing.harness import parts_of
 from tests.contract.table_contract import VALUE, encode_changes
 
 LONG_S = 10_000.0
@@ -83,26 +84,26 @@ class Reads(FaultPlan):
 
 
 def clock_of(harness: Harness) -> ManualClock:
-    clock = harness._query.clock
+    clock = parts_of(harness).query.clock
     assert isinstance(clock, ManualClock)
     return clock
 
 
 def stored(harness: Harness, folder: str) -> list[str]:
     """The batch of every object in one of the operator's folders, by name."""
-    names = [info.name for info in LocalStore(harness._query.location).list(f"main/{folder}/")]
+    names = [info.name for info in LocalStore(parts_of(harness).query.location).list(f"main/{folder}/")]
     return sorted(name.rpartition("/")[2].partition("-")[0] for name in names)
 
 
 def newest(harness: Harness) -> Record:
-    record = harness._batches.history().latest_record
+    record = parts_of(harness).batches.history().latest_record
     assert record is not None
     return record
 
 
 def entries(harness: Harness) -> list[Checkpoint]:
-    store = LocalStore(harness._query.location)
-    return [entry for entry in harness._query.open_log(store).read() if isinstance(entry, Checkpoint)]
+    store = LocalStore(parts_of(harness).query.location)
+    return [entry for entry in parts_of(harness).query.open_log(store).read() if isinstance(entry, Checkpoint)]
 
 
 def listed(harness: Harness, key: int) -> list[str]:
@@ -146,15 +147,15 @@ def test_a_materialization_that_goes_on_for_long_keeps_the_log() -> None:
     with texts() as harness:
         for number in range(40):
             harness.push([(key, f"{number}") for key in range(5)])
-        harness._query.clock = Slow(clock_of(harness).now_s() + LONG_S)
-        harness._query.policy = MergePolicy(stored_run_bytes=2000, slice_rows=8)
+        parts_of(harness).query.clock = Slow(clock_of(harness).now_s() + LONG_S)
+        parts_of(harness).query.policy = MergePolicy(stored_run_bytes=2000, slice_rows=8)
         harness.restart(1, keepLocal=True)
         clock_of(harness).advance(LONG_S)
         harness.push([])
         batches = 0
         while not newest(harness).added:
             assert len(entries(harness)) == 41 + batches
-            harness._query.new_workers()
+            parts_of(harness).query.new_workers()
             harness.push([(1, "more")])
             batches += 1
             assert batches < 100
@@ -173,13 +174,13 @@ def test_only_new_runs_are_stored_again() -> None:
         harness.push([(key, "x" * 20 + str(key)) for key in range(40_000)])
         for _ in range(4):
             harness.push([(1, "y")])
-        large = max(info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/"))
-        before = {info.name for info in LocalStore(harness._query.location).list("main/runs/")}
+        large = max(info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/"))
+        before = {info.name for info in LocalStore(parts_of(harness).query.location).list("main/runs/")}
         for parallelism in (1, 2, 1):
             harness.restart(parallelism, keepLocal=False)
             for _ in range(10):
                 harness.push([(1, "y")])
-        after = {info.name: info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/")}
+        after = {info.name: info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/")}
         assert [size for name, size in after.items() if name not in before and size > large / 2] == []
         assert large in after.values(), "the large run is still there, also for another number of subtasks"
         assert len(listed(harness, 1)) == 35
@@ -194,8 +195,8 @@ def test_the_log_and_what_is_kept_of_it_stay_bounded() -> None:
             if number % 450 == 449:
                 harness.restart(1 + number % 3, keepLocal=number % 2 == 0)
         assert len(entries(harness)) < 350
-        assert len(list(harness._query.coordinator._history.records)) < 350
-        store = LocalStore(harness._query.location)
+        assert len(list(parts_of(harness).query.coordinator._history.records)) < 350
+        store = LocalStore(parts_of(harness).query.location)
         assert sum(info.size_bytes for info in store.list()) < 2 << 20
         assert len(store.list()) < 20
         expected = len([number for number in range(count) if number % 7 == 3 and number % 50 >= 7])
@@ -217,7 +218,7 @@ def test_the_changelog_is_switched_off_and_on(parallelism: int) -> None:
     with texts(parallelism=2) as harness:
         total = 0
         for changelog in (True, False, False, True, False, True):
-            query = harness._query
+            query = parts_of(harness).query
             query.options = Options(retained_checkpoints=2, log_min_age_s=0, orphan_min_age_s=0, changelog=changelog)
             harness.restart(parallelism if total else 2, keepLocal=total % 2 == 0)
             for _ in range(3):
@@ -233,7 +234,7 @@ def test_changesets_count_only_where_the_base_lacks_them() -> None:
     """Of one subtask the newest state is materialized, of the other only its log exists; then both become one."""
     with texts(parallelism=2) as harness:
         harness.push([(key, "old") for key in range(20)])
-        harness._query.options = replace(harness._query.options, changelog=False)
+        parts_of(harness).query.options = replace(parts_of(harness).query.options, changelog=False)
         harness.restart(2)
         harness.push([(1, ""), (1, "new")])
         assert len(newest(harness).added) == 1
@@ -247,7 +248,7 @@ def test_local_runs_of_an_idle_subtask_stay_few() -> None:
     with texts(parallelism=2, changelog=False) as harness:
         for _ in range(40):
             harness.push([(1, "t")])
-        for folder in (harness._query.local / "2").glob("*"):
+        for folder in (parts_of(harness).query.local / "2").glob("*"):
             assert len(list(folder.glob("*.run"))) < 15
 
 
@@ -257,7 +258,7 @@ def test_without_changelog_only_the_newest_state_is_kept() -> None:
             harness.push([(key, "t" * 50) for key in range(30)] if number % 3 else [])
         assert stored(harness, "changes") == []
         levels = [level for base_range in newest(harness).added for level in base_range.base.levels]
-        size = sum(info.size_bytes for info in LocalStore(harness._query.location).list("main/runs/"))
+        size = sum(info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/runs/"))
         assert size <= 3 * sum(level.length for level in levels)
         assert len(levels) < 8
 
@@ -268,12 +269,12 @@ def test_a_normal_stop_leaves_nothing_that_no_checkpoint_names() -> None:
             harness.push([(key, "t") for key in range(9)])
 
         def unnamed() -> set[str]:
-            store = LocalStore(harness._query.location)
-            named = harness._batches.history().object_names()
+            store = LocalStore(parts_of(harness).query.location)
+            named = parts_of(harness).batches.history().object_names()
             return {info.name for info in store.list() if "/log/" not in info.name} - named
 
         assert unnamed(), "materialized, and not yet told the coordinator"
-        harness._batches.stop()
+        parts_of(harness).batches.stop()
         assert unnamed() == set()
         harness.restart(2)
         assert listed(harness, 3) == ["t"] * 8
@@ -303,8 +304,8 @@ def test_a_failed_materialization_is_tried_again() -> None:
         assert plan.left == 0
         assert len(entries(harness)) < 12, "and the log is cut after it"
         assert listed(harness, 1) == ["t"] * 12
-        named = harness._batches.history().object_names()
-        left = {info.name for info in LocalStore(harness._query.location).list("main/runs/")} - named
+        named = parts_of(harness).batches.history().object_names()
+        left = {info.name for info in LocalStore(parts_of(harness).query.location).list("main/runs/")} - named
         assert len(left) <= 1, "one that the next checkpoint will name"
 
 
@@ -337,7 +338,7 @@ def test_a_damaged_run_is_named(damage: str) -> None:
     with texts(file_merging="off", materialization_interval_s=0) as harness:
         for _ in range(5):
             harness.push([(1, "t")])
-        store = LocalStore(harness._query.location)
+        store = LocalStore(parts_of(harness).query.location)
         base_map = newest(harness).base_map
         assert base_map is not None
         name = base_map.ranges[0].runs[0].name
@@ -527,18 +528,18 @@ def test_large_merges_are_done_in_slices() -> None:
 
     reads = Reads()
     with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
-        harness._query.clock = Slow(1e10)
-        harness._query.policy = MergePolicy(at_once_rows=100, slice_rows=30)
+        parts_of(harness).query.clock = Slow(1e10)
+        parts_of(harness).query.policy = MergePolicy(at_once_rows=100, slice_rows=30)
         sliced = 0
         for number in range(30):
             harness.push([(key, f"{number}") for key in range(40)])
-            harness._query.new_workers()
-            sliced += len(list(harness._query.local.rglob("job/merge.part")))
+            parts_of(harness).query.new_workers()
+            sliced += len(list(parts_of(harness).query.local.rglob("job/merge.part")))
         assert sliced > 3
         for _ in range(30):
             harness.push([])
-        assert len(list(harness._query.local.rglob("*.run"))) < 10, "no merge is given up"
-        assert not list(harness._query.local.rglob("job/merge.part"))
+        assert len(list(parts_of(harness).query.local.rglob("*.run"))) < 10, "no merge is given up"
+        assert not list(parts_of(harness).query.local.rglob("job/merge.part"))
         assert reads.of_tasks() == []
         assert listed(harness, 39) == [str(number) for number in range(30)]
 
@@ -553,14 +554,14 @@ def test_a_slice_of_a_merge_takes_a_part_of_a_block() -> None:
 
     reads = Reads()
     with texts(reads, file_merging="off", merge_fan_in=2, materialization=False) as harness:
-        harness._query.policy = MergePolicy(at_once_rows=100, slice_rows=100)
+        parts_of(harness).query.policy = MergePolicy(at_once_rows=100, slice_rows=100)
         for text in "ab":
             harness.push([(key, text) for key in range(1000)])
-        harness._query.clock = Slow(1e10)
+        parts_of(harness).query.clock = Slow(1e10)
         harness.restart(1)
         batches = 0
         harness.push([])
-        while list(harness._query.local.rglob("job/merge.part")) or not batches:
+        while list(parts_of(harness).query.local.rglob("job/merge.part")) or not batches:
             harness.push([])
             batches += 1
             assert batches <= 40
@@ -577,7 +578,7 @@ def test_a_damaged_job_is_begun_again(name: str) -> None:
             harness.push([(1, "t")])
         damaged = 0
         for number in range(12):
-            for path in harness._query.local.rglob(f"job/{name}"):
+            for path in parts_of(harness).query.local.rglob(f"job/{name}"):
                 data = bytearray(path.read_bytes())
                 data[(number * 37) % len(data)] ^= 1 << number % 8
                 path.write_bytes(data)

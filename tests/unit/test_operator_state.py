@@ -38,7 +38,7 @@ from statelog.operators.unkeyed.states import (
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.values import RowCodec
 from statelog.storage import LocalStore, Store
-from statelog.testing.crashes import Crash
+from statelog.testing.query import Crash
 from tests.model.operator_engine import Command, Commands, OperatorEngine, bindings
 
 PAIR = pa.schema([("name", pa.string()), ("offset", pa.int64())])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, Options
-from statelog.spark.placement import make_placement, may_have_several_executors, moves, what_moves_subtasks
+from statelog.spark.placement import make_placement, may_have_several_executors, rebalanced, what_moves_subtasks
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,14 @@ from statelog.spark.placement import make_placement, may_have_several_executors,
     ],
 )
 def test_subtasks_beyond_the_fair_share_move(places: str, executors: str, slots: int, moved: dict[int, str]) -> None:
-    assert moves([None if place == "-" else place for place in places], list(executors), slots) == moved
+    assert rebalanced([None if place == "-" else place for place in places], list(executors), slots) == moved
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "gone", None]), min_size=1, max_size=7), st.integers(1, 2))
 def test_no_placement_is_done_in_fewer_waves(places: list[str | None], cores: int) -> None:
     """The answer is compared with all placements: as few waves of tasks as possible, and no move that is of no use."""
     executors = ["a", "b", "c"]
-    moved = moves(places, executors, cores * len(executors))
+    moved = rebalanced(places, executors, cores * len(executors))
 
     def waves(placed: Sequence[str | None]) -> int:
         return max(-(-count // cores) for count in Counter(placed).values())

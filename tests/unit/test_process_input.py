@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from statelog import ConfigurationError, ErrorKind, Options
-from statelog.spark.process_worker import UnkeyedSpec, read_input
+from statelog.spark.unkeyed_spec import UnkeyedSpec
 
 InputRow = tuple[str | None, str | None, int, int, bool]
 """Its value, that of a broadcast row, subtask, time and whether it is a broadcast row; the hash comes after them."""
@@ -32,8 +32,18 @@ SCHEMA = pa.schema(
 
 
 def spec(broadcast_columns: list[str] | None) -> UnkeyedSpec:
-    names, output = ["name"], StructType()
-    return UnkeyedSpec("op", "0", 2, True, names, broadcast_columns, [], output, b"", Options(), "", 0, b"")
+    return UnkeyedSpec(
+        uid="op",
+        instance="0",
+        parallelism=2,
+        is_streaming=True,
+        columns=["name"],
+        output_schema=StructType(),
+        processor=b"",
+        options=Options(),
+        broadcast_columns=broadcast_columns,
+        states=[],
+    )
 
 
 def batch(rows: list[InputRow]) -> pa.RecordBatch:
@@ -49,7 +59,7 @@ def values(batches: Sequence[pa.RecordBatch]) -> list[str]:
 def test_broadcast_rows_come_in_one_order_and_others_as_they_arrive(seed: int) -> None:
     rows = OWN + COPIES
     random.Random(seed).shuffle(rows)
-    read = read_input(spec(["name"]), [batch(rows[:4]), batch(rows[4:])], 0)
+    read = spec(["name"]).read([batch(rows[:4]), batch(rows[4:])], 0)
     assert read.broadcast is not None
     assert values(read.broadcast) == ["a", "b", "c", "e", "e", "d"]
     assert values(read.rows) == [row[0] for row in rows if row[0] is not None]
@@ -58,9 +68,9 @@ def test_broadcast_rows_come_in_one_order_and_others_as_they_arrive(seed: int) -
 
 
 def test_a_partition_without_rows_is_known_by_its_number() -> None:
-    read = read_input(spec(["name"]), [], 1)
+    read = spec(["name"]).read([], 1)
     assert (read.rows, read.broadcast, read.subtask, read.time_ms) == ([], [], 1, None)
-    assert read_input(spec(None), [], 1).broadcast is None
+    assert spec(None).read([], 1).broadcast is None
 
 
 def test_rows_of_several_subtasks_are_refused() -> None:
@@ -68,5 +78,5 @@ def test_rows_of_several_subtasks_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="operator 'op': partition 0 holds rows of several subtasks"
     ) as failure:
-        read_input(spec(None), [batch(rows)], 0)
+        spec(None).read([batch(rows)], 0)
     assert failure.value.kind is ErrorKind.PARTITIONS_RENUMBERED

@@ -22,7 +22,7 @@ from statelog.log.entry import Claim, Entry, QueryOperators
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore
-from statelog.testing.local_query import LocalOperator
+from statelog.testing.query import LocalOperator
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 

@@ -35,6 +35,7 @@ from statelog.tables.rocksdb import RocksTable
 from statelog.tables.rocksdb_format import decode_values, encode_values
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
+from statelog.testing.harness import parts_of
 from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
 
 KEYS = [f"key {number}" for number in range(40)]
@@ -118,7 +119,7 @@ def push(harness: Harness, expected: Expected, batch: int) -> None:
 
 
 def folder_of(harness: Harness, subtask: int = 0) -> Path:
-    found: Path = harness._query.local / str(harness.parallelism) / str(subtask) / ROCKSDB_FOLDER
+    found: Path = parts_of(harness).query.local / str(harness.parallelism) / str(subtask) / ROCKSDB_FOLDER
     return found
 
 
@@ -430,7 +431,7 @@ def test_a_table_that_is_not_used_any_more_is_removed() -> None:
     with make_harness() as harness:
         push(harness, expected, 0)
         assert (folder_of(harness) / "data" / "CURRENT").exists()
-        harness._query.options = replace(harness._query.options, table="runs")
+        parts_of(harness).query.options = replace(parts_of(harness).query.options, table="runs")
         harness.restart()
         push(harness, expected, 1)
         assert not folder_of(harness).exists()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -33,7 +33,7 @@ from statelog.spark.rpc_channel import (
     make_proof,
     new_hello,
 )
-from statelog.spark.worker_process import WorkerProcess
+from statelog.spark.worker import DriverAddress, WorkerProcess
 from statelog.testing.clock import ManualClock
 from tests.acks import make_ack
 
@@ -152,13 +152,13 @@ def test_errors_come_back_as_what_they_were(server: RpcServer) -> None:
 
 
 def test_all_calls_of_a_task_go_over_one_connection(server: RpcServer) -> None:
-    process, spec = WorkerProcess(), Spec(server.port, Options())
-    client = process.client(spec, TASK)
+    process, driver = WorkerProcess(), DriverAddress(HOST, server.port, SECRET)
+    client = process.client(driver, Options(), TASK)
     assert client.call(ack(9)) == Acked()
-    assert process.client(spec, TASK) is client
+    assert process.client(driver, Options(), TASK) is client
     with pytest.raises(FencedError):
         client.call(ack(0))
-    assert process.client(spec, TASK) is client, "an error of the driver is a reply like others"
+    assert process.client(driver, Options(), TASK) is client, "an error of the driver is a reply like others"
 
 
 def test_a_call_does_not_wait_for_that_of_another_task() -> None:
@@ -470,35 +470,25 @@ def test_a_driver_whose_machine_is_gone_is_unreachable_and_not_late(
     assert "spark.statelog.coordinator.host" in caught.value.hint
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What a task is told of its driver."""
-
-    port: int
-    options: Options
-    uid: str = "uid"
-    instance: str = "instance"
-    parallelism: int = 2
-    host: str = HOST
-    secret: bytes = SECRET
-
-
 def test_the_option_says_how_long_a_task_waits(server: RpcServer, handler: Handler) -> None:
     process = WorkerProcess()
-    patient, hasty = (Spec(server.port, Options(driver_timeout_s=seconds)) for seconds in (LONG_S, 0.1))
-    kept = process.client(patient, TASK)
+    driver = DriverAddress(HOST, server.port, SECRET)
+    patient, hasty = (Options(driver_timeout_s=seconds) for seconds in (LONG_S, 0.1))
+    kept = process.client(driver, patient, TASK)
     handler.waits.clear()
     with pytest.raises(ProtocolError, match="has not answered within 0.1 s"):
-        process.client(hasty, TASK).call(ack(9))
+        process.client(driver, hasty, TASK).call(ack(9))
     handler.waits.set()
-    assert process.client(patient, TASK) is kept
-    assert process.client(hasty, TASK).call(Tick("clock", "reader", False)) == Ticked(True), "over a new connection"
+    assert process.client(driver, patient, TASK) is kept
+    assert process.client(driver, hasty, TASK).call(Tick("clock", "reader", False)) == Ticked(True), (
+        "over a new connection"
+    )
 
 
 def test_a_task_that_cannot_connect_says_whose_it_is(server: RpcServer) -> None:
     server.close()
     with pytest.raises(ProtocolError, match="^operator 'uid', subtask 1, batch 3: the coordinator at .* cannot be"):
-        WorkerProcess().client(Spec(server.port, Options()), TASK)
+        WorkerProcess().client(DriverAddress(HOST, server.port, SECRET), Options(), TASK)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])

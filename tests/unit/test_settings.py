@@ -66,7 +66,7 @@ def plan_of(windows: Any, kind: str = "agg", **more: Any) -> WindowPlan:
 
 def settings_of(windows: Any, kind: str = "agg", **more: Any) -> dict[str, int | str]:
     plan = plan_of(windows, kind, **more)
-    return {"timeMode": str(plan.time_mode), **plan.operator.form.settings}
+    return {"timeMode": str(plan.time_mode), **plan.operator.codecs.settings}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing import Harness
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
-from statelog.testing.keyed_operator import LocalKeyedOperator
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 
 EVENTS: list[int | str] = []
 """The keys that were processed, and the objects that were written."""
@@ -254,20 +255,20 @@ def make_harness(part_bytes: int, *, inline_bytes: int = 8 << 20, parallelism: i
         **more,
     )
     # Ten keys at a time, so that a batch has many windows.
-    operator = harness._query.operator
+    operator = parts_of(harness).query.operator
     assert isinstance(operator, LocalKeyedOperator)
-    harness._query.operator = operator.with_budget(Budget(window_keys=10))
+    parts_of(harness).query.operator = operator.with_budget(Budget(window_keys=10))
     return harness
 
 
 def uploads_of(harness: Harness) -> list[str]:
-    return [info.name for info in LocalStore(harness._query.location).list("main/changes/")]
+    return [info.name for info in LocalStore(parts_of(harness).query.location).list("main/changes/")]
 
 
 def lost_uploads(harness: Harness) -> list[str]:
     """Uploads that no checkpoint names."""
-    store = LocalStore(harness._query.location)
-    named = History(harness._query.open_log(store).read()).object_names()
+    store = LocalStore(parts_of(harness).query.location)
+    named = History(parts_of(harness).query.open_log(store).read()).object_names()
     return [name for name in uploads_of(harness) if name not in named]
 
 
@@ -395,5 +396,5 @@ def test_nothing_is_uploaded_where_nothing_has_changed() -> None:
         before = uploads_of(harness)
         harness.push([], 1000)
         after = uploads_of(harness)
-        sizes = [info.size_bytes for info in LocalStore(harness._query.location).list("main/changes/")]
+        sizes = [info.size_bytes for info in LocalStore(parts_of(harness).query.location).list("main/changes/")]
         assert (sorted(set(after) - set(before)), min(sizes) > 41) == ([], True)

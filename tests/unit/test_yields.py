@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -19,18 +20,19 @@ from statelog import ErrorKind, Options, ProcessorError
 from statelog.clock import SystemClock
 from statelog.convert.output import RowOutput
 from statelog.convert.times import TimeMode
+from statelog.operators.keyed.grouping import KeyChunk
+from statelog.operators.keyed.operator import KeyedInput
 from statelog.operators.keyed.subtask import BatchContext, KeyedSubtask
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget
 from statelog.runs.times import Moment
-from statelog.spark.process_worker import make_operator
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.unkeyed import UnkeyedQuery
 from statelog.windows.build import WindowDefinition
 
 Change = Callable[[Any], None]
@@ -349,7 +351,7 @@ class CountingWithoutKeys(statelog.OperatorProcessor):
 
 def subtask_without_keys(processor: CountingWithoutKeys) -> UnkeyedSubtask:
     arguments = OperatorArguments("k long", "text string")
-    operator = make_operator(OperatorQuery(CountingWithoutKeys(0), arguments, Options()).operator.spec)
+    operator = UnkeyedQuery(CountingWithoutKeys(0), arguments, Options()).operator.spec.operator()
     operator = replace(operator, processor=processor, budget=Budget(slice_bytes=SLICE_BYTES))
     return UnkeyedSubtask(operator, {}, CONTEXT)
 
@@ -408,6 +410,57 @@ def test_an_error_between_two_chunks_names_its_key() -> None:
         list(subtask_of(query, Fails(3_000)).process(query.data([(key,) for key in range(5)])))
     number = str(failure.value).partition("at key ")[2][0]
     assert f"handleInputRows() failed for key ({number},): ValueError" in str(failure.value)
+
+
+class FailingInput:
+    """Gives each key its number as its only row; the rows of one key cannot be read."""
+
+    def __init__(self, failing: int) -> None:
+        self._failing = failing
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return [(number,) for number in range(len(columns[0]))]
+
+    def by_key(self, window: KeyChunk) -> Iterator[Iterator[Any]]:
+        for number in range(len(window.keys)):
+            if number == self._failing:
+                raise ValueError(f"at key {number}")
+            yield iter([number])
+
+
+@pytest.mark.parametrize("is_initial", [False, True])
+@pytest.mark.parametrize("failing", [0, 1, 4])
+def test_an_error_in_reading_the_rows_of_a_key_names_this_key(failing: int, is_initial: bool) -> None:
+    class Loads(Counting):
+        def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+            self._count.update((initialState,))
+
+    query = keyed_query(Counting(1), "k long, text string")
+    source = KeyedInput([0], FailingInput(failing))
+    operator = replace(query.operator.make(), processor=Loads(1), input=source, initial=source)
+    rows, nothing = query.data([(key,) for key in range(5)]), query.data([])
+    subtask = KeyedSubtask(operator, RunsTable(), BatchContext(0, 0, Moment(5, 0)), SystemClock())
+    method = "handleInitialState" if is_initial else "handleInputRows"
+    with pytest.raises(
+        ProcessorError, match=rf"{method}\(\) failed for key \({failing},\): ValueError: at key {failing}"
+    ):
+        list(subtask.process(nothing, rows) if is_initial else subtask.process(rows))
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_rows_that_cannot_be_made_frames_name_no_key_but_the_only_one(keys: int) -> None:
+    class Frames(Counting):
+        def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+            yield from rows
+
+    schema = "k long, at timestamp"
+    arguments = OperatorArguments(input=schema, output=schema, keys=["k"], pandas=True)
+    query = KeyedQuery(Frames(1), arguments, Options())
+    times = [datetime.datetime(2500, 1, 1), *[datetime.datetime(2000, 1, 1)] * (keys - 1)]
+    with pytest.raises(ProcessorError, match="column 'at' has a time beyond pandas' nanoseconds") as failure:
+        list(subtask_of(query).process(query.data(list(enumerate(times)))))
+    found = "handleInputRows() failed for key (0,): " if keys == 1 else "handleInputRows() failed: "
+    assert f"operator 'main': {found}column 'at'" in str(failure.value)
 
 
 @pytest.mark.parametrize("by_timer", [False, True])

@@ -95,9 +95,9 @@ class FrameCodecs:
         return FrameOutput(schema, zone, uid)
 
 
-def recorded_settings(mode: TimeMode, form: ProcessorCodecs) -> Settings:
+def recorded_settings(mode: TimeMode, codecs: ProcessorCodecs) -> Settings:
     """The settings, by name, that a keyed operator's state depends on, besides its schemas."""
-    return {"timeMode": str(mode), "windows": "none", **form.settings}
+    return {"timeMode": str(mode), "windows": "none", **codecs.settings}
 
 
 def _bytes(text: str) -> int:

@@ -64,14 +64,13 @@ class FrameInput:
         if rows.nbytes > self._max_bytes:
             limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
         if len(window.keys) == 1 and (rows.num_rows > limit or window.more):
-            yield (self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))
-            return
+            return iter([(self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))])
         owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
         # Iterating over groups takes a third of the time of cutting out and copying a frame for every key. Groups are
         # views of a copy that nothing else reads, so the processor may change them.
         objects = self._objects_for_nulls(rows)
-        for _, frame in self._frame(rows).groupby(owners, sort=False):
-            yield _frames(_narrowed(frame, objects) if objects else frame, limit)
+        groups = self._frame(rows).groupby(owners, sort=False)
+        return (_frames(_narrowed(frame, objects) if objects else frame, limit) for _, frame in groups)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [

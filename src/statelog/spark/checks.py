@@ -1,4 +1,4 @@
-"""Shared by the user's entry points: checks of arguments and session, pickling for the workers, the endpoint."""
+"""Shared by the user's entry points: checks of arguments and session, and the driver's endpoint."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
 
-import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StructType
 
 from statelog.checkpoint.query_operators import noted_location
 from statelog.convert.types import arrow_type
-from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, ProcessorError, StateMissingError
+from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, StateMissingError
 from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS
 from statelog.runs.schema import StateLife
+from statelog.spark import internals
 from statelog.spark.endpoint import Endpoint, RunningOperator
 from statelog.spark.interpreter import check_interpreter, is_on_this_machine
-from statelog.spark.registered_stores import pickled_stores
-from statelog.spark.worker import StateDeclaration
+from statelog.spark.states import KeyedStateDeclaration
 from statelog.storage import open_store
+
+Parse = Callable[[str], DataType]
 
 _DEFAULT_UID = "main"
 _OUTPUT_MODES = ("append", "update", "complete")
@@ -34,68 +33,6 @@ _OUTPUT_MODES = ("append", "update", "complete")
 _instances = itertools.count()
 _endpoint: Endpoint | None = None
 _endpoint_lock = threading.Lock()
-
-
-class TaskSpec(Protocol):
-    """The description of an operator that Spark sends to each of its tasks; picklable."""
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one batch.
-
-        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask.
-        """
-        ...
-
-
-def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that Spark sends to the workers.
-
-    Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.
-    """
-    pickled, stores = _dumps(spec), pickled_stores()
-
-    def run(batches: Any) -> Any:
-        import pickle
-        import sys
-
-        try:
-            task = pickle.loads(pickled)
-        except ImportError as error:
-            raise ImportError(
-                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
-                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
-                " of the environment that has it before the session is created. [worker-import]"
-            ) from error
-        from statelog.errors import note_cause
-        from statelog.spark.registered_stores import adopt_stores
-
-        try:
-            adopt_stores(stores)
-            yield from task.run(batches)
-        except Exception as error:
-            note_cause(error)
-            raise
-
-    return run
-
-
-def _dumps(value: object) -> bytes:
-    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
-    return data
-
-
-def pickled_processor(processor: object, uid: str) -> bytes:
-    """Pickle a processor for the workers; raises ProcessorError if it cannot be pickled."""
-    try:
-        return _dumps(processor)
-    except Exception as error:
-        raise ProcessorError(
-            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
-            f" {type(error).__name__}: {error}.",
-            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
-            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
-            " SparkSession in the processor.",
-        ) from error
 
 
 def check_output_mode(mode: object) -> None:
@@ -106,7 +43,7 @@ def check_output_mode(mode: object) -> None:
 
 def check_session(session: SparkSession) -> None:
     """Refuse Spark Connect, speculation, and Python workers that cannot run tasks."""
-    if not hasattr(session, "_jsparkSession"):
+    if not internals.is_classic(session):
         raise ConfigurationError(
             "statelog does not run on Spark Connect.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
@@ -129,7 +66,7 @@ def warn_of_no_watermark(uid: str) -> None:
     )
 
 
-def warn_of_deleted(uid: str, states: Iterable[StateDeclaration]) -> None:
+def warn_of_deleted(uid: str, states: Iterable[KeyedStateDeclaration]) -> None:
     """Warn of states that ``init`` both declares and deletes, in either order."""
     effects = {
         StateLife.BATCH: "deletes and then declares: they are empty at the start of every batch",
@@ -189,17 +126,29 @@ def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
     return parallelism
 
 
-def parse_output(schema: StructType | str, parse: Callable[[str], DataType] = DataType.fromDDL) -> StructType:
-    """The output type as a StructType; refuses types that are not supported."""
+def parse_schema(
+    schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
+) -> StructType:
+    """A schema argument, a DDL text or a StructType, as a StructType; `subject` names it in messages.
+
+    `parse` reads DDL; the default is Spark's parser, which needs a session.
+    """
     try:
-        parsed: DataType = parse(schema) if isinstance(schema, str) else schema
+        parsed = parse(schema) if isinstance(schema, str) else schema
     except Exception as error:
         raise ConfigurationError(
-            f"outputStructType {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
+            f"{subject} {schema!r} cannot be parsed: {str(error).splitlines()[0].rstrip('.')}.",
             hint="Write it like 'user string, count long'.",
         ) from error
-    if not isinstance(parsed, StructType):
-        raise ConfigurationError(f"outputStructType is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    if not isinstance(parsed, StructType) or not (len(parsed) or may_be_empty):
+        needs = "" if may_be_empty else " with at least one field"
+        raise ConfigurationError(f"{subject} is {schema!r}.", hint=f"It must be a StructType{needs}, or a DDL text.")
+    return parsed
+
+
+def parse_output(schema: object, parse: Parse = DataType.fromDDL) -> StructType:
+    """The output type as a StructType; refuses types that are not supported."""
+    parsed = parse_schema(schema, "outputStructType", parse, may_be_empty=True)
     for field in parsed:
         arrow_type(field.dataType, f"output column '{field.name}'")
     return parsed

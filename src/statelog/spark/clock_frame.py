@@ -17,7 +17,7 @@ def with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataF
     Rows and columns stay the same. A batch without data must run all subtasks too, so the caller has to observe the
     rows: Spark may fold away a branch without rows, but not an observed one.
     """
-    if not rows.isStreaming or not plan.ticks.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
+    if not rows.isStreaming or not plan.no_data_rule.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
         return rows
     session = rows.sparkSession
     if session not in endpoint.clock_frames:

@@ -3,53 +3,73 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar
 
 from pyspark.sql.types import DataType, StructType
 
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
+from statelog.operators.unkeyed.processor import OperatorContext
+from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs.schema import StateKind, StateLife, TimeDomain
 from statelog.runs.times import Ttl
-from statelog.spark.worker import StateDeclaration
-
-Parse = Callable[[str], DataType]
+from statelog.spark.checks import Parse, parse_schema
+from statelog.spark.states import KeyedStateDeclaration, UnkeyedStateDeclaration
 
 _NAME_LENGTH: Final = 200
+_Declaration = TypeVar("_Declaration", KeyedStateDeclaration, UnkeyedStateDeclaration)
 
 
-@dataclass
-class Declarations:
-    """The states that a processor's ``init`` has declared and deleted."""
+@dataclass(frozen=True)
+class KeyedDeclarations:
+    """The states that the ``init`` of a keyed operator's processor has declared and deleted."""
 
-    states: dict[str, StateDeclaration] = field(default_factory=dict)
-    deleted: dict[str, None] = field(default_factory=dict)
+    states: dict[str, KeyedStateDeclaration]
+    deleted: dict[str, None]
     """Names of the states whose stored values must go, in the order of the calls."""
 
+    def by_name(self) -> list[KeyedStateDeclaration]:
+        """The declared states, sorted by name."""
+        return _by_name(self.states.values())
 
-def declare_states(
+
+def declare_keyed(
     processor: bytes, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
-) -> Declarations:
+) -> KeyedDeclarations:
     """Call ``init`` and ``close`` of a copy of a pickled processor, as Spark does when it plans the query.
 
-    `parse` reads schema texts; the default is Spark's parser, which needs a session. Raises ProcessorError if a call
-    fails, and ConfigurationError if a state is declared twice or needs a kind of time that the operator does not have.
+    `domains` are the kinds of time that the operator has. `parse` reads schema texts; the default is Spark's parser,
+    which needs a session. Raises ProcessorError if a call fails, and ConfigurationError if a state is declared twice or
+    needs a kind of time that the operator does not have.
     """
-    return declare_states_of(pickle.loads(processor), uid, domains, parse)
+    return declare_keyed_states_of(pickle.loads(processor), uid, domains, parse)
 
 
-def declare_states_of(
+def declare_keyed_states_of(
     processor: Any, uid: str, domains: frozenset[TimeDomain], parse: Parse = DataType.fromDDL
-) -> Declarations:
-    """Call ``init`` and ``close`` of the processor itself, not of a copy; the rest is as in :func:`declare_states`."""
-    handle = _DeclaringHandle(uid, domains, parse)
-    call_init(processor, handle, uid)
-    return handle.found
+) -> KeyedDeclarations:
+    """Call ``init`` and ``close`` of the processor itself, not of a copy; the rest is as in :func:`declare_keyed`."""
+    handle = _KeyedHandle(uid, domains, parse)
+    _call_init(processor, handle, uid)
+    return KeyedDeclarations(handle.states, handle.deleted)
 
 
-def call_init(processor: Any, handle: object, uid: str) -> None:
-    """Call ``init`` and ``close`` of a processor on the driver; raises as :func:`declare_states` does."""
+def declare_unkeyed(
+    processor: bytes, uid: str, parallelism: int, parse: Parse = DataType.fromDDL
+) -> list[UnkeyedStateDeclaration]:
+    """The states of an unkeyed operator's pickled processor, sorted by name; otherwise as :func:`declare_keyed`."""
+    handle = _UnkeyedHandle(uid, parallelism, parse)
+    _call_init(pickle.loads(processor), handle, uid)
+    return _by_name(handle.states.values())
+
+
+def _by_name(states: Iterable[_Declaration]) -> list[_Declaration]:
+    return sorted(states, key=lambda state: state.name)
+
+
+def _call_init(processor: Any, handle: object, uid: str) -> None:
+    """Call ``init`` and ``close`` of a processor on the driver; raises as :func:`declare_keyed` does."""
     try:
         processor.init(handle)
         processor.close()
@@ -63,34 +83,7 @@ def call_init(processor: Any, handle: object, uid: str) -> None:
         ) from error
 
 
-def check_state_name(name: str, uid: str) -> None:
-    """Refuse names that are empty, too long, or start with ``$``; such names are reserved, for timers for example."""
-    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_LENGTH or name.startswith("$"):
-        raise ConfigurationError(
-            f"operator '{uid}': a state is named {name!r}.",
-            hint=f"The name must be a text of 1 to {_NAME_LENGTH} characters that does not start with $.",
-        )
-
-
-def state_struct(schema: Any, name: str, uid: str, parse: Parse = DataType.fromDDL) -> StructType:
-    """Parse the schema of a state's values, or of a map's keys, as a StructType with at least one field."""
-    try:
-        parsed: DataType = parse(schema) if isinstance(schema, str) else schema
-    except Exception as error:
-        raise ConfigurationError(
-            f"operator '{uid}': the schema {schema!r} of state '{name}' cannot be parsed:"
-            f" {str(error).splitlines()[0]}.",
-            hint="Write it like 'count long, last timestamp'.",
-        ) from error
-    if not isinstance(parsed, StructType) or not len(parsed):
-        raise ConfigurationError(
-            f"operator '{uid}': the schema of state '{name}' is {schema!r}.",
-            hint="It must be a StructType with at least one field, or a DDL text.",
-        )
-    return parsed
-
-
-class DeclaredState:
+class _DeclaredState:
     """Stands for a state on the driver, where only ``init`` and ``close`` run; any use raises ProcessorError."""
 
     def __init__(self, name: str, uid: str) -> None:
@@ -106,14 +99,59 @@ class DeclaredState:
         )
 
 
-class _DeclaringHandle:
+class _DeclaringHandle(Generic[_Declaration]):
     """A handle that records the declared states and returns placeholders."""
 
-    def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
-        self.found = Declarations()
+    def __init__(self, uid: str, parse: Parse) -> None:
+        self.states: dict[str, _Declaration] = {}
         self._uid = uid
-        self._domains = domains
         self._parse = parse
+
+    def _record(self, declaration: _Declaration) -> Any:
+        """Note a state, and return its placeholder; raises ConfigurationError if it was declared in another way."""
+        if self.states.setdefault(declaration.name, declaration) != declaration:
+            raise ConfigurationError(
+                f"operator '{self._uid}': state '{declaration.name}' is declared twice in different ways.",
+                hint="Give each state a name of its own.",
+            )
+        return _DeclaredState(declaration.name, self._uid)
+
+    def _schemas(self, name: str, value: Any, entry: Any, *, has_entries: bool) -> tuple[StructType, StructType | None]:
+        """The checked schemas of a state's values and of its map keys."""
+        _check_state_name(name, self._uid)
+        subject = f"operator '{self._uid}': state '{name}': schema"
+        keys = parse_schema(entry, subject, self._parse) if has_entries else None
+        return parse_schema(value, subject, self._parse), keys
+
+
+class _UnkeyedHandle(_DeclaringHandle[UnkeyedStateDeclaration]):
+    """Stands for :class:`statelog.OperatorHandle`."""
+
+    def __init__(self, uid: str, parallelism: int, parse: Parse) -> None:
+        super().__init__(uid, parse)
+        self.context = OperatorContext(-1, parallelism, -1, -1)
+
+    def getListState(self, stateName: str, schema: Any) -> Any:
+        return self._declare(stateName, OperatorStateMode.LIST, schema)
+
+    def getUnionListState(self, stateName: str, schema: Any) -> Any:
+        return self._declare(stateName, OperatorStateMode.UNION, schema)
+
+    def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> Any:
+        return self._declare(stateName, OperatorStateMode.BROADCAST, valueSchema, keySchema)
+
+    def _declare(self, name: str, mode: OperatorStateMode, value: Any, entry: Any = None) -> Any:
+        schemas = self._schemas(name, value, entry, has_entries=mode is OperatorStateMode.BROADCAST)
+        return self._record(UnkeyedStateDeclaration(name, mode, *schemas))
+
+
+class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
+    """Stands for the handle of Spark's ``transformWithState``."""
+
+    def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
+        super().__init__(uid, parse)
+        self.deleted: dict[str, None] = {}
+        self._domains = domains
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:
         return self._declare(stateName, StateKind.VALUE, ttlDurationMs, schema)
@@ -137,31 +175,22 @@ class _DeclaringHandle:
         return self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
 
     def deleteIfExists(self, stateName: str) -> None:
-        self.found.deleted[stateName] = None
-        declared = self.found.states.get(stateName)
+        self.deleted[stateName] = None
+        declared = self.states.get(stateName)
         if declared is not None:
-            self.found.states[stateName] = replace(declared, life=StateLife.NONE)
+            self.states[stateName] = replace(declared, life=StateLife.NONE)
 
-    def _declare(
-        self, name: str, kind: StateKind, ttl: int | Ttl | None, value_schema: Any, entry_schema: Any = None
-    ) -> object:
-        check_state_name(name, self._uid)
-        entry = None if entry_schema is None else state_struct(entry_schema, name, self._uid, self._parse)
-        value = state_struct(value_schema, name, self._uid, self._parse)
-        life = StateLife.BATCH if name in self.found.deleted else StateLife.KEPT
-        declaration = StateDeclaration(name, kind, value, entry, self._ttl(name, ttl), life)
-        known = self.found.states.setdefault(name, declaration)
-        if known.life is StateLife.NONE:
+    def _declare(self, name: str, kind: StateKind, ttl: int | Ttl | None, value: Any, entry: Any = None) -> Any:
+        schemas = self._schemas(name, value, entry, has_entries=kind is StateKind.MAP)
+        known = self.states.get(name)
+        life = StateLife.BATCH if name in self.deleted else StateLife.KEPT
+        declaration = KeyedStateDeclaration(name, kind, *schemas, self._ttl(name, ttl), life)
+        if known is not None and known.life is StateLife.NONE:
             raise ConfigurationError(
                 f"operator '{self._uid}': init() declares state '{name}', deletes it and declares it again.",
                 hint="Delete it in one version of the processor, and declare it in a later one.",
             )
-        if known != declaration:
-            raise ConfigurationError(
-                f"operator '{self._uid}': state '{name}' is declared twice in different ways.",
-                hint="Give each state a name of its own.",
-            )
-        return DeclaredState(name, self._uid)
+        return self._record(declaration)
 
     def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
         if ttl is None or ttl == 0:  # to Spark too, 0 is no TTL
@@ -195,3 +224,12 @@ class _DeclaringHandle:
 
     def listTimers(self) -> Any:
         self.registerTimer(0)
+
+
+def _check_state_name(name: str, uid: str) -> None:
+    """Refuse names that are empty, too long, or start with ``$``; such names are reserved, for timers for example."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_LENGTH or name.startswith("$"):
+        raise ConfigurationError(
+            f"operator '{uid}': a state is named {name!r}.",
+            hint=f"The name must be a text of 1 to {_NAME_LENGTH} characters that does not start with $.",
+        )

@@ -35,11 +35,9 @@ from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
-from statelog.spark.initial_state import store_initial_state
-from statelog.spark.initial_tables import joined_runs, store_initial_table
+from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
-from statelog.spark.query_starts import when_queries_start
 from statelog.spark.rpc import RpcServer
 from statelog.storage import LocalStore, Store
 from statelog.storage.probe import check_put_if_absent
@@ -51,7 +49,7 @@ STATE_FOLDER = "statelog"
 
 
 @dataclass(frozen=True)
-class _Initial:
+class _StoredInitial:
     """The state that was stored before the first batch."""
 
     rows: list[str]
@@ -100,7 +98,7 @@ class Endpoint:
         """The clock source of each session; :mod:`statelog.spark.clock_frame` fills this."""
         self._clock = clock or SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
-        self._initial: dict[tuple[str, str], _Initial | Exception] = {}
+        self._initial_outcomes: dict[tuple[str, str], _StoredInitial | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._checked: set[str] = set()
         self._ends: dict[tuple[str, str], StateMissingError | None] = {}
@@ -113,7 +111,7 @@ class Endpoint:
         """Make an operator known, before any of its tasks calls."""
         with self._lock:
             self._plans[plan.instance] = plan
-        when_queries_start(plan.session, self._prepare)
+        internals.when_queries_start(plan.session, self._prepare)
 
     def _prepare(self, query_id: str, run_id: str) -> None:
         """Before a query's first batch: adapt its settings, place its subtasks, store initial state."""
@@ -127,15 +125,15 @@ class Endpoint:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)
                 if plan.has_initial and internals.is_first_start(query):
-                    self._store_initial_state(plan, query, run_id)
+                    self._try_initial(plan, query, run_id)
 
-    def _store_initial_state(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
+    def _try_initial(self, plan: OperatorPlan, query: StreamingQuery, run_id: str) -> None:
         try:
-            outcome: _Initial | Exception = _store_initial_state(plan, query, run_id)
+            outcome: _StoredInitial | Exception = _store_initial(plan, query, run_id)
         except Exception as error:
             outcome = error
         with self._lock:
-            self._initial[run_id, plan.instance] = outcome
+            self._initial_outcomes[run_id, plan.instance] = outcome
 
     def plans(self) -> list[OperatorPlan]:
         """All operators that this driver has planned."""
@@ -218,10 +216,10 @@ class Endpoint:
             assert slot.coordinator is not None
             return slot.coordinator
 
-    def _stored_initial_state(self, plan: OperatorPlan, task: TaskId) -> _Initial:
+    def _require_initial(self, plan: OperatorPlan, task: TaskId) -> _StoredInitial:
         with self._lock:
-            outcome = self._initial.get((task.run_id, plan.instance))
-        if isinstance(outcome, _Initial):
+            outcome = self._initial_outcomes.get((task.run_id, plan.instance))
+        if isinstance(outcome, _StoredInitial):
             return outcome
         if isinstance(outcome, StatelogError):
             raise outcome
@@ -243,9 +241,9 @@ class Endpoint:
         store = open_retrying_store(location, plan.options, self._clock, measurements)
         self._check_once(location, store)
         root = operator_folder(store, plan.uid)
-        run = replace(_config_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
+        config = replace(_config_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
         coordinator = Coordinator(
-            run,
+            config,
             store=store,
             location=location,
             root=root,
@@ -259,14 +257,14 @@ class Endpoint:
             slots=plan.session.sparkContext.defaultParallelism,
         )
         if task.batch == 0 and plan.has_initial:
-            initial = self._stored_initial_state(plan, task)
+            initial = self._require_initial(plan, task)
             coordinator.open(0, initial.runs)
             coordinator.offer_initial_state(initial.rows)
         else:
             coordinator.open(task.batch)
         slot.run_id, slot.instance, slot.coordinator, slot.root = task.run_id, task.instance, coordinator, root
         with self._lock:  # Not earlier: if it could not be stored, every subtask must find the reason here.
-            self._initial.pop((task.run_id, plan.instance), None)
+            self._initial_outcomes.pop((task.run_id, plan.instance), None)
         self._close_at_end(plan, query, coordinator)
 
     def _close_at_end(self, plan: OperatorPlan, query: StreamingQuery, coordinator: Coordinator) -> None:
@@ -311,7 +309,7 @@ def _config_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig
     )
 
 
-def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _Initial:
+def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _StoredInitial:
     """Store the state before the first batch, unless the location belongs to another query.
 
     The location is not claimed yet, so nothing of other starts is removed here; the claim removes their orphans.
@@ -325,14 +323,10 @@ def _store_initial_state(plan: OperatorPlan, query: StreamingQuery, run_id: str)
     rows: list[str] = []
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
-        rows = store_initial_state(plan.initial, plan.parallelism, location, folder, plan.options)
+        rows = store_rows(plan.initial, plan.parallelism, InitialPlace(location, folder, run_id, plan.options))
     # No start has epoch 0. So runs that no checkpoint comes to name are removed like the orphans of a crashed start.
-    folder = f"{root}/{RUNS_FOLDER}/0"
-    runs = [
-        store_initial_table(table, plan.key_schema, plan.parallelism, location, folder, run_id, plan.options)
-        for table in plan.tables
-    ]
-    return _Initial(rows, joined_runs(runs))
+    place = InitialPlace(location, f"{root}/{RUNS_FOLDER}/0", run_id, plan.options)
+    return _StoredInitial(rows, store_tables(plan.tables, plan.key_schema, plan.parallelism, place))
 
 
 def _incomplete_end(
@@ -343,8 +337,8 @@ def _incomplete_end(
     if batch is None:
         return None
     if coordinator is None:
-        run = _config_of(plan, str(query.id), str(query.runId))
-        return incomplete_batch(batch, None, run, f"operator '{plan.uid}' at {_location(plan, query)}")
+        config = _config_of(plan, str(query.id), str(query.runId))
+        return incomplete_batch(batch, None, config, f"operator '{plan.uid}' at {_location(plan, query)}")
     try:
         coordinator.require_committed(batch)
     except StateMissingError as error:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
+from pyspark import SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
+
+
+def is_classic(session: SparkSession) -> bool:
+    """Whether a session runs in the driver's own JVM, not behind Spark Connect."""
+    return hasattr(session, "_jsparkSession")
+
+
+def worker_python(context: SparkContext) -> str:
+    """The interpreter of the Python workers."""
+    private: Any = context
+    return str(private.pythonExec)
+
+
+def shipped_files(context: SparkContext) -> list[str]:
+    """The paths of the files that the application ships and workers may import, in the driver's folder of files."""
+    private: Any = context
+    return [os.path.join(SparkFiles.getRootDirectory(), name) for name in private._python_includes]
 
 
 def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQuery:
@@ -169,15 +190,6 @@ def _class_name(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-def add_listener(session: SparkSession, listener: Any) -> None:
-    """Register a Python object that implements Spark's Java interface of query listeners."""
-    context: Any = session.sparkContext
-    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
-    streaming = context._jvm.org.apache.spark.sql.streaming
-    manager: Any = session.streams
-    manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(listener))
-
-
 @contextmanager
 def active(session: SparkSession) -> Iterator[None]:
     """Make a session the active one, which Spark's JVM uses where no session is named."""
@@ -206,6 +218,53 @@ def require_synchronous_progress(query: StreamingQuery) -> None:
             kind=ErrorKind.UNSUPPORTED_SETTING,
             hint="Remove the option asyncProgressTrackingEnabled, and use a micro-batch trigger.",
         )
+
+
+# ---- Starts of queries ----
+
+_listening: WeakSet[SparkSession] = WeakSet()
+_listening_lock = threading.Lock()
+
+
+def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) -> None:
+    """Have a function called with the query id and run id of every query of a session.
+
+    Spark calls it before the query's first batch, and waits for it. Only the first function of a session counts.
+    """
+    with _listening_lock:
+        if session not in _listening:
+            _add_listener(session, _StartListener(call))
+            _listening.add(session)
+
+
+def _add_listener(session: SparkSession, listener: _StartListener) -> None:
+    context: Any = session.sparkContext
+    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
+    streaming = context._jvm.org.apache.spark.sql.streaming
+    manager: Any = session.streams
+    manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(listener))
+
+
+class _StartListener:
+    """A listener for Spark's JVM; a listener of PySpark would first make a Python object of every progress event."""
+
+    def __init__(self, call: Callable[[str, str], None]) -> None:
+        self._call = call
+
+    def onQueryStarted(self, event: Any) -> None:
+        self._call(event.id().toString(), event.runId().toString())
+
+    def onQueryProgress(self, event: Any) -> None:
+        pass
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+    class Java:
+        implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
 # ---- Executors and their cached partitions ----

@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from pyspark import SparkContext, SparkFiles
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.spark import internals
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +45,10 @@ def is_on_this_machine(context: SparkContext) -> bool:
 
 def check_interpreter(session: SparkSession) -> None:
     """Refuse a workers' interpreter that is missing, is of another Python version, or lacks a package."""
-    context: Any = session.sparkContext
-    python = str(context.pythonExec)
+    context = session.sparkContext
+    python = internals.worker_python(context)
     if is_on_this_machine(context) and not _is_own(python):
-        # From this folder, workers import the files that the application ships.
-        paths = tuple(os.path.join(SparkFiles.getRootDirectory(), name) for name in context._python_includes)
+        paths = tuple(internals.shipped_files(context))
         environment = {**os.environ, **context.environment}
         inherited = [own.get("PYTHONPATH", "") for own in (context.environment, os.environ)]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, inherited))

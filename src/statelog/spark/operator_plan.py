@@ -10,9 +10,9 @@ from statelog.log.entry import Settings
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.schema import StateSchema
-from statelog.spark.initial_tables import InitialTable
+from statelog.spark.initial import InitialTable
+from statelog.spark.no_data import NoDataRule
 from statelog.spark.placement import Placement
-from statelog.spark.ticks import NoDataRule
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class OperatorPlan:
     parallelism: int
     location: str | None
     """None for a folder below the query's checkpointLocation."""
-    key_schema: bytes
-    """Arrow IPC schema message of the grouping columns; empty for an unkeyed operator."""
-    states: list[StateSchema]
     options: Options
+    key_schema: bytes = b""
+    """Arrow IPC schema message of the grouping columns; empty for an unkeyed operator."""
+    states: list[StateSchema] = field(default_factory=list)
     watermark: WatermarkPolicy | None = None
     """The operator's own watermark."""
     deleted: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class OperatorPlan:
     """The rows of the initial state, each in the partition of its subtask."""
     tables: list[InitialTable] = field(default_factory=list)
     """States to load before the first batch."""
-    ticks: NoDataRule = field(default_factory=NoDataRule)
+    no_data_rule: NoDataRule = field(default_factory=NoDataRule)
     placement: Placement | None = None
     settings: Settings = field(default_factory=dict)
     """Settings that the state of a keyed operator depends on, such as its time mode."""

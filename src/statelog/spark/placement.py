@@ -33,8 +33,8 @@ _SETTINGS: Final = {
 _WAITS: Final = ("spark.locality.wait.process", "spark.locality.wait")
 
 _PLACE_COLUMN: Final = "__statelog_place"
-_LEVEL_INTERVAL_S: Final = 2
-_LEVEL_ATTEMPTS: Final = 5
+_REBALANCE_INTERVAL_S: Final = 2
+_REBALANCE_ATTEMPTS: Final = 5
 _BOUNDARY_POLL_S: Final = 0.01
 
 
@@ -109,8 +109,8 @@ class Placement:
         self._name = name
         self._parallelism = parallelism
         self._table = _placement_table(session, name, parallelism)
-        self._leveller = _Balancer(self._table, parallelism)
-        self._runs: set[str] = set()
+        self._balancer = _Balancer(self._table, parallelism)
+        self._starts: set[str] = set()
         self._lock = threading.Lock()
 
     def by_subtask(self, rows: DataFrame, subtask: str) -> DataFrame:
@@ -143,32 +143,32 @@ class Placement:
 
     def _hold(self, run_id: str) -> None:
         with self._lock:
-            is_first = not self._runs
-            self._runs.add(run_id)
+            is_first = not self._starts
+            self._starts.add(run_id)
             if is_first:
                 self._table.cache()
-                self._leveller = _Balancer(self._table, self._parallelism)
-                if self._leveller.targets():
-                    self._leveller.level()
+                self._balancer = _Balancer(self._table, self._parallelism)
+                if self._balancer.targets():
+                    self._balancer.rebalance()
 
     def _release(self, run_id: str) -> None:
         with self._lock:
-            self._runs.discard(run_id)
-            if not self._runs:
+            self._starts.discard(run_id)
+            if not self._starts:
                 self._table.unpersist()
 
     def _keep(self, query: StreamingQuery, run_id: str) -> None:
         try:
-            while not query.awaitTermination(_LEVEL_INTERVAL_S):
-                self._level_between_batches(query)
+            while not query.awaitTermination(_REBALANCE_INTERVAL_S):
+                self._rebalance_between_batches(query)
         except Exception:
             _log.debug("query %s has ended with an error, or with its session", query.id)
         with suppress(Exception):  # The cache ends with the session, too.
             self._release(run_id)
 
-    def _level_between_batches(self, query: StreamingQuery) -> None:
+    def _rebalance_between_batches(self, query: StreamingQuery) -> None:
         try:
-            targets = self._leveller.targets()
+            targets = self._balancer.targets()
             if not targets:
                 return
             # The tasks of a running batch would occupy the places that subtasks move to, so subtasks move between two
@@ -177,9 +177,9 @@ class Placement:
             internals.run_tasks_on(self._table, targets)
             if _comes_between_batches(query):
                 with self._lock:
-                    self._leveller.level()
+                    self._balancer.rebalance()
         except Exception:
-            _log.debug("the subtasks could not be levelled", exc_info=True)
+            _log.debug("the subtasks could not be rebalanced", exc_info=True)
 
 
 def _comes_between_batches(query: StreamingQuery) -> bool:
@@ -214,22 +214,22 @@ class _Balancer:
     def targets(self) -> list[str]:
         """The executors to give subtasks to; none unless executors have come or gone.
 
-        After such a change, up to ``_LEVEL_ATTEMPTS`` calls in a row may return some.
+        After such a change, up to ``_REBALANCE_ATTEMPTS`` calls in a row may return some.
         """
         session = self._table.sparkSession
         executors = [] if _is_local(session) else internals.executors(session)
         if executors != self._executors:
-            self._executors, self._attempts = executors, _LEVEL_ATTEMPTS
+            self._executors, self._attempts = executors, _REBALANCE_ATTEMPTS
         if not executors or not self._attempts:
             return []
-        moved = self._moves(internals.cached_partitions(self._table, self._parallelism))
+        moved = self._rebalanced(internals.cached_partitions(self._table, self._parallelism))
         self._attempts = self._attempts - 1 if moved else 0
         return sorted(set(moved.values()))
 
-    def level(self) -> None:
+    def rebalance(self) -> None:
         """Move subtasks to these executors."""
         places = internals.cached_partitions(self._table, self._parallelism)
-        moved = self._moves(places)
+        moved = self._rebalanced(places)
         if not moved:
             return
         _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
@@ -237,11 +237,11 @@ class _Balancer:
         wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
         internals.cache_partitions(self._table, wished)
 
-    def _moves(self, places: list[str | None]) -> dict[int, str]:
-        return moves(places, self._executors, internals.slots(self._table.sparkSession))
+    def _rebalanced(self, places: list[str | None]) -> dict[int, str]:
+        return rebalanced(places, self._executors, internals.slots(self._table.sparkSession))
 
 
-def moves(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:
+def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:
     """The executors of the subtasks that must move, so that no executor is idle while another one has too many.
 
     `places` has the executor of each subtask. A subtask moves if it has none, or if its executor has more subtasks than

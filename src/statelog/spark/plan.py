@@ -1,28 +1,17 @@
-"""Plans a keyed operator: checks its arguments, registers it with the endpoint, and makes its output DataFrame."""
+"""The part of planning that keyed and unkeyed operators share: arguments, registration, the way of rows to tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
-from statelog.convert.codecs import ProcessorCodecs, recorded_settings
-from statelog.convert.times import TimeMode
-from statelog.convert.types import key_schema
-from statelog.errors import ConfigurationError, ErrorKind
-from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.timers import timer_descriptor
-from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
-from statelog.runs.schema import StateDescriptor, StateLife, TimeDomain, encode_schema
 from statelog.runs.times import Watermark
-from statelog.spark import internals
 from statelog.spark.checks import (
     check_options,
     check_output_mode,
@@ -32,310 +21,98 @@ from statelog.spark.checks import (
     checked_uid,
     new_instance,
     parse_output,
-    pickled_processor,
     require_endpoint,
-    task_function,
-    warn_of_deleted,
-    warn_of_no_watermark,
 )
 from statelog.spark.clock_frame import with_clock
-from statelog.spark.declare import declare_states
-from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.initial_tables import InitialTable, checked_table
-from statelog.spark.key_hash import key_hash
-from statelog.spark.lossless_casts import converted_columns, require_convertible
 from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.placement import Placement, make_placement
-from statelog.spark.ticks import NoDataRule
-from statelog.spark.worker import (
-    HASH_COLUMN,
-    INITIAL_COLUMN,
-    SUBTASK_COLUMN,
-    TIME_COLUMN,
-    KeyedSpec,
-    bind_state,
-)
-from statelog.tables.rocksdb import rocksdict_library
-
-WATERMARK_DELAY = "spark.watermarkDelayMs"
-"""Spark marks a column with a watermark by this key of its metadata; the value is the delay in milliseconds."""
+from statelog.spark.placement import make_placement
+from statelog.spark.worker import TIME_COLUMN, DriverAddress, pickled_processor
 
 
 @dataclass(frozen=True)
-class KeyedFrame:
-    """A DataFrame and the names of its grouping columns."""
-
-    df: DataFrame
-    columns: list[str]
-
-    @property
-    def key_columns(self) -> list[int]:
-        """Positions of the grouping columns."""
-        return [self.df.columns.index(name) for name in self.columns]
-
-    @property
-    def key_fields(self) -> list[StructField]:
-        """Names and types of the grouping columns."""
-        return [self.df.schema[name] for name in self.columns]
-
-    @property
-    def key_schema(self) -> pa.Schema:
-        """Names and storage types of the grouping columns; raises ConfigurationError if a type cannot be a key."""
-        return key_schema(self.key_fields)
-
-    def rows(self, prefix: str) -> DataFrame:
-        """The rows with the key hash as the last column.
-
-        ``mapInArrow`` cannot take columns whose names need quoting, so the others are renamed to `prefix` and position.
-        """
-        plain = self.df.toDF(*[f"{prefix}{index}" for index in range(len(self.df.columns))])
-        keys = [F.col(f"{prefix}{index}") for index in self.key_columns]
-        return plain.withColumn(HASH_COLUMN, key_hash(keys, [field.dataType for field in self.key_fields]))
-
-    def by_subtask(self, prefix: str, parallelism: int) -> DataFrame:
-        """The rows with the key hash, each in the partition of its subtask."""
-        return _by_subtask(self.rows(prefix), parallelism)
-
-
-@dataclass(frozen=True)
-class OperatorArguments:
-    """The arguments that Spark's method has too; see :class:`statelog.KeyedStream`."""
-
-    processor: StatefulProcessor
-    output_type: StructType | str
-    output_mode: str
-    time_mode: str
-    initial: KeyedFrame | None
-    event_time_column: str
-
-
-@dataclass(frozen=True)
-class OperatorSetting:
-    """The arguments that are statelog's own; see :class:`statelog.KeyedStream`."""
+class StatelogArguments:
+    """The arguments that Spark's method does not have; see :class:`statelog.KeyedStream`."""
 
     uid: str | None
     parallelism: int | None
     location: str | None
     options: Options
-    watermark: Watermark | None
+    watermark: Watermark | None = None
     tables: Mapping[str, DataFrame] = field(default_factory=dict)
 
 
-def build_operator(
-    stream: KeyedFrame, arguments: OperatorArguments, setting: OperatorSetting, form: ProcessorCodecs
-) -> DataFrame:
-    """Plan a keyed operator, and return its output rows."""
-    df = stream.df
+@dataclass(frozen=True)
+class CheckedArguments:
+    """The arguments of any operator, checked."""
+
+    session: SparkSession
+    uid: str
+    parallelism: int
+    location: str | None
+    options: Options
+    output: StructType
+    processor: bytes
+    """The pickled processor."""
+
+    def plan(self, *, is_streaming: bool) -> OperatorPlan:
+        """The plan of an operator without states."""
+        instance = new_instance()
+        placement = None
+        if is_streaming:
+            placement = make_placement(self.session, self.uid, instance, self.parallelism, self.options)
+        return OperatorPlan(
+            instance=instance,
+            session=self.session,
+            uid=self.uid,
+            parallelism=self.parallelism,
+            location=self.location,
+            options=self.options,
+            placement=placement,
+        )
+
+
+def check_arguments(
+    df: DataFrame, processor: object, output_type: StructType | str, output_mode: str, own: StatelogArguments
+) -> CheckedArguments:
+    """Check the session and the arguments of an operator.
+
+    Raises ConfigurationError if one is not supported, and ProcessorError if the processor cannot be pickled.
+    """
     session = df.sparkSession
-    _check_arguments(arguments)
+    check_output_mode(output_mode)
     check_session(session)
-    check_options(setting.options)
-    if setting.options.table == "rocksdb":
-        rocksdict_library()
-    uid = checked_uid(setting.uid)
-    parallelism = checked_parallelism(setting.parallelism, session)
-    output = parse_output(arguments.output_type)
-    processor = pickled_processor(arguments.processor, uid)
-    time_mode = TimeMode.parse(arguments.time_mode)
-    event_time = _event_time(df, time_mode, setting.watermark, form)
-    has_watermark = setting.watermark is not None or _watermark_column(df) is not None
-    output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
-    if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
-        warn_of_no_watermark(uid)
-    domains = {TimeDomain.EVENT} if setting.watermark else set()
-    if time_mode.domain is not None:
-        domains.add(time_mode.domain)
-    declared = declare_states(processor, uid, frozenset(domains))
-    keys = stream.key_schema
-    initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
-    states = sorted(declared.states.values(), key=lambda state: state.name)
-    warn_of_deleted(uid, states)
-    descriptors = [bind_state(state).descriptor for state in states if state.life is StateLife.KEPT]
-    if time_mode.domain is not None:
-        descriptors.append(timer_descriptor(time_mode.domain))
-    instance = new_instance()
-    placement = make_placement(session, uid, instance, parallelism, setting.options) if df.isStreaming else None
-    plan = OperatorPlan(
-        instance=instance,
-        session=session,
-        uid=uid,
-        parallelism=parallelism,
-        location=checked_location(setting.location),
-        key_schema=encode_schema(keys),
-        states=[descriptor.to_stored() for descriptor in descriptors],
-        options=setting.options,
-        watermark=_policy(setting.watermark),
-        deleted=tuple(declared.deleted),
-        initial=None if initial is None else initial.by_subtask("i", parallelism),
-        tables=_tables(setting.tables, stream, descriptors, uid, parallelism),
-        ticks=_ticks(event_time, setting),
-        placement=placement,
-        settings=recorded_settings(time_mode, form),
-    )
-    host, port, secret = "", 0, b""
-    if df.isStreaming:
-        host, endpoint = require_endpoint(session)
-        endpoint.register(plan)
-        port, secret = endpoint.port, endpoint.secret
-        stream = replace(stream, df=with_clock(df, plan, endpoint))
-    spec = KeyedSpec(
-        uid=uid,
-        instance=plan.instance,
-        parallelism=parallelism,
-        is_streaming=df.isStreaming,
-        key_schema=keys,
-        session_zone=str(session.conf.get("spark.sql.session.timeZone")),
-        columns=df.columns,
-        key_columns=stream.key_columns,
-        initial_columns=[] if initial is None else initial.df.columns,
-        initial_key_columns=[] if initial is None else initial.key_columns,
-        form=form,
-        time_mode=time_mode,
-        event_time=event_time,
-        output_event_time=output_event_time,
-        states=states,
-        output_schema=output,
-        processor=processor,
-        options=setting.options,
-        host=host,
-        port=port,
-        secret=secret,
-    )
-    result = _operator_frame(stream, initial, spec, plan)
-    if output_event_time is None:
-        return result
-    marked = _watermark_column(df)
-    delay_ms = setting.watermark.delay_ms if setting.watermark else df.schema[marked or 0].metadata[WATERMARK_DELAY]
-    return _marked(result, output_event_time.column, delay_ms)
+    check_options(own.options)
+    uid = checked_uid(own.uid)
+    parallelism = checked_parallelism(own.parallelism, session)
+    output = parse_output(output_type)
+    pickled = pickled_processor(processor, uid)
+    return CheckedArguments(session, uid, parallelism, checked_location(own.location), own.options, output, pickled)
 
 
-def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
-    """The result with the metadata by which Spark's later operators recognise its event time."""
-    columns = [F.col(_quoted(name)) for name in result.columns]
-    columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
-    return result.select(*columns)
+def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, DriverAddress | None]:
+    """Make a streaming operator known to the driver's endpoint.
+
+    Returns the input, with the clock source if the operator needs batches without data, and the endpoint's address;
+    None in a batch query.
+    """
+    if not df.isStreaming:
+        return df, None
+    host, endpoint = require_endpoint(plan.session)
+    endpoint.register(plan)
+    return with_clock(df, plan, endpoint), DriverAddress(host, endpoint.port, endpoint.secret)
 
 
-def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan) -> DataFrame:
-    rows = stream.rows("c")
-    if initial is not None and not spec.is_streaming:
-        more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
-        rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)
+def subtask_of(key_hash: Column, parallelism: int) -> Column:
+    """The subtask of a hash."""
+    group = F.shiftrightunsigned(key_hash, GROUP_SHIFT)
+    return F.floor(group * parallelism / KEY_GROUPS).cast("int")
+
+
+def marked_rows(rows: DataFrame, plan: OperatorPlan, *, is_streaming: bool) -> DataFrame:
+    """The rows with their batch's time; in a stream also with the observation that marks the operator."""
     rows = rows.withColumn(TIME_COLUMN, F.unix_millis(F.current_timestamp()))
-    if spec.is_streaming:
-        # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not
-        # fold an observed branch.
-        rows = rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))
-    placed = _by_subtask(rows, spec.parallelism, plan.placement)
-    return placed.mapInArrow(task_function(spec), spec.output_schema)
-
-
-def _by_subtask(rows: DataFrame, parallelism: int, placement: Placement | None = None) -> DataFrame:
-    """Bring rows with a key hash to the partition of their subtask."""
-    group = F.shiftrightunsigned(F.col(HASH_COLUMN), GROUP_SHIFT)
-    subtask = F.floor(group * parallelism / KEY_GROUPS).cast("int")
-    if placement is None:
-        return rows.repartitionById(parallelism, subtask)
-    return placement.by_subtask(rows.withColumn(SUBTASK_COLUMN, subtask), SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
-
-
-def _tables(
-    tables: Mapping[str, DataFrame],
-    stream: KeyedFrame,
-    states: list[StateDescriptor],
-    uid: str,
-    parallelism: int,
-) -> list[InitialTable]:
-    """The tables that are loaded as states before the first batch."""
-    if tables and not stream.df.isStreaming:
-        raise ConfigurationError(
-            f"operator '{uid}' is part of a batch query and has initialTables.",
-            kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint="Only streaming queries keep state that tables could be loaded into.",
-        )
-    declared = {state.name: state for state in states}
-    unknown = [name for name in tables if name not in declared]
-    if unknown:
-        raise ConfigurationError(
-            f"operator '{uid}': initialTables has a table for {unknown[0]!r}, which is no state of the processor.",
-            kind=ErrorKind.OTHER_SCHEMA,
-            hint=f"Its states are: {', '.join(declared) or 'none'}.",
-        )
-    loaded: list[InitialTable] = []
-    keys = stream.key_fields
-    for name, df in tables.items():
-        rows = checked_table(df, keys, declared[name], uid)
-        keyed = KeyedFrame(rows, rows.columns[: len(keys)])
-        loaded.append(InitialTable(declared[name].to_stored(), keyed.by_subtask("i", parallelism), rows.columns))
-    return loaded
-
-
-# ---- Times ----
-
-
-def _event_time(df: DataFrame, mode: TimeMode, watermark: Watermark | None, form: ProcessorCodecs) -> EventTime | None:
-    """The event time in the input rows; None if the operator does not use one."""
-    is_event_time = mode is TimeMode.EVENT_TIME
-    if watermark is not None:
-        return own_event_time(df.schema, watermark, drops_late=form.drops_late and is_event_time)
-    marked = _watermark_column(df)
-    if marked is None or not is_event_time or not df.isStreaming:
-        return None
-    return EventTime(marked, form.drops_late)
-
-
-def _watermark_column(df: DataFrame) -> int | None:
-    marked = (index for index, field in enumerate(df.schema) if WATERMARK_DELAY in field.metadata)
-    return next(marked, None)
-
-
-def _ticks(event_time: EventTime | None, setting: OperatorSetting) -> NoDataRule:
-    """When the operator needs batches without data."""
-    return NoDataRule(
-        spark_watermark=event_time is not None and setting.watermark is None,
-        own_watermark=setting.watermark is not None,
-        heartbeat_ms=setting.options.heartbeat_ms,
-    )
-
-
-def _policy(watermark: Watermark | None) -> WatermarkPolicy | None:
-    return None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs)
-
-
-# ---- Checks ----
-
-
-def _check_arguments(arguments: OperatorArguments) -> None:
-    processor = arguments.processor
-    missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
-    if missing or isinstance(processor, type):
-        raise ConfigurationError(
-            f"statefulProcessor must be an instance of StatefulProcessor, not {processor!r}.",
-            hint="Pass an object, not a class, that has init, handleInputRows and close.",
-        )
-    check_output_mode(arguments.output_mode)
-
-
-def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
-    """The initial state, with its keys converted to the types of the stream's keys."""
-    own, wanted = initial.key_fields, stream.key_fields
-    subject = f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)})"
-    if len(own) != len(wanted):
-        raise ConfigurationError(
-            f"{subject}.",
-            kind=ErrorKind.OTHER_SCHEMA,
-            hint="Key both by columns of the same types, in the same order.",
-        )
-    for mine, theirs in zip(own, wanted, strict=True):
-        require_convertible(mine.dataType, theirs.dataType, mine.name, subject, "the stream's")
-    types = {place: field.dataType for place, field in zip(initial.key_columns, wanted, strict=True)}
-    columns = [(place, field.name, types.get(place, field.dataType)) for place, field in enumerate(initial.df.schema)]
-    return replace(initial, df=converted_columns(initial.df, columns))
-
-
-def _listed(fields: list[StructField]) -> str:
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    if not is_streaming:
+        return rows
+    # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not fold an
+    # observed branch.
+    return rows.observe(plan.observation, F.count(F.lit(1)).alias("rows"))

@@ -13,8 +13,8 @@ from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import TaskId, Tick
 from statelog.clock import Clock
 from statelog.spark import internals
+from statelog.spark.no_data import IdleTime, QueryProgress, needs_batch
 from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.ticks import IdleTime, QueryProgress, needs_batch
 
 
 @dataclass
@@ -72,7 +72,7 @@ class QueryClocks:
             ends_when_idle=tick.ends_when_idle,
         )
         return any(
-            needs_batch(plan.ticks, progress, own_watermark_advances=self._advances(plan, clock))
+            needs_batch(plan.no_data_rule, progress, own_watermark_advances=self._advances(plan, clock))
             for plan in clock.plans
         )
 
@@ -86,14 +86,14 @@ class QueryClocks:
 
     def _remember(self, tick: Tick, query: StreamingQuery, plans: list[OperatorPlan]) -> _QueryClock:
         observed = internals.observations(query)
-        own = [plan for plan in plans if plan.ticks.needs_clock and plan.observation in observed]
+        own = [plan for plan in plans if plan.no_data_rule.needs_clock and plan.observation in observed]
         self._clocks = {reader: clock for reader, clock in self._clocks.items() if clock.query.isActive}
         clock = self._clocks[tick.reader] = _QueryClock(query, own, internals.has_no_data_batches(query))
         return clock
 
     def _advances(self, plan: OperatorPlan, clock: _QueryClock) -> bool:
         """Whether an operator's own watermark is later after the last batch than it was in that batch."""
-        if not plan.ticks.own_watermark or not clock.has_no_data_batches:
+        if not plan.no_data_rule.own_watermark or not clock.has_no_data_batches:
             return False
         query = clock.query
         next_task = TaskId(str(query.id), str(query.runId), plan.uid, plan.instance, clock.last_batch + 1, -1, -1)

@@ -1,208 +1,311 @@
-"""The tasks of keyed operators: one subtask of one batch, inside a Python worker of Spark."""
+"""Tasks in a Python worker of Spark: their description, their surroundings, and the objects that a worker keeps."""
 
 from __future__ import annotations
 
-import pickle
+import gc
+import os
 import secrets
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StructType
 
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.clock import SystemClock
-from statelog.convert.codecs import ProcessorCodecs
-from statelog.convert.python_values import row_maker
-from statelog.convert.times import SparkTimes, TimeMode
-from statelog.convert.types import key_decoder, state_codecs
-from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
+from statelog.clock import Clock, SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
+from statelog.local.directory import subtask_directory
+from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.local.runs import LocalRuns
+from statelog.local.use import LocalCache
+from statelog.log.open_store import open_retrying_store
+from statelog.metrics import Measurements
 from statelog.options import Options
-from statelog.runs.key_groups import subtasks_of
-from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateDescriptor, StateKind, StateLife
-from statelog.runs.times import Moment, Ttl
-from statelog.spark.deleted_states import deleted_state
-from statelog.spark.worker_process import local_directory, require_one_subtask, task_id, worker_process
-from statelog.tables.runs import RunsTable
+from statelog.spark.registered_stores import pickled_stores
+from statelog.spark.rpc import RpcClient, caller_of
+from statelog.spark.rpc_channel import RpcPolicy
+from statelog.storage import Store
+from statelog.storage.probe import require_shared
+from statelog.tables.open import MemoryTables
 
 HASH_COLUMN: Final = "__statelog_hash"
 SUBTASK_COLUMN: Final = "__statelog_subtask"
 TIME_COLUMN: Final = "__statelog_time_ms"
-INITIAL_COLUMN: Final = "__statelog_initial"
 
-_NO_ROWS: Final = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
-_NOTHING: Final = KeyedRows(_NO_ROWS, np.zeros(0, np.uint64))
+_TOKEN_BYTES: Final = 4
+
+
+# ---- One attempt ----
+
+
+class WorkerMemory:
+    """The state that a Python worker keeps in memory from task to task."""
+
+    def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
+        self.tables = MemoryTables()
+        self._local = LocalCache(released=self.tables.forget, policy=policy)
+
+    def local_runs(self, directory: Path, batch: int) -> LocalRuns:
+        """The local runs in the directory of a subtask; runs that are already mapped stay so."""
+        return self._local.at(directory, batch)
 
 
 @dataclass(frozen=True)
-class StateDeclaration:
-    """A state as the processor's ``init`` declared it on the driver."""
+class Attempt:
+    """The surroundings of one attempt of a task: Spark's arguments, the worker, and the host's files."""
 
-    name: str
-    kind: StateKind
-    value_schema: StructType
-    entry_schema: StructType | None = None
-    ttl: Ttl | None = None
-    life: StateLife = StateLife.KEPT
+    task: TaskId
+    partition: int
+    """Spark's partition id."""
+    parallelism: int
+    options: Options
+    call: Callable[[Request, bytes], Reply]
+    """Sends a request and its payload to the coordinator."""
+    memory: WorkerMemory
+    local: Path
+    """The subtask's local directory."""
+    open_store: Callable[[str], Store]
+    """Opens the store of a location."""
+    clock: Clock
+    token: str
+    """Unique among all attempts."""
+    measurements: Measurements = field(default_factory=Measurements)
+
+
+class Task(Protocol):
+    """A KeyedTask or an UnkeyedTask."""
+
+    def run(self, read: Any) -> Iterator[pa.RecordBatch]:
+        """Process the batch."""
+        ...
+
+
+# ---- The description of an operator ----
 
 
 @dataclass(frozen=True)
-class KeyedSpec:
-    """The description of a keyed operator that each of its tasks gets."""
+class DriverAddress:
+    """The driver's endpoint, as its tasks reach it."""
+
+    host: str
+    port: int
+    secret: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec(ABC):
+    """The description of an operator that Spark sends to each of its tasks; picklable."""
 
     uid: str
     instance: str
     parallelism: int
     is_streaming: bool
-    key_schema: pa.Schema
-    session_zone: str
     columns: list[str]
-    key_columns: list[int]
-    """Positions of the grouping columns in `columns`."""
-    initial_columns: list[str]
-    """Columns of the initial state; empty if there is none."""
-    initial_key_columns: list[int]
-    form: ProcessorCodecs
-    time_mode: TimeMode
-    event_time: EventTime | None
-    """The event time of the input."""
-    output_event_time: EventTime | None
-    states: list[StateDeclaration]
     output_schema: StructType
     processor: bytes
     """The pickled processor."""
     options: Options
-    host: str
-    """Address of the driver's endpoint, with `port` and `secret`; empty in batch queries."""
-    port: int
-    secret: bytes
+    driver: DriverAddress | None = None
+    """None in batch queries."""
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one batch, for ``mapInArrow``; see :class:`~statelog.spark.checks.TaskSpec`."""
+        """Process one partition of one batch, for ``mapInArrow``.
+
+        In a stream, the last output rows follow the coordinator's reply to the ack of this subtask.
+        """
         context = TaskContext.get()
         assert context is not None
-        operator = keyed_operator(self)
-        if self.is_streaming:
-            return _run_streaming(self, operator, _read_input(self, batches, context.partitionId()), context)
-        return _run_batch(self, operator, batches)
+        partition = context.partitionId()
+        held = [batch for batch in batches if batch.num_rows]
+        if not self.is_streaming:
+            return self.run_batch(held, partition)
+        read = self.read(held, partition)
+        return self.task(worker_process().attempt(self, context, read.subtask)).run(read)
+
+    @abstractmethod
+    def read(self, batches: list[pa.RecordBatch], partition: int) -> Any:
+        """The input of the task, from the rows of a partition.
+
+        The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows
+        belong to several subtasks.
+        """
+        ...
+
+    @abstractmethod
+    def task(self, attempt: Attempt) -> Task:
+        """The task of an attempt."""
+        ...
+
+    @abstractmethod
+    def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """Process a partition of a batch query: state starts empty and is discarded afterwards."""
+        ...
+
+    def require_one_subtask(self, subtasks: npt.NDArray[np.integer[Any]], partition: int) -> int:
+        """The subtask of a partition's rows; raises ConfigurationError if the rows belong to several."""
+        first = int(subtasks[0])
+        if (subtasks != first).any():
+            raise ConfigurationError(
+                f"operator '{self.uid}': partition {partition} holds rows of several subtasks.",
+                kind=ErrorKind.PARTITIONS_RENUMBERED,
+                hint="Was spark.sql.shuffle.partitions or the plan changed by another optimizer rule? Please report"
+                " it.",
+            )
+        return first
 
 
-def _run_batch(spec: KeyedSpec, operator: KeyedOperator, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Process a partition of a batch query: state starts empty and is discarded afterwards."""
-    held = [batch for batch in batches if batch.num_rows]
-    clock = SystemClock()
-    now_ms = int(clock.now_s() * 1000)
-    read, initial = _NOTHING, None
-    if held:
-        rows = pa.Table.from_batches(held)
-        now_ms = rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
-        if spec.initial_columns:
-            is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
-            initial = _keyed_rows(rows.filter(is_initial), "i", spec.initial_columns)
-            rows = rows.filter(pc.invert(is_initial))
-        read = _keyed_rows(rows, "c", spec.columns)
-    context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, spec.form.batch_watermark_ms))
-    return KeyedSubtask(operator, RunsTable(), context, clock).process(read, initial)
+def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make the function that Spark sends to the workers.
 
-
-def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:
-    """The rows of the input whose columns are named `prefix` and position."""
-    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
-    return KeyedRows(rows.select([f"{prefix}{index}" for index in range(len(columns))]), hashes)
-
-
-def _run_streaming(
-    spec: KeyedSpec, operator: KeyedOperator, read: BatchInput, context: TaskContext
-) -> Iterator[pa.RecordBatch]:
-    task = task_id(spec, read.subtask, context)
-    process = worker_process()
-    batch_task = KeyedTask(
-        task=task,
-        partition=context.partitionId(),
-        parallelism=spec.parallelism,
-        operator=operator,
-        options=spec.options,
-        call=process.caller(spec, task),
-        local=process.local_runs(local_directory(spec, task), task.batch),
-        tables=process.tables,
-        open_store=lambda location: process.open_store(location, spec.options),
-        clock=SystemClock(),
-        token=f"{task.attempt}-{secrets.token_hex(4)}",
-        measurements=process.measurements,
-    )
-    return batch_task.run(read)
-
-
-def _read_input(spec: KeyedSpec, batches: Iterable[pa.RecordBatch], partition: int) -> BatchInput:
-    """Read all rows of a partition.
-
-    The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows belong
-    to several subtasks.
+    Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.
     """
-    held = [batch for batch in batches if batch.num_rows]
-    if not held:
-        return BatchInput(_NO_ROWS, _NOTHING.hashes, partition, None)
-    rows = pa.Table.from_batches(held)
-    read = _keyed_rows(rows, "c", spec.columns)
-    subtask = require_one_subtask(spec, subtasks_of(read.hashes, spec.parallelism), partition)
-    time_ms = held[0].column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py()
-    return BatchInput(read.rows, read.hashes, subtask, int(time_ms))
+    pickled, stores = _dumps(spec), pickled_stores()
+
+    def run(batches: Any) -> Any:
+        import pickle
+        import sys
+
+        try:
+            task = pickle.loads(pickled)
+        except ImportError as error:
+            raise ImportError(
+                f"The Python workers run {sys.executable}, which cannot import statelog ({error})."
+                " Install statelog there, or set PYSPARK_PYTHON (or spark.pyspark.python) to the interpreter"
+                " of the environment that has it before the session is created. [worker-import]"
+            ) from error
+        from statelog.errors import note_cause
+        from statelog.spark.registered_stores import adopt_stores
+
+        try:
+            adopt_stores(stores)
+            yield from task.run(batches)
+        except Exception as error:
+            note_cause(error)
+            raise
+
+    return run
 
 
-def keyed_operator(spec: KeyedSpec) -> KeyedOperator:
-    """Make the operator of a task."""
-    form = spec.form
-    key_codec = KeyCodec(spec.key_schema)
-    return KeyedOperator(
-        uid=spec.uid,
-        processor=pickle.loads(spec.processor),
-        key_codec=key_codec,
-        decode_key=key_decoder(key_codec, spec.session_zone),
-        states=[bind_state(state) for state in spec.states if state.life is StateLife.KEPT],
-        batch_states=[bind_state(state) for state in spec.states if state.life is StateLife.BATCH],
-        deleted_states=deleted_states(spec.states, spec.uid),
-        input=KeyedInput(spec.key_columns, form.input(spec.columns)),
-        output=form.output(spec.output_schema, spec.session_zone, spec.uid),
-        times=SparkTimes(spec.time_mode),
-        timer_domain=spec.time_mode.domain,
-        event_time=spec.event_time,
-        output_event_time=spec.output_event_time,
-        initial=KeyedInput(spec.initial_key_columns, form.input(spec.initial_columns))
-        if spec.initial_columns
-        else None,
-    )
+def pickled_processor(processor: object, uid: str) -> bytes:
+    """Pickle a processor for the workers; raises ProcessorError if it cannot be pickled."""
+    try:
+        return _dumps(processor)
+    except Exception as error:
+        raise ProcessorError(
+            f"operator '{uid}': the processor {type(processor).__name__} cannot be sent to the workers:"
+            f" {type(error).__name__}: {error}.",
+            kind=ErrorKind.PROCESSOR_NOT_PICKLABLE,
+            hint="Open connections, locks and files in init() instead of in the constructor, and do not use the"
+            " SparkSession in the processor.",
+        ) from error
 
 
-def deleted_states(declarations: Iterable[StateDeclaration], uid: str) -> dict[str, Any]:
-    """The handles of the states that ``init`` declares and then deletes, by name."""
-    return {
-        state.name: deleted_state(state.name, state.kind, uid) for state in declarations if state.life is StateLife.NONE
-    }
+def _dumps(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]  # pyspark's copy has no types
+    return data
 
 
-def bind_state(declaration: StateDeclaration) -> StateBinding:
-    """Make a state's codecs; raises ConfigurationError if the type of a field is not supported."""
-    codec, entry_codec = state_codecs(declaration.name, declaration.value_schema, declaration.entry_schema)
-    make = row_maker(declaration.value_schema.names)
-    descriptor = StateDescriptor(
-        declaration.name,
-        declaration.kind,
-        codec.schema,
-        None if entry_codec is None else entry_codec.schema,
-        None if declaration.ttl is None else declaration.ttl.domain,
-    )
-    return StateBinding(
-        declaration.name,
-        descriptor,
-        codec,
-        entry_codec,
-        lambda row: make([[value] for value in row])[0],
-        declaration.ttl,
-    )
+# ---- The worker's process ----
+
+
+class WorkerProcess:
+    """The objects that a Python worker reuses from task to task. All of them can be lost at any time."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[DriverAddress, float], RpcClient] = {}
+        self._stores: dict[tuple[str, int, float, float], Store] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._memory = WorkerMemory()
+        self._measurements = Measurements()
+        # Spark's worker collects garbage after every task; it need not visit the objects that are loaded by now.
+        gc.freeze()
+
+    def attempt(self, spec: TaskSpec, context: TaskContext, subtask: int) -> Attempt:
+        """The surroundings of a task that runs now; raises ConfigurationError outside of a micro-batch."""
+        assert spec.driver is not None
+        task = _task_id(spec, subtask, context)
+        return Attempt(
+            task=task,
+            partition=context.partitionId(),
+            parallelism=spec.parallelism,
+            options=spec.options,
+            call=self._caller(spec.driver, spec.options, task),
+            memory=self._memory,
+            local=_local_directory(spec, task),
+            open_store=lambda location: self.open_store(location, spec.options),
+            clock=SystemClock(),
+            token=f"{task.attempt}-{secrets.token_hex(_TOKEN_BYTES)}",
+            measurements=self._measurements,
+        )
+
+    def client(self, driver: DriverAddress, options: Options, task: TaskId) -> RpcClient:
+        """The connection to the driver; a new one after a fork or a failure. `task` names the caller in messages."""
+        key = (driver, options.driver_timeout_s)
+        client = self._clients.get(key)
+        if client is None or client.process_id != os.getpid() or client.is_broken:
+            policy = RpcPolicy(call_timeout_s=options.driver_timeout_s)
+            client = RpcClient(driver.host, driver.port, driver.secret, policy, caller=caller_of(task))
+            self._clients[key] = client
+        return client
+
+    def _caller(self, driver: DriverAddress, options: Options, task: TaskId) -> Callable[[Request, bytes], Reply]:
+        """Make the function by which a task calls the coordinator.
+
+        After the first answer of a start, it checks that this worker sees the driver's files at the location.
+        """
+        client = self.client(driver, options, task)
+
+        def call(request: Request, payload: bytes) -> Reply:
+            reply = client.call(request, payload)
+            if isinstance(reply, Begun) and reply.witness and (task.run_id, reply.store) not in self._seen:
+                store, host = self.open_store(reply.store, options), socket.gethostname()
+                require_shared(store, reply.witness.name, reply.witness.head, host=host, who=caller_of(task))
+                self._seen.add((task.run_id, reply.store))
+            return reply
+
+        return call
+
+    def open_store(self, location: str, options: Options) -> Store:
+        """The store of a location, with its open connections and its knowledge of earlier requests."""
+        key = (location, options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+        if key not in self._stores:
+            self._stores[key] = open_retrying_store(location, options, SystemClock(), self._measurements)
+        return self._stores[key]
+
+
+@cache
+def worker_process() -> WorkerProcess:
+    """The shared objects of this Python worker."""
+    return WorkerProcess()
+
+
+def _task_id(spec: TaskSpec, subtask: int, context: TaskContext) -> TaskId:
+    """The id of this task, from Spark; raises ConfigurationError outside of a micro-batch."""
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    if batch is None or query_id is None or run_id is None:
+        raise ConfigurationError(
+            f"operator '{spec.uid}' is part of a stream, but ran outside of a micro-batch.",
+            kind=ErrorKind.NO_BATCH_ID,
+            hint="Run its actions on the thread that Spark calls foreachBatch on, and while the batch lasts.",
+        )
+    return TaskId(query_id, run_id, spec.uid, spec.instance, int(batch), subtask, context.taskAttemptId())
+
+
+def _local_directory(spec: TaskSpec, task: TaskId) -> Path:
+    """The directory of a subtask's local files on this host."""
+    base = spec.options.local_directory
+    if base is None:
+        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    operator = f"{task.query_id}-{spec.uid.encode().hex()}"
+    return subtask_directory(Path(base), operator, spec.parallelism, task.subtask)

@@ -6,10 +6,10 @@ The life of a keyed stream:
 
 1. `keyed`: ``key_by`` makes a keyed stream of a DataFrame.
 2. `windowed`: ``KeyedStream.window`` cuts the rows of each key into windows, which gives a windowed stream.
-3. A method of either stream applies a processor or aggregates: ``spark.plan`` turns it into an output DataFrame.
+3. A method of either stream applies a processor or aggregates: ``spark.keyed_plan`` turns it into an output DataFrame.
 4. The user starts this DataFrame as a query like any other. From then on the packages below do the work.
 
-`unkeyed` is the shorter way for processors without keys: ``process`` plans the operator itself.
+`unkeyed` is the shorter way for processors without keys: ``process`` goes straight to ``spark.unkeyed_plan``.
 
 The other modules work on the state of whole queries:
 

@@ -18,7 +18,8 @@ from statelog.options import Options
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Watermark
 from statelog.spark.internals import selected_column
-from statelog.spark.plan import KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.plan import StatelogArguments
 from statelog.streams.windowed import WindowedStream, windowed
 from statelog.windows.assigners import WindowAssigner
 
@@ -168,16 +169,12 @@ class KeyedStream:
         ProcessorError
             If the processor cannot be pickled, or its ``init`` fails.
         """
-        arguments = OperatorArguments(
-            statefulProcessor,
-            outputStructType,
-            outputMode,
-            timeMode,
-            _checked_initial(initialState),
-            eventTimeColumnName,
+        initial = _checked_initial(initialState)
+        arguments = SparkArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
         )
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return build_operator(self._frame, arguments, setting, RowCodecs())
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return apply_keyed(self._frame, arguments, own, RowCodecs())
 
     def transformWithStateInPandas(
         self,
@@ -200,16 +197,12 @@ class KeyedStream:
         The parameters, the result and the errors are those of :meth:`transformWithState`. The processor gets each
         key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
         """
-        arguments = OperatorArguments(
-            statefulProcessor,
-            outputStructType,
-            outputMode,
-            timeMode,
-            _checked_initial(initialState),
-            eventTimeColumnName,
+        initial = _checked_initial(initialState)
+        arguments = SparkArguments(
+            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
         )
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return build_operator(self._frame, arguments, setting, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return apply_keyed(self._frame, arguments, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
 
     def window(
         self,

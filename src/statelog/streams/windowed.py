@@ -14,7 +14,8 @@ from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.options import Options
 from statelog.runs.times import Watermark
-from statelog.spark.plan import WATERMARK_DELAY, KeyedFrame, OperatorArguments, OperatorSetting, build_operator
+from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.plan import StatelogArguments
 from statelog.windows.aggregates import Aggregate
 from statelog.windows.assigners import CountWindows, WindowAssigner
 from statelog.windows.build import WindowDefinition, WindowPlan
@@ -257,7 +258,7 @@ class WindowedStream:
         location: str | None,
         options: Options | None,
     ) -> DataFrame:
-        arguments = OperatorArguments(
+        arguments = SparkArguments(
             processor=plan.operator,  # type: ignore[arg-type]  # it has these methods, and gets groups of rows
             output_type=plan.output,
             output_mode="append",
@@ -265,8 +266,8 @@ class WindowedStream:
             initial=None,
             event_time_column=event_time_column,
         )
-        setting = OperatorSetting(uid, parallelism, location, options or Options(), self._watermark)
-        return build_operator(self._frame, arguments, setting, plan.operator.form)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), self._watermark)
+        return apply_keyed(self._frame, arguments, own, plan.operator.codecs)
 
 
 def on_time(df: DataFrame, lateColumn: str) -> DataFrame:

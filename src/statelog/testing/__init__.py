@@ -6,13 +6,12 @@ Spark's tester on the same base. docs/testing.md is the page for users.
 
 A harness works like this:
 
-1. `arguments` holds the test's description of the operator. `keyed_query` or `operator_query` checks it and builds the
-   operator that a Spark worker would run; `ddl`, `key_hashes` and `rows` replace the JVM's part in this.
-2. `local_query` plays the driver, its hosts and their Python workers in this process, attempt by attempt.
-3. `micro_batches` runs batch after batch as Spark does: it retries tasks, repeats a batch if the driver dies, and
-   starts the query again at any parallelism.
-4. `crashes` lets a process die at a step of a batch; `faults` makes store calls fail before or after their effect.
-5. `state_view` reads a key's state from the newest checkpoint, as a new host would.
+1. `arguments` holds the test's description of the operator. `keyed` or `unkeyed` checks it and builds the operator
+   that a Spark worker would run; `ddl`, `key_hashes` and `rows` replace the JVM's part in this.
+2. `query` plays the driver, its hosts and their Python workers in this process. As Spark does, it runs batch after
+   batch, retries tasks, repeats a batch if the driver dies, and starts the query again at any parallelism. On demand
+   a process dies at a step of a batch; `faults` makes store calls fail before or after their effect.
+3. `state_view` reads a key's state from the newest checkpoint, as a new host would.
 
 Apart from that, `contracts` has the conformance tests of a store, which the tests of an implementation subclass, and
 `clock` a clock that a test advances.

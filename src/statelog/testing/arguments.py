@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigurationError
 from statelog.runs.times import Watermark
+from statelog.spark.checks import parse_schema
 from statelog.testing.ddl import parse_ddl
 
 
@@ -34,15 +35,7 @@ class OperatorArguments:
 
 def read_schema(schema: StructType | str, subject: str) -> StructType:
     """Parse the columns that a test names; `subject` is their argument, for messages."""
-    try:
-        parsed = parse_ddl(schema) if isinstance(schema, str) else schema
-    except ValueError as error:
-        raise ConfigurationError(
-            f"Harness: {subject} {schema!r} cannot be parsed: {error}.",
-            hint="Write it like 'user string, amount long'.",
-        ) from error
-    if not isinstance(parsed, StructType) or not len(parsed):
-        raise ConfigurationError(f"Harness: {subject} is {schema!r}.", hint="It must be a StructType or a DDL text.")
+    parsed = parse_schema(schema, f"Harness: {subject}", parse_ddl)
     if len(set(parsed.names)) < len(parsed):
         raise ConfigurationError(f"Harness: two columns of {subject} have one name.", hint="Rename one of them.")
     return parsed

@@ -21,11 +21,10 @@ from statelog.runs.times import NO_TIME_MS, Watermark
 from statelog.storage import LocalStore, Store
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery, discard, new_directory
-from statelog.testing.micro_batches import DriverDeath, MicroBatches, Snapshot
-from statelog.testing.operator_query import OperatorQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import DriverDeath, LocalQuery, MicroBatches, Snapshot, discard, new_directory
 from statelog.testing.state_view import StateView
+from statelog.testing.unkeyed import UnkeyedQuery
 
 _T = TypeVar("_T")
 _Rows = list[Any]  # the class has a method named list
@@ -38,6 +37,28 @@ class HarnessSnapshot:
     query: Snapshot
     arguments: OperatorArguments
     options: Options
+
+
+@dataclass(frozen=True)
+class HarnessParts:
+    """The parts of a harness, for statelog's own tests."""
+
+    description: KeyedQuery | UnkeyedQuery
+    """The operator as the test describes it."""
+    query: LocalQuery
+    batches: MicroBatches
+
+    @property
+    def view(self) -> StateView:
+        """The state of a keyed operator; raises ConfigurationError if the operator is unkeyed."""
+        if not isinstance(self.description, KeyedQuery):
+            raise ConfigurationError("The operator has no keys.", hint="Use operatorState for its states.")
+        return self.description.view(self.batches)
+
+
+def parts_of(harness: Harness) -> HarnessParts:
+    """The parts of a harness as it is now; a restart may replace the description."""
+    return HarnessParts(harness._description, harness._query, harness._batches)
 
 
 class Harness:
@@ -143,10 +164,9 @@ class Harness:
     ) -> None:
         self._arguments = arguments
         self._options = options
-        self._faults = faults
-        self._described = _described(processor, arguments, options)
+        self._description = _described(processor, arguments, options)
         directory = new_directory()
-        self._query = LocalQuery(self._described.operator, directory, options, open_store=_store_opener(faults))
+        self._query = LocalQuery(self._description.operator, directory, options, open_store=_store_opener(faults))
         self._discard = finalize(self, discard, directory, self._query.stores)
         self._batches = MicroBatches(self._query, parallelism)
         self._is_closed = False
@@ -225,7 +245,7 @@ class Harness:
             If the output differs: the processor is not deterministic.
         """
         self._require_open()
-        output = self._described.output(self._batches.repeat(in_new_run=restart))
+        output = self._description.output(self._batches.repeat(in_new_run=restart))
         expected, found = (Counter(map(repr, rows)) for rows in (self._last_output, output))
         if found != expected:
             only_before, only_now = list((expected - found).elements()), list((found - expected).elements())
@@ -247,8 +267,8 @@ class Harness:
 
     def _run(self, rows: Sequence[Any], time: BatchTime, broadcast: Sequence[Any] = ()) -> _Rows:
         self._require_open()
-        data = self._described.data(rows, broadcast)
-        self._last_output = self._described.output(self._batches.run(data, time))
+        data = self._description.data(rows, broadcast)
+        self._last_output = self._description.output(self._batches.run(data, time))
         return self._last_output
 
     # ---- Crashes and restarts ----
@@ -306,8 +326,8 @@ class Harness:
         """
         self._require_open()
         if processor is not None:
-            self._described = _described(processor, self._arguments, self._options)
-            self._query.operator = self._described.operator
+            self._description = _described(processor, self._arguments, self._options)
+            self._query.operator = self._description.operator
         self._batches.restart(None if parallelism is None else _checked(parallelism), keep_local=keepLocal)
 
     def snapshot(self) -> HarnessSnapshot:
@@ -377,18 +397,16 @@ class Harness:
             The state.
         """
         self._require_open()
-        if not isinstance(self._described, OperatorQuery):
+        if not isinstance(self._description, UnkeyedQuery):
             raise ConfigurationError(
                 "operatorState: the operator is keyed.", hint="Use value, list and map, which take a key."
             )
-        return self._described.state(name, self._batches.history(), self._query.location)
+        return self._description.state(name, self._batches.history(), self._query.location)
 
     @property
     def _view(self) -> StateView:
         self._require_open()
-        if not isinstance(self._described, KeyedQuery):
-            raise ConfigurationError("The operator has no keys.", hint="Use operatorState for its states.")
-        return StateView(self._described, self._batches)
+        return parts_of(self).view
 
     @property
     def batchId(self) -> int:
@@ -442,7 +460,7 @@ class Harness:
             raise ConfigurationError("The harness is closed.", hint="Make another one.")
 
 
-def _described(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | OperatorQuery:
+def _described(processor: Any, arguments: OperatorArguments, options: Options) -> KeyedQuery | UnkeyedQuery:
     if not isinstance(processor, OperatorProcessor):
         if arguments.broadcast is not None:
             raise ConfigurationError("Harness: a keyed operator has no broadcast input.")
@@ -459,7 +477,7 @@ def _described(processor: Any, arguments: OperatorArguments, options: Options) -
             "Harness: an OperatorProcessor has no keys, times, initial state or pandas frames.",
             hint="Pass input, output, broadcast, parallelism, options and uid only.",
         )
-    return OperatorQuery(processor, arguments, options)
+    return UnkeyedQuery(processor, arguments, options)
 
 
 def _checked(parallelism: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ from statelog.local.restore import restore_runs
 from statelog.local.runs import LocalRuns
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.operator import InputCodec, KeyedInput
+from statelog.operators.keyed.operator import InputCodec, KeyedInput, KeyedOperator
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs import digests
@@ -22,14 +22,12 @@ from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import StateDescriptor, StateKind, stored_name
 from statelog.runs.times import Moment
+from statelog.spark.states import KeyedStateDeclaration
 from statelog.storage import LocalStore
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
-from statelog.testing.keyed_operator import LocalKeyedOperator
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
-from statelog.testing.micro_batches import MicroBatches
+from statelog.testing.query import LocalQuery, MicroBatches
 
 _LARGEST_VIEW_RUNS: Final = 8
 _T = TypeVar("_T")
@@ -37,11 +35,24 @@ _Row = tuple[Any, ...]
 
 
 class StateView:
-    """The states and timers of a query's operator, by key."""
+    """The states and timers of a query's operator, by key.
 
-    def __init__(self, keyed: KeyedQuery, batches: MicroBatches) -> None:
-        self._keyed = keyed
+    `make` makes the operator, and `row_of` a row with a key.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], KeyedOperator],
+        states: Mapping[str, KeyedStateDeclaration],
+        time_mode: TimeMode,
+        batches: MicroBatches,
+        row_of: Callable[[Any], KeyedRows],
+    ) -> None:
+        self._make = make
+        self._states = states
+        self._time_mode = time_mode
         self._batches = batches
+        self._row_of = row_of
 
     def value(self, name: str, key: Any) -> _Row | None:
         """A value, or an accumulator; None if the key has none."""
@@ -68,19 +79,48 @@ class StateView:
 
     def timers(self, key: Any) -> list[int]:
         """The times of the timers, in order."""
-        if self._keyed.time_mode is TimeMode.NONE:
+        if self._time_mode is TimeMode.NONE:
             raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
         return self.look(key, lambda handle: sorted(handle.listTimers()))
 
     def look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
-        """Read a key's state with a function that gets the processor's handle."""
+        """Read a key's state with a function, as a subtask on a new host would: at the newest checkpoint and its times.
+
+        The function gets the processor's handle.
+        """
+        processor, row = _Look(look), self._row_of(key)
         history = self._batches.history()
-        return look_at_state(self._batches.query, self._keyed.operator, history, self._keyed.key(key), look)
+        latest = history.latest
+        generations = {} if latest is None else latest.generations
+        moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
+        known = [] if latest is None else map(StateDescriptor.from_stored, latest.states)
+        expires_by = {state.name: state.expires_by for state in known}
+        made = self._make()
+        states = [
+            replace(
+                state,
+                descriptor=replace(
+                    state.descriptor,
+                    name=stored_name(state.name, generations.get(state.name, 0)),
+                    expires_by=expires_by.get(state.name, state.descriptor.expires_by),
+                ),
+            )
+            for state in made.states
+        ]
+        keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
+        keyed = replace(made, processor=processor, states=states, input=keys, event_time=None)
+        subtask = KeyedSubtask(
+            keyed, _table(self._batches.query, history, moment), BatchContext(0, 0, moment), self._batches.query.clock
+        )
+        for _ in subtask.process(row):
+            pass
+        seen: _T = processor.seen
+        return seen
 
     def _kind(self, name: str, *kinds: StateKind) -> StateKind:
-        declared = self._keyed.states.get(name)
+        declared = self._states.get(name)
         if declared is None or declared.kind not in kinds:
-            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._keyed.states.values())
+            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._states.values())
             raise ConfigurationError(
                 f"There is no {' or '.join(kinds)} state '{name}'.",
                 kind=ErrorKind.STATE_USAGE,
@@ -121,44 +161,6 @@ class _KeysOnly:
 
     def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         return [iter(()) for _ in range(len(window.keys))]
-
-
-def look_at_state(
-    query: LocalQuery,
-    operator: LocalKeyedOperator,
-    history: History,
-    key: KeyedRows,
-    look: Callable[[ProcessorHandle], _T],
-) -> _T:
-    """Read a key's state with a function, at the newest checkpoint and its times, as a subtask on a new host would.
-
-    `key` is one row with the key.
-    """
-    processor = _Look(look)
-    latest = history.latest
-    generations = {} if latest is None else latest.generations
-    moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
-    known = [] if latest is None else map(StateDescriptor.from_stored, latest.states)
-    expires_by = {state.name: state.expires_by for state in known}
-    made = operator.make()
-    states = [
-        replace(
-            state,
-            descriptor=replace(
-                state.descriptor,
-                name=stored_name(state.name, generations.get(state.name, 0)),
-                expires_by=expires_by.get(state.name, state.descriptor.expires_by),
-            ),
-        )
-        for state in made.states
-    ]
-    keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
-    keyed = replace(made, processor=processor, states=states, input=keys, event_time=None)
-    subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
-    for _ in subtask.process(key):
-        pass
-    seen: _T = processor.seen
-    return seen
 
 
 def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:

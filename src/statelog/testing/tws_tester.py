@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 from pyspark.errors import IllegalArgumentException, PySparkValueError
@@ -18,14 +18,13 @@ from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, Process
 from statelog.operators.keyed.subtask import KeyedRows
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
-from statelog.runs.schema import StateKind, StateLife, TimeDomain
+from statelog.runs.schema import StateKind
 from statelog.spark.checks import check_output_mode
-from statelog.spark.declare import declare_states_of
-from statelog.spark.worker import bind_state, deleted_states
+from statelog.spark.declare import declare_keyed_states_of
+from statelog.spark.event_times import time_domains
+from statelog.spark.states import bind_states
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.keyed_operator import LocalKeyedOperator
-from statelog.testing.local_query import LocalQuery, discard, new_directory
-from statelog.testing.micro_batches import MicroBatches
+from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.object_rows import (
     NUMBERED_KEY,
     TIME_COLUMN,
@@ -35,13 +34,13 @@ from statelog.testing.object_rows import (
     RowPart,
     stand_ins,
 )
-from statelog.testing.state_view import look_at_state
+from statelog.testing.query import LocalQuery, MicroBatches, discard, new_directory
+from statelog.testing.state_view import StateView
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _UID: Final = "tester"
-_T = TypeVar("_T")
 
 
 class TwsTester:
@@ -109,22 +108,20 @@ class TwsTester:
         self._outputs: list[Any] = []
         self._held: list[Any] = []
         self._acting: Processor = processor
-        domains = frozenset() if self._mode.domain is None else frozenset({self._mode.domain})
-        if self._policy is not None:
-            domains |= {TimeDomain.EVENT}
-        declared = declare_states_of(processor, _UID, domains, parse_ddl)
+        declared = declare_keyed_states_of(processor, _UID, time_domains(self._mode, self._policy), parse_ddl)
         self._declared = declared.states
-        self._states = sorted(declared.states.values(), key=lambda state: state.name)
+        self._states = declared.by_name()
         initial = initialStatePandas if initialStateRow is None else initialStateRow
-        self._operator = LocalKeyedOperator(
+        operator = LocalKeyedOperator(
             uid=_UID,
             make=self._make_operator,
             watermark=self._policy,
             initial=None if initial is None else self._initial(initial),
         )
-        query = LocalQuery(self._operator, new_directory(), options or Options())
+        query = LocalQuery(operator, new_directory(), options or Options())
         finalize(self, discard, query.directory, query.stores)
         self._batches = MicroBatches(query, parallelism=1)
+        self._view = StateView(self._make_operator, self._declared, self._mode, self._batches, self._row_of)
         if initial is not None:
             self._held += self._run([], self._batches.last_time)
 
@@ -248,7 +245,7 @@ class TwsTester:
     def peekValueState(self, stateName: str, key: Any) -> tuple[Any, ...] | None:
         """The value of a key in a value state; None if it has none."""
         self._require(stateName, StateKind.VALUE)
-        return self._look(key, lambda handle: handle.getValueState(stateName, None).get())
+        return self._view.value(stateName, key)
 
     def updateListState(self, stateName: str, key: Any, value: list[tuple[Any, ...]]) -> None:
         """Set the elements of a key in a list state."""
@@ -265,7 +262,7 @@ class TwsTester:
     def peekListState(self, stateName: str, key: Any) -> list[tuple[Any, ...]]:
         """The elements of a key in a list state."""
         self._require(stateName, StateKind.LIST)
-        return self._look(key, lambda handle: list(handle.getListState(stateName, None).get()))
+        return self._view.elements(stateName, key)
 
     def updateMapState(self, stateName: str, key: Any, value: dict[Any, Any]) -> None:
         """Set the entries of a key in a map state."""
@@ -282,7 +279,7 @@ class TwsTester:
     def peekMapState(self, stateName: str, key: Any) -> dict[Any, Any]:
         """The entries of a key in a map state."""
         self._require(stateName, StateKind.MAP)
-        return self._look(key, lambda handle: dict(handle.getMapState(stateName, None, None).iterator()))
+        return self._view.entries(stateName, key)
 
     def deleteState(self, stateName: str, key: Any) -> None:
         """Delete a key's values in a state."""
@@ -313,9 +310,8 @@ class TwsTester:
         finally:
             self._acting = self.processor
 
-    def _look(self, key: Any, look: Callable[[ProcessorHandle], _T]) -> _T:
-        row = stand_ins([[self._number(key)], [None], [None]])
-        return look_at_state(self._batches.query, self._operator, self._batches.history(), row, look)
+    def _row_of(self, key: Any) -> KeyedRows:
+        return stand_ins([[self._number(key)], [None], [None]])
 
     # ---- Batches ----
 
@@ -346,7 +342,7 @@ class TwsTester:
         return stand_ins([[self._number(key) for key, _ in pairs], list(range(len(pairs))), [None] * len(pairs)])
 
     def _make_operator(self) -> KeyedOperator:
-        keys = list(self._keys)
+        keys, states = list(self._keys), bind_states(self._states, _UID)
         event_time = None
         if self._extractor is not None:
             is_late = self._mode is TimeMode.EVENT_TIME
@@ -356,9 +352,9 @@ class TwsTester:
             processor=self._acting,
             key_codec=NUMBERED_KEY,
             decode_key=lambda data: (keys[NUMBERED_KEY.decode(data)[0]],),
-            states=[bind_state(state) for state in self._states if state.life is StateLife.KEPT],
-            batch_states=[bind_state(state) for state in self._states if state.life is StateLife.BATCH],
-            deleted_states=deleted_states(self._states, _UID),
+            states=states.kept,
+            batch_states=states.batch,
+            deleted_states=states.deleted,
             input=KeyedInput([0], ObjectInput(keys, self._rows)),
             output=ObjectOutput(self._outputs),
             times=SparkTimes(self._mode),

@@ -14,7 +14,7 @@ from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.spark.checks import parse_output
+from statelog.spark.checks import parse_output, parse_schema
 from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
 from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
 from statelog.windows.assigners import CountWindows, SessionWindows, WindowAssigner
@@ -114,8 +114,8 @@ class WindowDefinition:
                 " are put together from parts.",
                 hint="Implement merge(one, other): the accumulator of the rows of both.",
             )
-        result = self._struct(result_type, "resultType")
-        schema = self._struct(accumulator, "accumulatorSchema")
+        result = parse_schema(result_type, "resultType", self.parse)
+        schema = parse_schema(accumulator, "accumulatorSchema", self.parse)
         contents = Folded(function, schema, result.names, row_codec)
         return self._plan(contents, self._with_window(result), "aggregate")
 
@@ -128,7 +128,7 @@ class WindowDefinition:
                 f"reduce takes functions, not {function!r:.80} and {value_of!r:.80}.",
                 hint="Pass reduceFunction(one, other), and valueOf(row) or nothing.",
             )
-        value = self._struct(value_schema, "valueSchema")
+        value = parse_schema(value_schema, "valueSchema", self.parse)
         if value_of is None:
             unknown = [name for name in value.names if name not in self.schema.names]
             if unknown:
@@ -198,29 +198,14 @@ class WindowDefinition:
         if self.time_mode is TimeMode.EVENT_TIME:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
-        form = WindowCodecs(
+        codecs = WindowCodecs(
             event_time,
             self._cut(),
             kept,
             returns_late=self.late_column is not None,
             settings={**self._settings(results), **(settings or {})},
         )
-        return WindowPlan(self._operator(contents, form), output, self.time_mode)
-
-    def _struct(self, schema: Any, argument: str) -> StructType:
-        """Parse a schema argument."""
-        try:
-            parsed: DataType = self.parse(schema) if isinstance(schema, str) else schema
-        except Exception as error:
-            raise ConfigurationError(
-                f"{argument} {schema!r} cannot be parsed: {str(error).splitlines()[0]}.",
-                hint="Write it like 'count long, last timestamp'.",
-            ) from error
-        if not isinstance(parsed, StructType) or not len(parsed):
-            raise ConfigurationError(
-                f"{argument} is {schema!r}.", hint="It must be a StructType with at least one field, or a DDL text."
-            )
-        return parsed
+        return WindowPlan(self._operator(contents, codecs), output, self.time_mode)
 
     def _with_window(self, result: StructType) -> StructType:
         """The output columns: the grouping columns, the window's bounds, and the fields of the result."""
@@ -246,17 +231,17 @@ class WindowDefinition:
             return SessionCut(self.windows.gap_ms)
         return PaneCut(self.windows.panes())
 
-    def _operator(self, contents: Contents, form: WindowCodecs) -> WindowOperator:
+    def _operator(self, contents: Contents, codecs: WindowCodecs) -> WindowOperator:
         clock = Clock(
             is_event_time=self.time_mode is TimeMode.EVENT_TIME,
             allowed_lateness_ms=self.allowed_lateness_ms,
             returns_late=self.late_column is not None,
         )
         if isinstance(self.windows, CountWindows):
-            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), form)
+            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), codecs)
         if isinstance(self.windows, SessionWindows):
-            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, form)
-        return TimeWindowOperator(self.windows.panes(), contents, clock, form)
+            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, codecs)
+        return TimeWindowOperator(self.windows.panes(), contents, clock, codecs)
 
 
 _TIMES: Final = (TimestampType, TimestampNTZType)

@@ -20,8 +20,8 @@ Row = tuple[Any, ...]
 class CountWindowOperator(WindowOperator):
     """Stores the accumulator of the key's current window, and the number of its rows."""
 
-    def __init__(self, size: int, contents: Contents, schema: Any, form: ProcessorCodecs) -> None:
-        super().__init__(contents, Clock(is_event_time=False), form)
+    def __init__(self, size: int, contents: Contents, schema: Any, codecs: ProcessorCodecs) -> None:
+        super().__init__(contents, Clock(is_event_time=False), codecs)
         self._size = size
         self._schema = schema
 

@@ -41,8 +41,8 @@ class Clock:
 class WindowOperator(ABC):
     """A stateful processor of windows; it gets a key's rows as groups, see :class:`WindowInput`."""
 
-    def __init__(self, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
-        self.form = form
+    def __init__(self, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
+        self.codecs = codecs
         self._contents = contents
         self._clock = clock
 

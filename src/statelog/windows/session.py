@@ -34,8 +34,8 @@ class _Session:
 class SessionWindowOperator(WindowOperator):
     """Stores an accumulator per session, and merges sessions that meet."""
 
-    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, form: ProcessorCodecs) -> None:
-        super().__init__(contents, clock, form)
+    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, codecs: ProcessorCodecs) -> None:
+        super().__init__(contents, clock, codecs)
         self._gap_ms = gap_ms
         self._schema = schema
         self._lateness_ms = clock.allowed_lateness_ms

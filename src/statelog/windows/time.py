@@ -25,8 +25,8 @@ class TimeWindowOperator(WindowOperator):
     that fires does everything due for the key, and registers the next timer.
     """
 
-    def __init__(self, panes: Panes, contents: Contents, clock: Clock, form: ProcessorCodecs) -> None:
-        super().__init__(contents, clock, form)
+    def __init__(self, panes: Panes, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
+        super().__init__(contents, clock, codecs)
         self._grid = panes
         self._lateness_ms = clock.allowed_lateness_ms
 

@@ -34,7 +34,7 @@ from statelog.checkpoint.protocol import Ack, Acked
 from statelog.errors import StatelogError
 from statelog.spark import internals
 from statelog.spark.checks import require_endpoint
-from statelog.spark.placement import moves
+from statelog.spark.placement import rebalanced
 from tests.spark.faults import make_marker, take_marker, wait_until
 from tests.spark.jobs.ledger import note_jvm, run_main
 from tests.spark.support import Job, is_alive, make_orders, make_session
@@ -236,7 +236,7 @@ class _Ledger:
         there = internals.executors(self._session)
         (plan,) = require_endpoint(self._session)[1].plans()
         assert plan.placement is not None
-        return len(there) == executors and not moves(plan.placement.places(), there, executors)
+        return len(there) == executors and not rebalanced(plan.placement.places(), there, executors)
 
     def _run_until_level(self, query: StreamingQuery) -> list[int]:
         """Run batches until the subtasks are level; return the first of some batches after that, and their end."""

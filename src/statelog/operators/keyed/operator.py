@@ -39,7 +39,10 @@ class InputCodec(Protocol):
         ...
 
     def by_key(self, window: KeyChunk) -> Iterable[Iterator[Any]]:
-        """The rows of each key of a chunk, in the order of the keys."""
+        """The rows of each key of a chunk, in the order of the keys.
+
+        The call raises if the whole chunk cannot be converted, the iteration if the rows of its next key cannot.
+        """
         ...
 
 

@@ -174,13 +174,15 @@ class KeyedSubtask:
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
         self._open(window.keys, keys)
+        rows_by_key = self._rows_by_key(window, source, "handleInitialState", keys)
+        cursor.position = 0
         try:
-            for position, (key, rows) in enumerate(zip(keys, source.codec.by_key(window), strict=True)):
-                cursor.position = position
+            for key, rows in zip(keys, rows_by_key, strict=True):
                 for row in rows:
                     handle_state(key, row, self._timer_values)
+                cursor.position += 1
         except Exception as error:
-            raise self._failure(error, "handleInitialState", keys[cursor.position]) from error
+            raise self._failure(error, "handleInitialState", self._current(keys)) from error
         self._flush()
         return self._operator.output.encode([], str)
 
@@ -195,16 +197,28 @@ class KeyedSubtask:
             cursor.event_ms = _newest_ms(operator.event_time, window)
         handle_rows, timer_values = operator.processor.handleInputRows, self._timer_values
 
-        def calls() -> Iterator[Iterable[Any]]:
+        def calls(rows_by_key: Iterable[Iterator[Any]]) -> Iterator[Iterable[Any]]:
             taken, note_start = outputs.taken, outputs.starts.append
+            cursor.position = 0
             # The hottest loop of all: it holds nothing that could stand outside.
-            for position, (key, rows) in enumerate(zip(keys, operator.input.codec.by_key(window), strict=True)):
-                cursor.position = position
+            for key, rows in zip(keys, rows_by_key, strict=True):
                 note_start(len(taken))
                 yield handle_rows(key, rows, timer_values)
+                cursor.position += 1  # now, as an error in reading the next key's rows is the next key's
 
-        outputs.begin(calls(), lambda call: f"key {keys[call]!r}", handle_rows)
+        read = self._rows_by_key(window, operator.input, "handleInputRows", keys)
+        outputs.begin(calls(read), lambda call: f"key {keys[call]!r}", handle_rows)
         yield from self._run_calls("handleInputRows", keys)
+
+    def _rows_by_key(
+        self, window: KeyChunk, source: KeyedInput, method: str, keys: list[Key]
+    ) -> Iterable[Iterator[Any]]:
+        """The rows of each key. An error that concerns the whole chunk names a key only if there is no other."""
+        try:
+            with rare_garbage_collection():
+                return source.codec.by_key(window)
+        except Exception as error:
+            raise self._failure(error, method, keys[0] if len(keys) == 1 else None) from error
 
     def _keys_of(self, window: KeyChunk, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
@@ -280,7 +294,7 @@ class KeyedSubtask:
                     try:
                         has_more = outputs.take()
                     except Exception as error:
-                        raise self._failure(error, method, keys[cursor.position]) from error
+                        raise self._failure(error, method, self._current(keys)) from error
                     if not has_more:
                         self._flush()
                     batches = self._encoded(is_last=not has_more)
@@ -288,6 +302,11 @@ class KeyedSubtask:
         finally:
             cursor.position = -1  # before generators are closed: they may not use the state any more
             outputs.end()
+
+    def _current(self, keys: list[Key]) -> Key | None:
+        """The key that is being processed, for messages; None if none is."""
+        position = self._cursor.position
+        return keys[position] if 0 <= position < len(keys) else None
 
     def _open(self, window_keys: KeyBatch, keys: list[Key]) -> None:
         self._cursor.keys = window_keys

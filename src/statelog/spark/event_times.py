@@ -1,12 +1,20 @@
-"""Finds the event-time columns of an operator's input and output."""
+"""The kinds of time that an operator has, and the event-time columns of its input and output."""
 
 from __future__ import annotations
 
 from pyspark.sql.types import DataType, IntegralType, StructType, TimestampNTZType, TimestampType
 
+from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.operators.event_time import EventTime
+from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Watermark
+
+
+def time_domains(mode: TimeMode, watermark: object) -> frozenset[TimeDomain]:
+    """The kinds of time that an operator has; `watermark` is its own, or None."""
+    own = {TimeDomain.EVENT} if watermark is not None else set()
+    return frozenset(own | ({mode.domain} if mode.domain is not None else set()))
 
 
 def own_event_time(schema: StructType, watermark: Watermark, *, drops_late: bool) -> EventTime:

@@ -1,8 +1,13 @@
-"""Loads DataFrames as states: before a query's first batch, each becomes runs of materialized state."""
+"""Stores the state that a query begins with, before its first batch.
+
+The rows of an initial state are for the processor: they become one object per subtask. Tables are states already: they
+become runs of materialized state. A streaming plan can hold neither. So Spark jobs store them when the query starts:
+Spark calls a listener then, and waits for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,7 +28,7 @@ from statelog.savepoint.columns import EXPIRES, HASH, StateColumns
 from statelog.savepoint.load import encode_tables
 from statelog.spark.lossless_casts import converted_columns, did_you_mean, require_convertible
 from statelog.spark.registered_stores import with_stores
-from statelog.spark.worker_process import worker_process
+from statelog.spark.worker import worker_process
 
 _STORED = "subtask int, name string, length long, checksum binary, rows long"
 
@@ -37,6 +42,53 @@ class InitialTable:
     """Have the key hash as the last column, and are in the partitions of their subtasks."""
     names: list[str]
     """Names of the columns without the key hash, in order."""
+
+
+@dataclass(frozen=True)
+class InitialPlace:
+    """The place in the store where a start of a query stores initial state."""
+
+    location: str
+    folder: str
+    """Within the location."""
+    run_id: str
+    options: Options
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store an object; to be called in a worker."""
+        worker_process().open_store(self.location, self.options).put(name, data)
+
+
+# ---- Rows for the processor ----
+
+
+def store_rows(rows: DataFrame, parallelism: int, place: InitialPlace) -> list[str]:
+    """Store the rows of an initial state; return the object of each subtask, an empty name for one without rows.
+
+    `rows` have the key hash as the last column, each in the partition of its subtask.
+    """
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = [batch for batch in batches if batch.num_rows]
+        context = TaskContext.get()
+        if not held or context is None:
+            return
+        name = f"{place.folder}/{context.partitionId()}-{context.taskAttemptId()}.arrow"
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, held[0].schema) as writer:
+            for batch in held:
+                writer.write_batch(batch)
+        place.put(name, sink.getvalue().to_pybytes())
+        yield pa.RecordBatch.from_pydict(
+            {"subtask": pa.array([context.partitionId()], pa.int32()), "name": pa.array([name])}
+        )
+
+    written = rows.mapInArrow(with_stores(write), "subtask int, name string").collect()
+    names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}
+    return [names[subtask] for subtask in range(parallelism)]
+
+
+# ---- Tables ----
 
 
 def checked_table(df: DataFrame, keys: Sequence[StructField], state: StateDescriptor, uid: str) -> DataFrame:
@@ -81,25 +133,25 @@ def _require_columns(found: list[str], wanted: list[str], subject: str, state: S
     )
 
 
-def store_initial_table(
-    table: InitialTable, key_schema: bytes, parallelism: int, location: str, folder: str, run_id: str, options: Options
-) -> dict[int, StoredRun]:
-    """Store a table as runs, one for each subtask that has rows; return them by subtask.
+def store_tables(
+    tables: Iterable[InitialTable], key_schema: bytes, parallelism: int, place: InitialPlace
+) -> dict[int, list[StoredRun]]:
+    """Store tables as runs, one for each subtask that has rows of a table; return them by subtask.
 
-    `key_schema` is the Arrow IPC schema message of the key's fields. Below `folder`, each subtask has a folder of its
-    own. Task attempts are unique only within a start, so names contain the `run_id` too.
+    `key_schema` is the Arrow IPC schema message of the key's fields. In the folder of `place` each subtask has its own
+    folder. Task attempts are unique only within a start, so names contain the run id too.
     """
-    write = with_stores(_writer(table, key_schema, location, folder, run_id, options))
-    written = table.rows.mapInArrow(write, _STORED).collect()
-    runs: dict[int, StoredRun] = {}
-    for row in written:
-        within = hash_range(row.subtask, parallelism)
-        runs[row.subtask] = StoredRun(row.name, 0, row.length, bytes(row.checksum), row.rows, within.first, within.last)
+    runs: dict[int, list[StoredRun]] = {}
+    for table in tables:
+        for row in table.rows.mapInArrow(with_stores(_table_writer(table, key_schema, place)), _STORED).collect():
+            within = hash_range(row.subtask, parallelism)
+            run = StoredRun(row.name, 0, row.length, bytes(row.checksum), row.rows, within.first, within.last)
+            runs.setdefault(row.subtask, []).append(run)
     return runs
 
 
-def _writer(
-    table: InitialTable, key_schema: bytes, location: str, folder: str, run_id: str, options: Options
+def _table_writer(
+    table: InitialTable, key_schema: bytes, place: InitialPlace
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     state, names = table.state, [*table.names, HASH]
 
@@ -110,29 +162,18 @@ def _writer(
             return
         rows = pa.Table.from_batches(held).rename_columns(names)
         _require_elements(rows, StateDescriptor.from_stored(state))
-        data, count = encode_tables(decode_schema(key_schema), [(state, rows)], options.codec)
+        data, count = encode_tables(decode_schema(key_schema), [(state, rows)], place.options.codec)
         subtask = context.partitionId()
-        name = f"{folder}/{subtask}/{run_id}-{context.taskAttemptId()}.run"
-        worker_process().open_store(location, options).put(name, data)
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "subtask": subtask,
-                    "name": name,
-                    "length": len(data),
-                    "checksum": digests.checksum(data),
-                    "rows": count,
-                }
-            ],
-            schema=pa.schema(
-                [
-                    ("subtask", pa.int32()),
-                    ("name", pa.string()),
-                    ("length", pa.int64()),
-                    ("checksum", pa.binary()),
-                    ("rows", pa.int64()),
-                ]
-            ),
+        name = f"{place.folder}/{subtask}/{place.run_id}-{context.taskAttemptId()}.run"
+        place.put(name, data)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "subtask": pa.array([subtask], pa.int32()),
+                "name": pa.array([name]),
+                "length": pa.array([len(data)], pa.int64()),
+                "checksum": pa.array([digests.checksum(data)], pa.binary()),
+                "rows": pa.array([count], pa.int64()),
+            }
         )
 
     return write
@@ -161,12 +202,3 @@ def _lacks_element(values: pa.Array, kind: pa.DataType) -> bool:
     else:
         return False
     return any((part.null_count and not field.nullable) or _lacks_element(part, field.type) for part, field in parts)
-
-
-def joined_runs(tables: Iterable[Mapping[int, StoredRun]]) -> dict[int, list[StoredRun]]:
-    """The runs of several tables, by subtask."""
-    joined: dict[int, list[StoredRun]] = {}
-    for runs in tables:
-        for subtask, run in runs.items():
-            joined.setdefault(subtask, []).append(run)
-    return joined

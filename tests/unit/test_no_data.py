@@ -16,12 +16,12 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
 from statelog.checkpoint.protocol import Reply, Request, Tick, Ticked
 from statelog.spark.clock_source import ClockReader
+from statelog.spark.no_data import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.spark.rpc import RpcServer
-from statelog.spark.ticks import IdleTime, NoDataRule, QueryProgress, needs_batch
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
-from statelog.testing.keyed_query import KeyedQuery
-from statelog.testing.local_query import LocalQuery
+from statelog.testing.keyed import KeyedQuery
+from statelog.testing.query import LocalQuery
 
 SECRET = b"s" * 32
 IDLE = QueryProgress(

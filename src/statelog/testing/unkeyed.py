@@ -1,4 +1,4 @@
-"""Checks a test's description of an unkeyed operator, and builds the operator that Spark's workers would run."""
+"""An unkeyed operator without Spark: the test's description of it, and the operator that Spark's workers would run."""
 
 from __future__ import annotations
 
@@ -14,35 +14,28 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import read_segment
-from statelog.local.snapshots import LocalSnapshots
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.operators.unkeyed.snapshot import Elements, Snapshot
 from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make_state
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
 from statelog.runs.key_groups import Hashes, subtasks_of
-from statelog.spark.checks import checked_uid, parse_output, pickled_processor
-from statelog.spark.process_worker import (
-    BROADCAST_COLUMN,
-    UnkeyedSpec,
-    bind_operator_state,
-    make_operator,
-    read_input,
-)
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN
+from statelog.spark.checks import checked_uid, parse_output
+from statelog.spark.declare import declare_unkeyed
+from statelog.spark.unkeyed_plan import require_broadcast_method
+from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, Attempt, pickled_processor
 from statelog.storage import LocalStore
-from statelog.streams.unkeyed import declare_operator_states
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
-from statelog.testing.local_query import Attempt
 from statelog.testing.rows import ColumnReader, ColumnWriter
 
 _ANY_PARALLELISM: Final = 1
 
 
 @dataclass(frozen=True)
-class OperatorData:
+class UnkeyedData:
     """The rows of a batch; `broadcast` is None if the operator has no broadcast input."""
 
     rows: pa.RecordBatch
@@ -50,8 +43,8 @@ class OperatorData:
 
 
 @dataclass(frozen=True)
-class _LocalOperator:
-    """Implements :class:`statelog.testing.local_query.LocalOperator` for an unkeyed operator."""
+class LocalUnkeyedOperator:
+    """Implements :class:`statelog.testing.query.LocalOperator` for an unkeyed operator."""
 
     spec: UnkeyedSpec
 
@@ -60,10 +53,10 @@ class _LocalOperator:
         return self.spec.uid
 
     def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
-        states = [bind_operator_state(state).descriptor.to_stored() for state in self.spec.states]
+        states = [state.bind().descriptor.to_stored() for state in self.spec.states]
         return OperatorConfig(query_id, run_id, self.uid, instance, parallelism, b"", states)
 
-    def split(self, data: OperatorData, parallelism: int, time_ms: int) -> list[UnkeyedInput]:
+    def split(self, data: UnkeyedData, parallelism: int, time_ms: int) -> list[UnkeyedInput]:
         hashes = _hashes(data.rows)
         subtasks = subtasks_of(hashes, parallelism)
         spec = replace(self.spec, parallelism=parallelism)
@@ -74,39 +67,25 @@ class _LocalOperator:
             if data.broadcast is not None:
                 pieces.append(_marked(data.broadcast, "b", subtask, time_ms, is_copy=True))
             rows = pa.concat_tables([pa.table(piece) for piece in pieces], promote_options="default")
-            parts.append(read_input(spec, rows.combine_chunks().to_batches(), subtask))
+            parts.append(spec.read(rows.combine_chunks().to_batches(), subtask))
         return parts
 
     def task(self, attempt: Attempt) -> UnkeyedTask:
-        return UnkeyedTask(
-            task=attempt.task,
-            partition=attempt.task.subtask,
-            parallelism=attempt.parallelism,
-            operator=make_operator(replace(self.spec, parallelism=attempt.parallelism)),
-            options=attempt.options,
-            call=attempt.call,
-            local=LocalSnapshots(attempt.local),
-            open_store=attempt.open_store,
-            clock=attempt.clock,
-            token=attempt.token,
-        )
+        return self.spec.task(attempt)
 
     def initial_objects(self, parallelism: int) -> list[bytes]:
         return []
 
 
-class OperatorQuery:
+class UnkeyedQuery:
     """An unkeyed operator as the test describes it; raises the same errors as ``statelog.process``."""
 
     def __init__(self, processor: OperatorProcessor, arguments: OperatorArguments, options: Options) -> None:
         name, zone = checked_uid(arguments.uid), arguments.sessionTimeZone
         columns = read_schema(arguments.input, "input")
         copies = None if arguments.broadcast is None else read_schema(arguments.broadcast, "broadcast")
-        if copies is not None and type(processor).processBroadcast is OperatorProcessor.processBroadcast:
-            raise ConfigurationError(
-                f"{type(processor).__name__} has no processBroadcast method for the rows of broadcast.",
-                hint="Write one, or leave broadcast out.",
-            )
+        if copies is not None:
+            require_broadcast_method(processor)
         output_type = parse_output(arguments.output, parse_ddl)
         pickled = pickled_processor(processor, name)
         self._writer = ColumnWriter(columns, "push()", zone)
@@ -118,25 +97,22 @@ class OperatorQuery:
             parallelism=_ANY_PARALLELISM,
             is_streaming=True,
             columns=columns.names,
-            broadcast_columns=None if copies is None else copies.names,
-            states=declare_operator_states(pickled, name, _ANY_PARALLELISM, parse_ddl),
             output_schema=output_type,
             processor=pickled,
             options=options,
-            host="",
-            port=0,
-            secret=b"",
+            broadcast_columns=None if copies is None else copies.names,
+            states=declare_unkeyed(pickled, name, _ANY_PARALLELISM, parse_ddl),
         )
-        self._bindings = {state.name: bind_operator_state(state) for state in spec.states}
-        self.operator = _LocalOperator(spec)
+        self._bindings = {state.name: state.bind() for state in spec.states}
+        self.operator = LocalUnkeyedOperator(spec)
 
-    def data(self, rows: Sequence[Any], broadcast: Sequence[Any]) -> OperatorData:
+    def data(self, rows: Sequence[Any], broadcast: Sequence[Any]) -> UnkeyedData:
         """Convert a batch's rows to columns."""
         if self._copies is None and broadcast:
             raise ConfigurationError(
                 "push: the operator has no broadcast input.", hint="Pass broadcast= with its columns to Harness."
             )
-        return OperatorData(self._writer.batch(rows), None if self._copies is None else self._copies.batch(broadcast))
+        return UnkeyedData(self._writer.batch(rows), None if self._copies is None else self._copies.batch(broadcast))
 
     def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
         """Convert output columns to rows."""

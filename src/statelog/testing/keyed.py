@@ -1,36 +1,136 @@
-"""Checks a test's description of a keyed operator, and builds the operator that Spark's workers would run."""
+"""A keyed operator without Spark: the test's description of it, and the operator that Spark's workers would run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.convert.codecs import FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
+from statelog.log.entry import QueryOperators, Settings
 from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.timers import timer_descriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
-from statelog.runs.key_groups import Hashes
+from statelog.runs.byte_slices import Budget
+from statelog.runs.key_groups import Hashes, subtasks_of
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import TimeDomain
+from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import Watermark
-from statelog.spark.checks import checked_uid, parse_output, pickled_processor, warn_of_deleted
-from statelog.spark.declare import declare_states
-from statelog.spark.event_columns import own_event_time, result_event_time
-from statelog.spark.worker import KeyedSpec, StateDeclaration, keyed_operator
+from statelog.spark.checks import checked_uid, parse_output, warn_of_deleted
+from statelog.spark.declare import declare_keyed
+from statelog.spark.event_times import own_event_time, result_event_time, time_domains
+from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec, keyed_task
+from statelog.spark.worker import Attempt, pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
-from statelog.testing.keyed_operator import LocalKeyedOperator
+from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
+from statelog.testing.state_view import StateView
 from statelog.windows.operator import WindowOperator
+
+
+@dataclass(frozen=True)
+class LocalKeyedOperator:
+    """A keyed operator of a :class:`statelog.testing.query.LocalQuery`."""
+
+    uid: str
+    make: Callable[[], KeyedOperator]
+    """Makes the operator, anew for each attempt."""
+    watermark: WatermarkPolicy | None = None
+    """The operator's own watermark."""
+    deleted: tuple[str, ...] = ()
+    """States of earlier versions that the processor deletes."""
+    initial: KeyedRows | None = None
+    """The rows of the initial state."""
+    operators: QueryOperators | None = None
+    """The query's operators, as checkpoints note them."""
+    settings: Settings = field(default_factory=dict)
+    """The settings that the state depends on."""
+
+    def with_budget(self, budget: Budget) -> LocalKeyedOperator:
+        """The operator with another budget, the bound of the bytes that a subtask works on at once."""
+        return replace(self, make=lambda: replace(self.make(), budget=budget))
+
+    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+        operator = self.make()
+        return OperatorConfig(
+            query_id,
+            run_id,
+            self.uid,
+            instance,
+            parallelism,
+            encode_schema(operator.key_codec.schema),
+            _stored_states(operator),
+            self.watermark,
+            self.deleted,
+            self.operators,
+            self.settings,
+        )
+
+    def split(self, data: KeyedRows, parallelism: int, time_ms: int) -> list[BatchInput]:
+        return [
+            BatchInput(rows.rows, rows.hashes, subtask, time_ms)
+            if len(rows.hashes)
+            else BatchInput(NO_ROWS.rows, NO_ROWS.hashes, subtask, None)
+            for subtask, rows in enumerate(_parts(data, parallelism))
+        ]
+
+    def task(self, attempt: Attempt) -> KeyedTask:
+        return keyed_task(self.make(), attempt)
+
+    def initial_objects(self, parallelism: int) -> list[bytes]:
+        if self.initial is None:
+            return []
+        return [_as_stream(part) if len(part.hashes) else b"" for part in _parts(self.initial, parallelism)]
+
+
+def _stored_states(operator: KeyedOperator) -> list[StateSchema]:
+    descriptors = [binding.descriptor for binding in operator.states]
+    if operator.timer_domain is not None:
+        descriptors.append(timer_descriptor(operator.timer_domain))
+    return [descriptor.to_stored() for descriptor in sorted(descriptors, key=lambda state: state.name)]
+
+
+def _parts(data: KeyedRows, parallelism: int) -> list[KeyedRows]:
+    """The rows of each subtask."""
+    subtasks = subtasks_of(data.hashes, parallelism)
+    parts: list[KeyedRows] = []
+    for subtask in range(parallelism):
+        own = np.flatnonzero(subtasks == subtask)
+        parts.append(KeyedRows(data.rows.take(pa.array(own)), data.hashes[own]))
+    return parts
+
+
+def _as_stream(part: KeyedRows) -> bytes:
+    """An Arrow IPC stream of rows with their hashes as the last column."""
+    hashes: Hashes = part.hashes
+    rows = part.rows.append_column("hash", pa.array(hashes.view(np.int64)))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+@dataclass(frozen=True)
+class _InitialState:
+    columns: list[str]
+    key_columns: list[int]
+    """Positions of the grouping columns."""
+    rows: KeyedRows
 
 
 class KeyedQuery:
@@ -51,56 +151,47 @@ class KeyedQuery:
         self._width = len(columns)
         self._reader = ColumnReader(output)
         self.time_mode = TimeMode.parse(arguments.timeMode)
-        form = _form(processor, uses_frames=arguments.pandas)
-        event_time = self._event_time(columns, form)
+        codecs = _codecs(processor, uses_frames=arguments.pandas)
+        event_time = self._event_time(columns, codecs)
         uid = checked_uid(arguments.uid)
         pickled = pickled_processor(processor, uid)
-        declared = declare_states(pickled, uid, self._domains(), parse_ddl)
-        self.states: dict[str, StateDeclaration] = declared.states
-        warn_of_deleted(uid, declared.states.values())
+        watermark = arguments.watermark
+        declared = declare_keyed(pickled, uid, time_domains(self.time_mode, watermark), parse_ddl)
+        self.states = declared.states
+        warn_of_deleted(uid, self.states.values())
         initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
         spec = KeyedSpec(
             uid=uid,
             instance="",
             parallelism=0,
             is_streaming=True,
+            columns=columns.names,
+            output_schema=output,
+            processor=pickled,
+            options=options,
             key_schema=self._key_types,
             session_zone=zone,
-            columns=columns.names,
             key_columns=self._key_columns,
-            initial_columns=[] if initial is None else initial[0],
-            initial_key_columns=[] if initial is None else initial[1],
-            form=form,
+            initial_columns=[] if initial is None else initial.columns,
+            initial_key_columns=[] if initial is None else initial.key_columns,
+            codecs=codecs,
             time_mode=self.time_mode,
             event_time=event_time,
             output_event_time=result_event_time(
                 output, arguments.eventTimeColumnName, has_watermark=event_time is not None
             ),
-            states=sorted(declared.states.values(), key=lambda state: state.name),
-            output_schema=output,
-            processor=pickled,
-            options=options,
-            host="",
-            port=0,
-            secret=b"",
+            states=declared.by_name(),
         )
-        watermark = arguments.watermark
         self.operator = LocalKeyedOperator(
             uid=uid,
-            make=lambda: keyed_operator(spec),
+            make=spec.operator,
             watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
             deleted=tuple(declared.deleted),
-            initial=None if initial is None else initial[2],
-            settings=recorded_settings(self.time_mode, form),
+            initial=None if initial is None else initial.rows,
+            settings=recorded_settings(self.time_mode, codecs),
         )
 
-    def _domains(self) -> frozenset[TimeDomain]:
-        domains = {TimeDomain.EVENT} if self._arguments.watermark is not None else set()
-        if self.time_mode.domain is not None:
-            domains.add(self.time_mode.domain)
-        return frozenset(domains)
-
-    def _event_time(self, columns: StructType, form: ProcessorCodecs) -> EventTime | None:
+    def _event_time(self, columns: StructType, codecs: ProcessorCodecs) -> EventTime | None:
         watermark, column = self._arguments.watermark, self._arguments.eventTime
         if watermark is not None and column is not None:
             raise ConfigurationError(
@@ -109,13 +200,13 @@ class KeyedQuery:
             )
         if watermark is not None:
             is_event_time = self.time_mode is TimeMode.EVENT_TIME
-            return own_event_time(columns, watermark, drops_late=form.drops_late and is_event_time)
+            return own_event_time(columns, watermark, drops_late=codecs.drops_late and is_event_time)
         if column is None:
             return None
-        found = own_event_time(columns, Watermark(column), drops_late=form.drops_late)
-        return EventTime(found.column, form.drops_late) if self.time_mode is TimeMode.EVENT_TIME else None
+        found = own_event_time(columns, Watermark(column), drops_late=codecs.drops_late)
+        return EventTime(found.column, codecs.drops_late) if self.time_mode is TimeMode.EVENT_TIME else None
 
-    def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> tuple[list[str], list[int], KeyedRows]:
+    def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> _InitialState:
         columns = read_schema(schema, "initialState")
         places = _key_places(columns, self._arguments.keys, "initialState")
         own = key_schema(columns[name] for name in self._arguments.keys)
@@ -125,7 +216,12 @@ class KeyedQuery:
                 hint="Key both by columns of the same names and types.",
             )
         batch = ColumnWriter(columns, "initialState", self._arguments.sessionTimeZone).batch(rows)
-        return columns.names, places, KeyedRows(batch, self._hashes([batch.column(place) for place in places]))
+        hashes = self._hashes([batch.column(place) for place in places])
+        return _InitialState(columns.names, places, KeyedRows(batch, hashes))
+
+    def view(self, batches: MicroBatches) -> StateView:
+        """The operator's state, by key."""
+        return StateView(self.operator.make, self.states, self.time_mode, batches, self.key)
 
     # ---- Rows ----
 
@@ -158,9 +254,9 @@ class KeyedQuery:
         return np.array([key_hash(key) for key in keys], np.uint64)
 
 
-def _form(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
+def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
     if isinstance(processor, WindowOperator):
-        return processor.form
+        return processor.codecs
     return FrameCodecs() if uses_frames else RowCodecs()
 
 

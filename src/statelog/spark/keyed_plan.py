@@ -1,0 +1,271 @@
+"""Plans a keyed operator: checks its arguments, registers it with the endpoint, and makes its output DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
+
+from statelog.convert.codecs import ProcessorCodecs, recorded_settings
+from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.timers import timer_descriptor
+from statelog.operators.watermark import WatermarkPolicy
+from statelog.runs.schema import StateDescriptor, StateLife, encode_schema
+from statelog.runs.times import Watermark
+from statelog.spark import internals
+from statelog.spark.checks import warn_of_deleted, warn_of_no_watermark
+from statelog.spark.declare import declare_keyed
+from statelog.spark.event_times import own_event_time, result_event_time, time_domains
+from statelog.spark.initial import InitialTable, checked_table
+from statelog.spark.key_hash import key_hash
+from statelog.spark.keyed_spec import INITIAL_COLUMN, KeyedSpec
+from statelog.spark.lossless_casts import converted_columns, require_convertible
+from statelog.spark.no_data import NoDataRule
+from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.placement import Placement
+from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
+from statelog.tables.rocksdb import rocksdict_library
+
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+"""Spark marks a column with a watermark by this key of its metadata; the value is the delay in milliseconds."""
+
+
+@dataclass(frozen=True)
+class KeyedFrame:
+    """A DataFrame and the names of its grouping columns."""
+
+    df: DataFrame
+    columns: list[str]
+
+    @property
+    def key_columns(self) -> list[int]:
+        """Positions of the grouping columns."""
+        return [self.df.columns.index(name) for name in self.columns]
+
+    @property
+    def key_fields(self) -> list[StructField]:
+        """Names and types of the grouping columns."""
+        return [self.df.schema[name] for name in self.columns]
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """Names and storage types of the grouping columns; raises ConfigurationError if a type cannot be a key."""
+        return key_schema(self.key_fields)
+
+    def rows(self, prefix: str) -> DataFrame:
+        """The rows with the key hash as the last column.
+
+        ``mapInArrow`` cannot take columns whose names need quoting, so the others are renamed to `prefix` and position.
+        """
+        plain = self.df.toDF(*[f"{prefix}{index}" for index in range(len(self.df.columns))])
+        keys = [F.col(f"{prefix}{index}") for index in self.key_columns]
+        return plain.withColumn(HASH_COLUMN, key_hash(keys, [field.dataType for field in self.key_fields]))
+
+    def by_subtask(self, prefix: str, parallelism: int) -> DataFrame:
+        """The rows with the key hash, each in the partition of its subtask."""
+        return _by_subtask(self.rows(prefix), parallelism)
+
+
+@dataclass(frozen=True)
+class SparkArguments:
+    """The arguments that Spark's method has too; see :class:`statelog.KeyedStream`."""
+
+    processor: StatefulProcessor
+    output_type: StructType | str
+    output_mode: str
+    time_mode: str
+    initial: KeyedFrame | None
+    event_time_column: str
+
+
+def apply_keyed(
+    stream: KeyedFrame, arguments: SparkArguments, own: StatelogArguments, codecs: ProcessorCodecs
+) -> DataFrame:
+    """Plan a keyed operator, and return its output rows."""
+    df = stream.df
+    _check_processor(arguments.processor)
+    checked = check_arguments(df, arguments.processor, arguments.output_type, arguments.output_mode, own)
+    uid, parallelism, output, watermark = checked.uid, checked.parallelism, checked.output, own.watermark
+    if checked.options.table == "rocksdb":
+        rocksdict_library()
+    time_mode = TimeMode.parse(arguments.time_mode)
+    event_time = _event_time(df, time_mode, watermark, codecs)
+    has_watermark = watermark is not None or _watermark_column(df) is not None
+    output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
+    if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
+        warn_of_no_watermark(uid)
+    declared = declare_keyed(checked.processor, uid, time_domains(time_mode, watermark))
+    keys = stream.key_schema
+    initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
+    states = declared.by_name()
+    warn_of_deleted(uid, states)
+    descriptors = [state.bind().descriptor for state in states if state.life is StateLife.KEPT]
+    if time_mode.domain is not None:
+        descriptors.append(timer_descriptor(time_mode.domain))
+    plan = replace(
+        checked.plan(is_streaming=df.isStreaming),
+        key_schema=encode_schema(keys),
+        states=[descriptor.to_stored() for descriptor in descriptors],
+        watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
+        deleted=tuple(declared.deleted),
+        initial=None if initial is None else initial.by_subtask("i", parallelism),
+        tables=_tables(own.tables, stream, descriptors, uid, parallelism),
+        no_data_rule=NoDataRule(
+            spark_watermark=event_time is not None and watermark is None,
+            own_watermark=watermark is not None,
+            heartbeat_ms=checked.options.heartbeat_ms,
+        ),
+        settings=recorded_settings(time_mode, codecs),
+    )
+    rows, driver = registered(df, plan)
+    stream = replace(stream, df=rows)
+    spec = KeyedSpec(
+        uid=uid,
+        instance=plan.instance,
+        parallelism=parallelism,
+        is_streaming=df.isStreaming,
+        columns=df.columns,
+        output_schema=output,
+        processor=checked.processor,
+        options=checked.options,
+        driver=driver,
+        key_schema=keys,
+        session_zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
+        key_columns=stream.key_columns,
+        initial_columns=[] if initial is None else initial.df.columns,
+        initial_key_columns=[] if initial is None else initial.key_columns,
+        codecs=codecs,
+        time_mode=time_mode,
+        event_time=event_time,
+        output_event_time=output_event_time,
+        states=states,
+    )
+    result = _operator_frame(stream, initial, spec, plan)
+    if output_event_time is None:
+        return result
+    marked = _watermark_column(df)
+    delay_ms = watermark.delay_ms if watermark else df.schema[marked or 0].metadata[WATERMARK_DELAY]
+    return _marked(result, output_event_time.column, delay_ms)
+
+
+def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
+    """The result with the metadata by which Spark's later operators recognise its event time."""
+    columns = [F.col(_quoted(name)) for name in result.columns]
+    columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
+    return result.select(*columns)
+
+
+def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan) -> DataFrame:
+    rows = stream.rows("c")
+    if initial is not None and not spec.is_streaming:
+        more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
+        rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)
+    rows = marked_rows(rows, plan, is_streaming=spec.is_streaming)
+    placed = _by_subtask(rows, spec.parallelism, plan.placement)
+    return placed.mapInArrow(task_function(spec), spec.output_schema)
+
+
+def _by_subtask(rows: DataFrame, parallelism: int, placement: Placement | None = None) -> DataFrame:
+    """Bring rows with a key hash to the partition of their subtask."""
+    subtask = subtask_of(F.col(HASH_COLUMN), parallelism)
+    if placement is None:
+        return rows.repartitionById(parallelism, subtask)
+    return placement.by_subtask(rows.withColumn(SUBTASK_COLUMN, subtask), SUBTASK_COLUMN).drop(SUBTASK_COLUMN)
+
+
+def _tables(
+    tables: Mapping[str, DataFrame],
+    stream: KeyedFrame,
+    states: list[StateDescriptor],
+    uid: str,
+    parallelism: int,
+) -> list[InitialTable]:
+    """The tables that are loaded as states before the first batch."""
+    if tables and not stream.df.isStreaming:
+        raise ConfigurationError(
+            f"operator '{uid}' is part of a batch query and has initialTables.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Only streaming queries keep state that tables could be loaded into.",
+        )
+    declared = {state.name: state for state in states}
+    unknown = [name for name in tables if name not in declared]
+    if unknown:
+        raise ConfigurationError(
+            f"operator '{uid}': initialTables has a table for {unknown[0]!r}, which is no state of the processor.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint=f"Its states are: {', '.join(declared) or 'none'}.",
+        )
+    loaded: list[InitialTable] = []
+    keys = stream.key_fields
+    for name, df in tables.items():
+        rows = checked_table(df, keys, declared[name], uid)
+        keyed = KeyedFrame(rows, rows.columns[: len(keys)])
+        loaded.append(InitialTable(declared[name].to_stored(), keyed.by_subtask("i", parallelism), rows.columns))
+    return loaded
+
+
+# ---- Times ----
+
+
+def _event_time(
+    df: DataFrame, mode: TimeMode, watermark: Watermark | None, codecs: ProcessorCodecs
+) -> EventTime | None:
+    """The event time in the input rows; None if the operator does not use one."""
+    is_event_time = mode is TimeMode.EVENT_TIME
+    if watermark is not None:
+        return own_event_time(df.schema, watermark, drops_late=codecs.drops_late and is_event_time)
+    marked = _watermark_column(df)
+    if marked is None or not is_event_time or not df.isStreaming:
+        return None
+    return EventTime(marked, codecs.drops_late)
+
+
+def _watermark_column(df: DataFrame) -> int | None:
+    marked = (index for index, field in enumerate(df.schema) if WATERMARK_DELAY in field.metadata)
+    return next(marked, None)
+
+
+# ---- Checks ----
+
+
+def _check_processor(processor: object) -> None:
+    missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
+    if missing or isinstance(processor, type):
+        raise ConfigurationError(
+            f"statefulProcessor must be an instance of StatefulProcessor, not {processor!r}.",
+            hint="Pass an object, not a class, that has init, handleInputRows and close.",
+        )
+
+
+def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
+    """The initial state, with its keys converted to the types of the stream's keys."""
+    own, wanted = initial.key_fields, stream.key_fields
+    subject = f"initialState is keyed by ({_listed(own)}), the stream by ({_listed(wanted)})"
+    if len(own) != len(wanted):
+        raise ConfigurationError(
+            f"{subject}.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Key both by columns of the same types, in the same order.",
+        )
+    for mine, theirs in zip(own, wanted, strict=True):
+        require_convertible(mine.dataType, theirs.dataType, mine.name, subject, "the stream's")
+    types = {place: field.dataType for place, field in zip(initial.key_columns, wanted, strict=True)}
+    columns = [(place, field.name, types.get(place, field.dataType)) for place, field in enumerate(initial.df.schema)]
+    return replace(initial, df=converted_columns(initial.df, columns))
+
+
+def _listed(fields: list[StructField]) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,129 @@
+"""The description of a keyed operator that its tasks get, and the task that they make of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
+from statelog.clock import SystemClock
+from statelog.convert.codecs import ProcessorCodecs
+from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.types import key_decoder
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.operator import KeyedInput, KeyedOperator
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.runs.key_groups import subtasks_of
+from statelog.runs.keys import KeyCodec
+from statelog.runs.times import Moment
+from statelog.spark.states import KeyedStateDeclaration, bind_states
+from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN, Attempt, TaskSpec
+from statelog.tables.runs import RunsTable
+
+INITIAL_COLUMN: Final = "__statelog_initial"
+
+NO_ROWS: Final = KeyedRows(pa.RecordBatch.from_pylist([], schema=pa.schema([])), np.zeros(0, np.uint64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyedSpec(TaskSpec):
+    """The description of a keyed operator that each of its tasks gets."""
+
+    key_schema: pa.Schema
+    session_zone: str
+    key_columns: list[int]
+    """Positions of the grouping columns in `columns`."""
+    initial_columns: list[str] = field(default_factory=list)
+    """Columns of the initial state; empty if there is none."""
+    initial_key_columns: list[int] = field(default_factory=list)
+    codecs: ProcessorCodecs
+    time_mode: TimeMode
+    event_time: EventTime | None
+    """The event time of the input."""
+    output_event_time: EventTime | None
+    states: list[KeyedStateDeclaration]
+
+    def operator(self) -> KeyedOperator:
+        """Make the operator of a task."""
+        key_codec = KeyCodec(self.key_schema)
+        states = bind_states(self.states, self.uid)
+        initial = None
+        if self.initial_columns:
+            initial = KeyedInput(self.initial_key_columns, self.codecs.input(self.initial_columns))
+        return KeyedOperator(
+            uid=self.uid,
+            processor=pickle.loads(self.processor),
+            key_codec=key_codec,
+            decode_key=key_decoder(key_codec, self.session_zone),
+            states=states.kept,
+            batch_states=states.batch,
+            deleted_states=states.deleted,
+            input=KeyedInput(self.key_columns, self.codecs.input(self.columns)),
+            output=self.codecs.output(self.output_schema, self.session_zone, self.uid),
+            times=SparkTimes(self.time_mode),
+            timer_domain=self.time_mode.domain,
+            event_time=self.event_time,
+            output_event_time=self.output_event_time,
+            initial=initial,
+        )
+
+    def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:
+        if not batches:
+            return BatchInput(NO_ROWS.rows, NO_ROWS.hashes, partition, None)
+        rows = pa.Table.from_batches(batches)
+        read = _keyed_rows(rows, "c", self.columns)
+        subtask = self.require_one_subtask(subtasks_of(read.hashes, self.parallelism), partition)
+        return BatchInput(read.rows, read.hashes, subtask, _time_ms(rows))
+
+    def task(self, attempt: Attempt) -> KeyedTask:
+        return keyed_task(self.operator(), attempt)
+
+    def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        clock = SystemClock()
+        now_ms = int(clock.now_s() * 1000)
+        read, initial = NO_ROWS, None
+        if batches:
+            rows = pa.Table.from_batches(batches)
+            now_ms = _time_ms(rows)
+            if self.initial_columns:
+                is_initial = rows.column(rows.schema.get_field_index(INITIAL_COLUMN))
+                initial = _keyed_rows(rows.filter(is_initial), "i", self.initial_columns)
+                rows = rows.filter(pc.invert(is_initial))
+            read = _keyed_rows(rows, "c", self.columns)
+        context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, self.codecs.batch_watermark_ms))
+        return KeyedSubtask(self.operator(), RunsTable(), context, clock).process(read, initial)
+
+
+def keyed_task(operator: KeyedOperator, attempt: Attempt) -> KeyedTask:
+    """Make the task of an attempt."""
+    return KeyedTask(
+        task=attempt.task,
+        partition=attempt.partition,
+        parallelism=attempt.parallelism,
+        operator=operator,
+        options=attempt.options,
+        call=attempt.call,
+        local=attempt.memory.local_runs(attempt.local, attempt.task.batch),
+        tables=attempt.memory.tables,
+        open_store=attempt.open_store,
+        clock=attempt.clock,
+        token=attempt.token,
+        measurements=attempt.measurements,
+    )
+
+
+def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:
+    """The rows of the input whose columns are named `prefix` and position."""
+    hashes = rows.column(rows.schema.get_field_index(HASH_COLUMN)).to_numpy().view(np.uint64)
+    return KeyedRows(rows.select([f"{prefix}{index}" for index in range(len(columns))]), hashes)
+
+
+def _time_ms(rows: pa.Table) -> int:
+    """The batch time that the rows carry."""
+    return int(rows.column(rows.schema.get_field_index(TIME_COLUMN))[0].as_py())

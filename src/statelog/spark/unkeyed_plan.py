@@ -1,0 +1,95 @@
+"""Plans an unkeyed operator: checks its arguments, registers it with the endpoint, and makes its output DataFrame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+
+from statelog.errors import ConfigurationError
+from statelog.operators.unkeyed.processor import OperatorProcessor
+from statelog.spark.declare import declare_unkeyed
+from statelog.spark.key_hash import key_hash
+from statelog.spark.no_data import NoDataRule
+from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
+
+
+def apply_unkeyed(
+    df: DataFrame,
+    processor: OperatorProcessor,
+    output_type: StructType | str,
+    output_mode: str,
+    own: StatelogArguments,
+    broadcast: DataFrame | None,
+) -> DataFrame:
+    """Plan an unkeyed operator, and return its output rows."""
+    checked = check_arguments(df, processor, output_type, output_mode, own)
+    states = declare_unkeyed(checked.processor, checked.uid, checked.parallelism)
+    plan = replace(
+        checked.plan(is_streaming=df.isStreaming),
+        states=[state.bind().descriptor.to_stored() for state in states],
+        no_data_rule=NoDataRule(heartbeat_ms=checked.options.heartbeat_ms),
+    )
+    rows, driver = registered(df, plan)
+    spec = UnkeyedSpec(
+        uid=plan.uid,
+        instance=plan.instance,
+        parallelism=plan.parallelism,
+        is_streaming=df.isStreaming,
+        columns=df.columns,
+        output_schema=checked.output,
+        processor=checked.processor,
+        options=checked.options,
+        driver=driver,
+        broadcast_columns=None if broadcast is None else broadcast.columns,
+        states=states,
+    )
+    return _operator_frame(rows, broadcast, spec, plan)
+
+
+def require_broadcast_method(processor: OperatorProcessor) -> None:
+    """Refuse a processor that would never see the rows of a broadcast input."""
+    if type(processor).processBroadcast is OperatorProcessor.processBroadcast:
+        raise ConfigurationError(
+            f"{type(processor).__name__} has no processBroadcast method for the rows of broadcast.",
+            hint="Write one, or leave broadcast out.",
+        )
+
+
+def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpec, plan: OperatorPlan) -> DataFrame:
+    # mapInArrow cannot take columns whose names need quoting, so columns are renamed to their positions.
+    rows = df.toDF(*[f"c{index}" for index in range(len(df.columns))])
+    rows = rows.withColumn(SUBTASK_COLUMN, subtask_of(_row_hash(rows), spec.parallelism))
+    if broadcast is not None:
+        copies = broadcast.toDF(*[f"b{index}" for index in range(len(broadcast.columns))])
+        everyone = F.explode(F.sequence(F.lit(0), F.lit(spec.parallelism - 1)))
+        copies = copies.withColumn(HASH_COLUMN, _row_hash(copies)).withColumn(SUBTASK_COLUMN, everyone)
+        copies = copies.withColumn(BROADCAST_COLUMN, F.lit(True))
+        rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
+    rows = marked_rows(rows, plan, is_streaming=spec.is_streaming)
+    if plan.placement is None:
+        by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
+    else:
+        by_subtask = plan.placement.by_subtask(rows, SUBTASK_COLUMN)
+    return by_subtask.mapInArrow(task_function(spec), spec.output_schema)
+
+
+def _row_hash(df: DataFrame) -> Column:
+    """A hash of all columns that Spark can hash: a repeated batch sends its rows to the same subtasks as before."""
+    fields = [field for field in df.schema if not _has_variant(field.dataType)]
+    if not fields:
+        return F.lit(0).cast("long")
+    return key_hash([F.col(field.name) for field in fields], [field.dataType for field in fields])
+
+
+def _has_variant(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_variant(field.dataType) for field in kind)
+    if isinstance(kind, MapType):
+        return _has_variant(kind.keyType) or _has_variant(kind.valueType)
+    return isinstance(kind, VariantType) or (isinstance(kind, ArrayType) and _has_variant(kind.elementType))
