@@ -23,8 +23,9 @@ from statelog.checkpoint import maintenance
 from statelog.checkpoint.history import History
 from statelog.local import materializer
 from statelog.options import TABLES
-from statelog.savepoint import save
-from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
+from statelog.savepoint.load import RestoreTarget, restore_operator
+from statelog.savepoint.parts import one_by_one
+from statelog.savepoint.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from tests.model.engine import TickingClock
@@ -110,7 +111,6 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materializer, "_SLICE_ROWS", 4)
     monkeypatch.setattr(materializer, "_RUN_BYTES", 3000)
     monkeypatch.setattr(maintenance, "_AT_ONCE_ROWS", 30)
-    monkeypatch.setattr(save, "_PART_BYTES", 8000)
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -314,7 +314,15 @@ class StateMachine(RuleBasedStateMachine):
         target = query.directory / f"savepoint-{self.moves}"
         store = LocalStore(query.location)
         history = History(query.open_log(store).read())
-        saved = save_operator(history, batch, "main", location=query.location, target=str(target), run_all=one_by_one)
+        saved = save_operator(
+            history,
+            batch,
+            "main",
+            location=query.location,
+            target=str(target),
+            run_all=one_by_one,
+            part_bytes=8000,
+        )
         self.harness._batches.stop()
         shutil.rmtree(query.location)
         query.query_id = f"query-{self.moves}"

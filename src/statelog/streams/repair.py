@@ -13,7 +13,7 @@ from typing import Final
 from statelog.checkpoint.query_operators import QueryLogs
 from statelog.checkpoint.rewind_target import find_target
 from statelog.errors import ConfigurationError, StateMissingError
-from statelog.savepoint.operators import open_location
+from statelog.log.open_store import open_location
 from statelog.savepoint.spark_files import SparkCheckpoint
 from statelog.spark.endpoint import STATE_FOLDER
 from statelog.storage.open import local_path

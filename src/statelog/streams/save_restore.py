@@ -21,16 +21,12 @@ from statelog.errors import (
     StateMissingError,
 )
 from statelog.log.entry import QueryOperators
+from statelog.log.open_store import open_location
 from statelog.options import Options
+from statelog.savepoint.load import RestoreTarget, restore_operator
 from statelog.savepoint.manifest import MANIFEST, Manifest, SavedOperator
-from statelog.savepoint.operators import (
-    RestoreTarget,
-    RunAll,
-    one_by_one,
-    open_location,
-    restore_operator,
-    save_operator,
-)
+from statelog.savepoint.parts import RunAll, one_by_one
+from statelog.savepoint.save import PART_BYTES, save_operator
 from statelog.savepoint.spark_files import SparkCheckpoint
 from statelog.savepoint.stopped import StoppedQuery
 from statelog.savepoint.target import begin_target, finish_target, require_apart, require_new
@@ -135,7 +131,7 @@ def savepoint(
                 hint="Its operators' locations are known, and its newest committed batch is saved.",
             )
         return _save_running(query, place)
-    return _save_stopped(str(query), place, location, batch)
+    return save_stopped(str(query), place, location, batch)
 
 
 def restore(
@@ -220,12 +216,15 @@ def restore(
 # ---- Saving ----
 
 
-def _save_stopped(checkpoint: str, target: str, location: str | None, batch: int | None) -> Savepoint:
+def save_stopped(
+    checkpoint: str, target: str, location: str | None = None, batch: int | None = None, part_bytes: int = PART_BYTES
+) -> Savepoint:
+    """Save a stopped query; the tables are written in parts of about `part_bytes` of stored state."""
     spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
     home = f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
     logs = QueryLogs.read(spark.query_id(), home, location, open_location)
     chosen, operators = StoppedQuery(checkpoint, spark, logs).choose(batch)
-    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession())
+    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession(), part_bytes)
 
 
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
@@ -267,6 +266,7 @@ def _write(
     query_id: str,
     target: str,
     session: SparkSession | None,
+    part_bytes: int = PART_BYTES,
 ) -> Savepoint:
     spark.require_no_other_state()
     require_apart(target, [*spark.folders, *(f"{log.location}/{log.root}" for log in found)], "The savepoint")
@@ -276,7 +276,15 @@ def _write(
     run_all = _run_all(session)
     folders = distinct_parts(log.uid for log in found)
     operators: list[SavedOperator] = [
-        save_operator(log.history, batch, folders[log.uid], location=log.location, target=target, run_all=run_all)
+        save_operator(
+            log.history,
+            batch,
+            folders[log.uid],
+            location=log.location,
+            target=target,
+            run_all=run_all,
+            part_bytes=part_bytes,
+        )
         for log in found
     ]
     clock: Clock = SystemClock()
