@@ -12,9 +12,10 @@ import statelog
 from statelog import ConfigurationError
 from statelog.savepoint import load, save
 from statelog.savepoint.manifest import Manifest
-from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
+from statelog.savepoint.spark_files import StoreFiles
 from statelog.storage import LocalStore, Store
-from statelog.streams import save_restore
+from statelog.streams import checkpoint_location, save_restore
 from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
 from tests.compat.test_savepoints import BATCH, FIXTURES, restored
@@ -35,7 +36,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object]
             return FaultStore(LocalStore(location), plan)
 
         with monkeypatch.context() as patched:
-            for module in (load, save, save_restore):
+            for module in (load, save, save_restore, checkpoint_location):
                 patched.setattr(module, "open_location", opened)
             try:
                 do()
@@ -116,4 +117,4 @@ def test_a_checkpoint_is_that_of_a_query_once_all_of_it_is_there(
 
     deaths(monkeypatch, when, lambda: statelog.restore(tmp_path / "saved", target), check)
     assert not all(interrupted)
-    assert SparkCheckpoint(LocalStore(target), str(target)).query_id()
+    assert SparkCheckpoint(StoreFiles(LocalStore(target)), str(target)).query_id()

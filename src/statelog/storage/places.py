@@ -23,4 +23,6 @@ def _parts(location: str) -> tuple[str, ...]:
     if scheme_of(location) in OBJECT_STORES:
         found = ObjectLocation.parse(location)
         return (found.service, found.bucket, *filter(None, found.folder.split("/")))
+    if scheme_of(location) not in ("", "file"):
+        return tuple(filter(None, location.split("/")))  # of another system: no place of statelog's is there
     return ("file", *Path(local_path(location)).resolve().parts)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
+from statelog.checkpoint.query_operators import OperatorLog, noted_location
 from statelog.clock import Clock, SystemClock
 from statelog.errors import (
     ConfigurationError,
@@ -27,13 +27,13 @@ from statelog.savepoint.load import RestoreTarget, restore_operator
 from statelog.savepoint.manifest import MANIFEST, Manifest, SavedOperator
 from statelog.savepoint.parts import RunAll, one_by_one
 from statelog.savepoint.save import PART_BYTES, save_operator
-from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
 from statelog.savepoint.stopped import StoppedQuery
 from statelog.savepoint.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
 from statelog.spark.checks import operators_of_query
-from statelog.spark.endpoint import STATE_FOLDER
 from statelog.storage.names import distinct_parts, name_part
+from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
 
 _ATTEMPTS: Final = 5
 
@@ -93,7 +93,8 @@ def savepoint(
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query.
+        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query: a
+        directory or a folder in an object store, or with an active session in any file system that Spark reaches.
     target : str or Path
         A directory that does not exist or is empty, or a folder in an object store. With an active session and much
         state, the executors write the files, so they must see the directory.
@@ -152,7 +153,8 @@ def restore(
     source : str or Path
         The savepoint.
     checkpoint_location : str or Path
-        An empty directory, or a folder in an object store.
+        An empty directory, or a folder in an object store. With an active session also one in any other file system
+        that Spark reaches; then `location` is needed.
     location : str, optional
         The location for the state, if the new query gives its operators one; by default below `checkpoint_location`.
     claim : bool
@@ -182,9 +184,10 @@ def restore(
     saved_location, root = str(source), str(checkpoint_location)
     saved = open_location(saved_location)
     manifest = Manifest.read(saved, saved_location)
-    spark = SparkCheckpoint(open_location(root), root)
-    state = location or f"{root.rstrip('/')}/{STATE_FOLDER}"
-    require_apart(root, [saved_location], "The checkpointLocation")
+    session = SparkSession.getActiveSession()
+    spark = open_checkpoint(root, session)
+    state = location or state_location(spark, location)
+    require_apart(spark.location, [saved_location], "The checkpointLocation")
     require_apart(state, [saved_location], "The operators' location")
     own = [f"{state.rstrip('/')}/{name_part(operator.uid)}" for operator in manifest.operators]
     require_apart(saved_location, [*spark.folders, *own], "The savepoint")
@@ -202,7 +205,7 @@ def restore(
         new_token=lambda: secrets.token_bytes(16),
         operators=QueryOperators(int(clock.now_s() * 1000), places),
     )
-    run_all = _run_all(SparkSession.getActiveSession())
+    run_all = _run_all(session)
     for operator in manifest.operators:
         restore_operator(operator, saved_location, where, run_all)
     spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
@@ -220,11 +223,11 @@ def save_stopped(
     checkpoint: str, target: str, location: str | None = None, batch: int | None = None, part_bytes: int = PART_BYTES
 ) -> Savepoint:
     """Save a stopped query; the tables are written in parts of about `part_bytes` of stored state."""
-    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
-    home = f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
-    logs = QueryLogs.read(spark.query_id(), home, location, open_location)
-    chosen, operators = StoppedQuery(checkpoint, spark, logs).choose(batch)
-    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession(), part_bytes)
+    session = SparkSession.getActiveSession()
+    spark = open_checkpoint(checkpoint, session)
+    logs = read_logs(spark, location)
+    chosen, operators = StoppedQuery(spark, logs).choose(batch)
+    return _write(operators, spark, chosen, logs.query_id, target, session, part_bytes)
 
 
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
@@ -238,8 +241,8 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             f"Query {query.id} has no operators of statelog.",
             hint="A savepoint holds the state of statelog's operators.",
         )
-    checkpoint = internals.checkpoint_location(query)
-    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
+    session = operators[0].session
+    spark = open_checkpoint(internals.checkpoint_location(query), session)
     for _ in range(_ATTEMPTS):
         committed = spark.committed()
         if not committed:
@@ -251,7 +254,7 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
                 if (history := held.enter_context(operator.coordinator.holding(committed[-1]))) is not None
             ]
             if len(found) == len(operators):
-                return _write(found, spark, committed[-1], str(query.id), target, operators[0].session)
+                return _write(found, spark, committed[-1], str(query.id), target, session)
         # So many batches have passed meanwhile that the checkpoint is no longer retained; try a newer one.
     raise StateMissingError(
         f"Query {query.id}: there is no batch yet that Spark has committed and all operators have a checkpoint of.",
