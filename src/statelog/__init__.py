@@ -25,7 +25,7 @@ from statelog.storage import ObjectInfo, Store, register_store
 from statelog.streams.keyed import KeyedStream, key_by
 from statelog.streams.orphans import list_orphans
 from statelog.streams.repair import Rewound, rewind
-from statelog.streams.savepoints import Restored, Savepoint, restore, savepoint
+from statelog.streams.save_restore import Restored, Savepoint, restore, savepoint
 from statelog.streams.unkeyed import process
 from statelog.streams.windowed import WindowedStream, late, on_time
 from statelog.windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum

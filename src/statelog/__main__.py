@@ -13,7 +13,7 @@ import msgspec
 from statelog.errors import StatelogError
 from statelog.streams.orphans import list_orphans
 from statelog.streams.repair import rewind
-from statelog.streams.savepoints import restore, savepoint
+from statelog.streams.save_restore import restore, savepoint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,8 +22,9 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.history import History
 from statelog.local.policy import MergePolicy
 from statelog.options import TABLES
-from statelog.savepoint import save
-from statelog.savepoint.operators import RestoreTarget, one_by_one, restore_operator, save_operator
+from statelog.savepoint.load import RestoreTarget, restore_operator
+from statelog.savepoint.parts import one_by_one
+from statelog.savepoint.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
@@ -103,12 +103,6 @@ intervals_s = st.sampled_from([0.0, 0.0, 2.0, 600.0])
 inline_budgets = st.sampled_from([0, 400, 8 << 20])
 table_numbers = st.integers(0, 5)
 """Counts the tables of the machine."""
-
-
-@pytest.fixture(autouse=True)
-def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows of a savepoint are several files."""
-    monkeypatch.setattr(save, "_PART_BYTES", 8000)
 
 
 SMALL_SLICES = MergePolicy(slice_rows=4, stored_run_bytes=3000, at_once_rows=30)
@@ -318,7 +312,15 @@ class StateMachine(RuleBasedStateMachine):
         target = query.directory / f"savepoint-{self.moves}"
         store = LocalStore(query.location)
         history = History(query.open_log(store).read())
-        saved = save_operator(history, batch, "main", location=query.location, target=str(target), run_all=one_by_one)
+        saved = save_operator(
+            history,
+            batch,
+            "main",
+            location=query.location,
+            target=str(target),
+            run_all=one_by_one,
+            part_bytes=8000,
+        )
         parts_of(self.harness).batches.stop()
         shutil.rmtree(query.location)
         query.query_id = f"query-{self.moves}"

@@ -24,6 +24,7 @@ from statelog.__main__ import main
 from statelog.savepoint.manifest import Manifest
 from statelog.sealed import seal
 from statelog.storage import LocalStore
+from statelog.streams.save_restore import save_stopped
 from tests.spark.faults import wait_until
 from tests.spark.inputs import add_json
 from tests.spark.support import Job, ledger_model, make_orders
@@ -351,15 +352,12 @@ def test_an_older_batch_is_gone_on_from_file_by_file(
         assert other.results() == {later: answers[later] for later in range(batch + 1, 9)}
 
 
-def test_ranges_are_written_by_tasks_and_restored(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("statelog.savepoint.save._PART_BYTES", 2000)
+def test_ranges_are_written_by_tasks_and_restored(spark: SparkSession, tmp_path: Path) -> None:
     orders = make_orders(4, seed=5, users=60)
     job = Job(tmp_path).add(orders[:3])
     job.run(job.ledger(spark, 2))
     target = tmp_path / "savepoint"
-    statelog.savepoint(job.checkpoint, target)
+    save_stopped(str(job.checkpoint), str(target), part_bytes=2000)
     operator = json.loads((target / "manifest.json").read_text())["operators"][0]
     assert operator["parts"] > 2
     require_saved(target, accounts(ledger_model(orders[:3])))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statelog.clock import Clock
-from statelog.metrics import Recorder
+from statelog.clock import Clock, SystemClock
+from statelog.metrics import Measurements, Recorder
 from statelog.options import Options
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.retry import RetryingStore, RetryPolicy
@@ -19,3 +19,8 @@ def open_retrying_store(location: str, options: Options, clock: Clock, recorder:
     else:
         policy = RetryPolicy(options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
     return RetryingStore(store, policy, clock=clock, recorder=recorder)
+
+
+def open_location(location: str) -> Store:
+    """Make the store of a location with the default options, outside of a running query."""
+    return open_retrying_store(location, Options(), SystemClock(), Measurements())

@@ -3,18 +3,19 @@
 No running query owns or changes a savepoint. Other tools can read its tables, and a new query can continue from it at
 any parallelism, because it also has Spark's offsets of the batch. The format is in ``docs/savepoints.md``.
 
-The life of a savepoint; `statelog.streams.savepoints` calls the steps:
+The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 
 1. For a stopped query, `stopped` chooses a batch that Spark has committed and all operators have. A running query
    holds its newest committed checkpoint instead, so that nothing of it is deleted meanwhile.
 2. `target` reserves an empty place for one writer.
-3. `operators` saves each operator: `save` reads the state as a restart would and cuts it into ranges of key hashes.
-   `columns` (keyed) and `element_columns` (unkeyed) turn it into tables, and `parquet` writes them.
-4. `spark_files` copies Spark's offsets, commit and source logs, with `offset_log` and `file_log` for their formats.
+3. `save` reads each operator's state as a restart would, in `parts`. `tables` turns it into columns, and `parquet`
+   writes them.
+4. `spark_checkpoint` copies Spark's offsets, commit and source logs, with `offset_log` and `file_log` for their
+   formats, and `spark_files` to reach them: in a directory or bucket; package `spark` has another way, through Hadoop.
 5. `manifest` writes the list of all files last. From then on the savepoint exists.
 
-A restore goes back: `manifest` checks the files, `load` turns tables into runs and snapshots, `operators` begins a log
-with a checkpoint of the saved batch, and `spark_files` writes a checkpoint of Spark's for a query with a new id.
+A restore goes back: `manifest` checks the files, `load` turns tables into runs and snapshots and begins a log with a
+checkpoint of the saved batch, and `spark_checkpoint` writes a checkpoint of Spark's for a query with a new id.
 
 Words:
 
@@ -23,5 +24,5 @@ Words:
 - saved: an operator, state or file as the manifest records it.
 
 May import `convert`, `checkpoint` and the packages below them, but not `spark`: callers pass in the function that
-spreads the parts over a cluster (`operators.RunAll`).
+spreads the parts over a cluster (`parts.RunAll`).
 """

@@ -1,82 +1,191 @@
-"""Turns the tables of a savepoint into the runs and snapshots that a new location begins with."""
+"""Restores an operator: turns the tables of a savepoint into the runs and snapshots that a new location begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
-from statelog.errors import CorruptionError, ErrorKind
-from statelog.log.references import StoredRun
+from statelog.checkpoint.initial import initial_checkpoint
+from statelog.checkpoint.orphans import RUNS_FOLDER
+from statelog.clock import Clock
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
+from statelog.log.entry import Checkpoint, Claim, QueryOperators
+from statelog.log.open import open_log
+from statelog.log.open_store import open_location
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.options import Options
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
-from statelog.runs.key_groups import hash_range, subtasks_of
+from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
-from statelog.savepoint.columns import HASH, StateColumns
-from statelog.savepoint.element_columns import ElementColumns
 from statelog.savepoint.manifest import SavedFile, SavedOperator, read_saved
+from statelog.savepoint.parts import Part, RunAll
+from statelog.savepoint.tables import HASH, ElementColumns, StateColumns
 from statelog.storage import Store
+from statelog.storage.names import name_part
+
+
+@dataclass(frozen=True)
+class RestoreTarget:
+    """The new location of restored operators, and the values of its first entries."""
+
+    location: str
+    query_id: str
+    """The query that will own the state."""
+    run_id: str
+    """The writer that the first entries name."""
+    batch: int
+    """The batch of the first checkpoint."""
+    options: Options
+    clock: Clock
+    new_token: Callable[[], bytes]
+    """Makes 16 unique bytes."""
+    operators: QueryOperators | None = None
+    """The query's operators, as the first entries note them."""
+
+
+def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, run_all: RunAll) -> None:
+    """Begin an operator's log with the state in the savepoint at `source`.
+
+    Raises ConfigurationError if the location holds state of the operator already. After an error the location has no
+    checkpoint, so files that were written do not count.
+    """
+    store = open_location(target.location)
+    root = name_part(saved.uid)
+    log = open_log(store, root, target.options, target.clock)
+    if any(isinstance(entry, Checkpoint) for entry in log.read()):
+        raise ConfigurationError(
+            f"{target.location}/{root} holds state already.",
+            kind=ErrorKind.OTHER_OWNER,
+            hint="Restore into an empty location, or remove the folder first.",
+        )
+    epochs: list[int] = []
+
+    def claim(epoch: int) -> Claim:
+        epochs.append(epoch)
+        now_ms = int(target.clock.now_s() * 1000)
+        return Claim(epoch, target.query_id, target.run_id, saved.uid, target.new_token(), now_ms)
+
+    log.claim(claim)
+    try:
+        entry = _entry(saved, target, epochs[-1], log.number)
+        if saved.key_schema:
+            loads = keyed_loads(saved, f"{root}/{RUNS_FOLDER}/{entry.epoch}")
+            load = partial(_load, source, target.location, saved.key_schema, target.options.codec)
+            runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads), strict=True)}
+            log.append(initial_checkpoint(entry, runs), [])
+        else:
+            snapshots, counts = load_elements(saved, open_location(source), source)
+            log.append(replace(entry, segments=_segments(snapshots, counts), element_counts=counts), snapshots)
+    finally:
+        log.close()
+
+
+def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: int) -> Checkpoint:
+    """The operator's first checkpoint, still without state."""
+    return Checkpoint(
+        epoch=epoch,
+        batch=target.batch,
+        revision=0,
+        query_id=target.query_id,
+        run_id=target.run_id,
+        uid=saved.uid,
+        parallelism=saved.parts,
+        segments=[],
+        key_schema=saved.key_schema,
+        states=[state.schema for state in saved.states],
+        batch_time_ms=saved.batch_time_ms,
+        watermark_ms=saved.watermark_ms,
+        token=target.new_token(),
+        max_event_ms=saved.max_event_ms,
+        settings=saved.settings,
+        log_start=log_start,
+        retained_from=target.batch,
+        operators=target.operators,
+    )
+
+
+def _segments(snapshots: list[bytes], counts: list[list[int]]) -> list[SegmentRef]:
+    """The segments of the snapshots in the entry's payload."""
+    offsets = [0, *accumulate(map(len, snapshots))]
+    return [
+        SegmentRef(subtask, 0, digests.checksum(data), offset, len(data), sum(counts[subtask]), 0)
+        for subtask, (data, offset) in enumerate(zip(snapshots, offsets, strict=False))
+    ]
+
+
+def _load(source: str, location: str, key_schema: bytes, compression: str | None, load: KeyedLoad) -> StoredRun:
+    stores = open_location(source), open_location(location)
+    return load_keyed(load, decode_schema(key_schema), compression, *stores, location=source)
+
+
+# ---- Keyed operators ----
 
 
 @dataclass(frozen=True)
 class KeyedLoad:
-    """The work to turn one range of a saved operator's key hashes into a run; picklable."""
+    """The work to turn one part of a saved operator into a run; picklable."""
 
-    location: str
-    """The savepoint, for messages."""
+    part: Part
     name: str
     """The object that will hold the run."""
-    part: int
-    """The range, of `parts` ranges."""
-    parts: int
-    key_schema: bytes
-    """Arrow IPC schema message of the key columns."""
     tables: list[tuple[StateSchema, list[SavedFile]]]
-    """The states, each with its files of the range."""
-    compression: str | None
-    """Of the run: lz4, zstd or None."""
+    """The states, each with its files of the part."""
 
 
-def keyed_loads(saved: SavedOperator, location: str, folder: str, compression: str | None) -> list[KeyedLoad]:
-    """The work for a keyed operator, range by range; the runs' names begin with `folder`."""
+def keyed_loads(saved: SavedOperator, folder: str) -> list[KeyedLoad]:
+    """The work for a keyed operator, part by part; the runs' names begin with `folder`."""
     loads: list[KeyedLoad] = []
-    for part in range(saved.parts):
+    for number in range(saved.parts):
         tables = [
             (state.schema, own)
             for state in saved.states
-            if (own := [file for file in state.files if file.part == part and file.rows])
+            if (own := [file for file in state.files if file.part == number and file.rows])
         ]
         if tables:
-            name = f"{folder}/{part}/savepoint.run"
-            loads.append(KeyedLoad(location, name, part, saved.parts, saved.key_schema, tables, compression))
+            loads.append(KeyedLoad(Part(number, saved.parts), f"{folder}/{number}/savepoint.run", tables))
     return loads
 
 
-def load_keyed(load: KeyedLoad, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes) -> StoredRun:
-    """Store a range of the savepoint as a run, working on `slice_bytes` at once.
+def load_keyed(
+    load: KeyedLoad,
+    key_schema: pa.Schema,
+    compression: str | None,
+    source: Store,
+    target: Store,
+    *,
+    location: str,
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> StoredRun:
+    """Store a part of the savepoint at `location` as a run, working on `slice_bytes` at once.
 
-    Raises CorruptionError if a file of the savepoint is damaged or holds keys of another range.
+    `compression` of the run is lz4, zstd or None. Raises CorruptionError if a file of the savepoint is damaged or holds
+    keys of another range.
     """
+    part = load.part
     tables: list[tuple[StateSchema, pa.Table]] = []
     for schema, files in load.tables:
-        parts = [_read_table(source, file, load.location) for file in files]
-        rows = pa.concat_tables(parts)
+        rows = pa.concat_tables([_read_table(source, file, location) for file in files])
         hashes = rows.column(HASH).to_numpy().view("uint64")
-        if (subtasks_of(hashes, load.parts) != load.part).any():
+        if (subtasks_of(hashes, part.count) != part.number).any():
             raise CorruptionError(
-                f"{load.location}/{files[0].name}: it holds keys of another range than {load.part} of {load.parts}.",
+                f"{location}/{files[0].name}: it holds keys of another range than {part.number} of {part.count}.",
                 kind=ErrorKind.FORMAT,
                 hint="Was the table written by another program? Load changed tables with initialTables.",
             )
         tables.append((schema, rows))
-    data, rows_written = encode_tables(decode_schema(load.key_schema), tables, load.compression, slice_bytes)
+    data, rows_written = encode_tables(key_schema, tables, compression, slice_bytes)
     target.put(load.name, data)
-    within = hash_range(load.part, load.parts)
+    within = part.hashes
     return StoredRun(load.name, 0, len(data), digests.checksum(data), rows_written, within.first, within.last)
 
 
@@ -95,6 +204,9 @@ def encode_tables(
             writer.add(state, changes)
     rows_written = writer.finish()
     return sink.getvalue().to_pybytes(), rows_written
+
+
+# ---- Unkeyed operators ----
 
 
 def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[list[bytes], list[list[int]]]:

@@ -1,10 +1,11 @@
-"""Turns an operator's state at a checkpoint into the tables of a savepoint."""
+"""Saves an operator: turns its state at a checkpoint into the tables of a savepoint."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from statelog.local.restore import read_segment, restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRuns
 from statelog.log.entry import Checkpoint
+from statelog.log.open_store import open_location
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
@@ -22,123 +24,134 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, change_schema
-from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage, RunMerge
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, plain_name
 from statelog.runs.times import Moment
-from statelog.savepoint.columns import Positions, StateColumns
-from statelog.savepoint.element_columns import ElementColumns
 from statelog.savepoint.manifest import SavedFile, SavedOperator, SavedState
 from statelog.savepoint.parquet import TableFile, file_schema
+from statelog.savepoint.parts import Part, RunAll
+from statelog.savepoint.tables import ElementColumns, Positions, StateColumns
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts
 
-_PART_BYTES: Final = 64 << 20
+OPERATORS_FOLDER: Final = "operators"
+PART_BYTES: Final = 64 << 20
+"""Stored state of a part: it bounds the memory of a task."""
 _MOST_PARTS: Final = 4096
 _SLICE_ROWS: Final = 65_536
 
 
+def save_operator(
+    history: History,
+    batch: int,
+    folder: str,
+    *,
+    location: str,
+    target: str,
+    run_all: RunAll,
+    part_bytes: int = PART_BYTES,
+) -> SavedOperator:
+    """Write the tables of an operator from `location` to the savepoint `target`, in parts of about `part_bytes`.
+
+    `history` must be able to restore the batch until this returns. `folder` names the operator's folder in the
+    savepoint.
+    """
+    checkpoint = history.at(batch)
+    assert checkpoint is not None, f"checkpoint {batch} is not there"
+    path = f"{OPERATORS_FOLDER}/{folder}"
+    if not checkpoint.key_schema:
+        files = export_elements(checkpoint, path, open_location(location), open_location(target))
+        return saved_operator(checkpoint, folder, checkpoint.parallelism, [files])
+    exports = keyed_exports(history, checkpoint, part_bytes)
+    found = run_all(partial(_export, checkpoint, path, location, target), exports)
+    return saved_operator(checkpoint, folder, len(exports), found)
+
+
+def _export(
+    checkpoint: Checkpoint, folder: str, location: str, target: str, export: KeyedExport
+) -> dict[str, SavedFile]:
+    return export_keyed(export, checkpoint, folder, open_location(location), open_location(target))
+
+
+# ---- Keyed operators ----
+
+
 @dataclass(frozen=True)
 class KeyedExport:
-    """The work to write one range of an operator's key hashes; picklable."""
+    """The work to write one part of a keyed operator; picklable."""
 
-    folder: str
-    """The operator's folder in the savepoint."""
-    part: int
-    """The range, of `parts` ranges."""
-    parts: int
-    genesis: bytes
-    """Digest of the range's empty state."""
+    part: Part
     head: bytes
-    """Digest of the range's state."""
-    batch: int
-    key_schema: bytes
-    """Arrow IPC schema message of the key columns."""
-    states: list[StateSchema]
-    garbage: Garbage
-    """Rows that do not count any more, such as expired ones."""
-    missing: RestorePlan
-    """The stored files that the range is read from."""
-
-    @property
-    def within(self) -> HashRange:
-        """The range of key hashes."""
-        return hash_range(self.part, self.parts)
+    """Digest of the part's state."""
+    plan: RestorePlan
+    """The stored files that the part is read from."""
 
 
-def export_plan(history: History, checkpoint: Checkpoint, folder: str) -> list[KeyedExport]:
-    """Cut an operator's key hashes into ranges of about equal size; the checkpoint must be one that can be restored."""
+def keyed_exports(history: History, checkpoint: Checkpoint, part_bytes: int = PART_BYTES) -> list[KeyedExport]:
+    """Cut an operator into parts of about `part_bytes`; the checkpoint must be one that can be restored."""
 
-    def plan(part: int, parts: int) -> tuple[bytes, RestorePlan]:
-        genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part, parts)
-        return genesis, history.missing_segments(genesis, part, parts, checkpoint.batch, set())
+    def export(part: Part) -> KeyedExport:
+        known = (_genesis(checkpoint, part), part.number, part.count, checkpoint.batch)
+        return KeyedExport(part, history.digest(*known), history.missing_segments(*known, set()))
 
-    whole = plan(0, 1)
-    parts = min(max(1, -(-whole[1].length // _PART_BYTES)), _MOST_PARTS)
-    garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
-    exports: list[KeyedExport] = []
-    for part in range(parts):
-        genesis, missing = whole if parts == 1 else plan(part, parts)
-        head = history.digest(genesis, part, parts, checkpoint.batch)
-        exports.append(
-            KeyedExport(
-                folder,
-                part,
-                parts,
-                genesis,
-                head,
-                checkpoint.batch,
-                checkpoint.key_schema,
-                checkpoint.states,
-                garbage,
-                missing,
-            )
-        )
-    return exports
+    whole = export(Part(0, 1))
+    count = min(max(1, -(-whole.plan.length // part_bytes)), _MOST_PARTS)
+    return [whole] if count == 1 else [export(Part(number, count)) for number in range(count)]
+
+
+def _genesis(checkpoint: Checkpoint, part: Part) -> bytes:
+    """Digest of a part's empty state."""
+    return digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
 
 
 def export_keyed(
-    export: KeyedExport, source: Store, target: Store, slice_bytes: int = BUDGET.slice_bytes
+    export: KeyedExport,
+    checkpoint: Checkpoint,
+    folder: str,
+    source: Store,
+    target: Store,
+    slice_bytes: int = BUDGET.slice_bytes,
 ) -> dict[str, SavedFile]:
-    """Write a range, one file per state; returns the files by state.
+    """Write a part of a checkpoint below `folder`, one file per state; returns the files by state.
 
     Besides the files, about `slice_bytes` are in memory at once.
 
-    A state without rows in a range has no file there, except in the first range, so that every table can be opened.
+    A state without rows in a part has no file there, except in the first part, so that every table can be opened.
     """
-    tables = _Tables(export)
+    tables = _Tables(checkpoint)
+    # Rows that do not count any more, such as expired ones.
+    garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
     with tempfile.TemporaryDirectory(prefix="statelog-savepoint-") as scratch:
         runs = restore_runs(
             LocalRuns(Path(scratch) / "runs"),
-            genesis=export.genesis,
+            genesis=_genesis(checkpoint, export.part),
             head=export.head,
-            last_batch=export.batch,
-            within=export.within,
-            garbage=export.garbage,
-            fetch=lambda known: export.missing,
+            last_batch=checkpoint.batch,
+            within=export.part.hashes,
+            garbage=garbage,
+            fetch=lambda known: export.plan,
             open_store=lambda: source,
             token="savepoint",
         )
         merge = RunMerge(
             [run for _, run in runs],
             is_bottom=True,
-            within=export.within,
-            garbage=export.garbage,
+            within=export.part.hashes,
+            garbage=garbage,
             slice_rows=_SLICE_ROWS,
             slice_bytes=slice_bytes,
         )
         for _ in merge.write(tables):
             pass
-    return tables.store(target)
+    return tables.store(target, _state_folders(folder, checkpoint.states), export.part)
 
 
 class _Tables:
     """Sorts merged changes into a table per state."""
 
-    def __init__(self, export: KeyedExport) -> None:
-        self._export = export
-        key_schema = decode_schema(export.key_schema)
-        self._states = {stored.name: StateDescriptor.from_stored(stored) for stored in export.states}
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        key_schema = decode_schema(checkpoint.key_schema)
+        self._states = {stored.name: StateDescriptor.from_stored(stored) for stored in checkpoint.states}
         self._columns = {name: StateColumns(key_schema, state) for name, state in self._states.items()}
         self._positions = {name: Positions() for name in self._states}
         self._open: dict[str, TableFile] = {}
@@ -148,18 +161,17 @@ class _Tables:
         declared = self._states.get(name)
         if not batch.num_rows or declared is None:
             return
+        rows = self._columns[name].to_rows(_projected(batch, state, declared), self._positions[name])
+        self._table(name).write(rows)
+
+    def _table(self, name: str) -> TableFile:
         if name not in self._open:
             self._open[name] = TableFile(self._columns[name].schema)
-        rows = self._columns[name].to_rows(_projected(batch, state, declared), self._positions[name])
-        self._open[name].write(rows)
+        return self._open[name]
 
-    def store(self, target: Store) -> dict[str, SavedFile]:
-        export = self._export
-        if export.part == 0:
-            for name in self._states.keys() - self._open.keys():
-                self._open[name] = TableFile(self._columns[name].schema)
-        folders = _state_folders(export.folder, export.states)
-        return {name: table.store(target, folders[name], export.part) for name, table in sorted(self._open.items())}
+    def store(self, target: Store, folders: Mapping[str, str], part: Part) -> dict[str, SavedFile]:
+        names = self._states if part.number == 0 else self._open
+        return {name: self._table(name).store(target, folders[name], part.number) for name in sorted(names)}
 
 
 def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDescriptor) -> pa.RecordBatch:
@@ -168,6 +180,9 @@ def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDe
         return batch
     values = project(batch.columns[VALUE_COLUMN:], stored, declared)
     return pa.RecordBatch.from_arrays([*batch.columns[:VALUE_COLUMN], *values], schema=change_schema(declared))
+
+
+# ---- Unkeyed operators ----
 
 
 def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
@@ -186,6 +201,9 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
                 table.write(columns.to_rows(section.rows, subtask))
         files[stored.name] = table.store(target, folders[stored.name], 0)
     return files
+
+
+# ---- Both ----
 
 
 def saved_operator(

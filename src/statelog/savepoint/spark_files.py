@@ -1,156 +1,115 @@
-"""Spark's own files in a checkpointLocation: committed batches, and the offsets of the sources."""
+"""Spark's own files of a query's checkpointLocation: the contract, and the files of a store or a directory."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Final
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
 
-from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
-from statelog.savepoint.file_log import file_log_until, is_file_log_entry
-from statelog.savepoint.manifest import Manifest, SavedFile, read_saved, store_saved
-from statelog.savepoint.offset_log import BatchOffsets
+from statelog.errors import ErrorKind, StorageError
 from statelog.storage import Store
-
-_METADATA: Final = "metadata"
-_OFFSETS: Final = "offsets"
-_COMMITS: Final = "commits"
-_SOURCES: Final = "sources"
-_STATE: Final = "state"
-_COPY_ATTEMPTS: Final = 3
-_SAVED_FOLDER: Final = "spark"
+from statelog.storage.posix import sync_directory
 
 
-class SparkCheckpoint:
-    """The Spark side of a query's checkpointLocation."""
+class SparkFiles(ABC):
+    """The files that Spark keeps in a query's checkpointLocation: offsets, commits, metadata, and logs of sources.
 
-    def __init__(self, store: Store, location: str) -> None:
-        self._store = store
-        self._location = location
+    Names are relative to the location and use ``/``. Hadoop's local file system keeps a checksum of a file ``x`` beside
+    it, in ``.x.crc``. Every change cares for the checksum too, so that Spark can read the file afterwards. A running
+    query may add and remove files while they are read; change them only while it is stopped. A change survives a crash
+    of the process when the call returns, and a crash of the machine if the file system holds what it was given.
 
-    @property
-    def folders(self) -> list[str]:
-        """The locations of Spark's own folders."""
-        names = (_OFFSETS, _COMMITS, _SOURCES, _STATE)
-        return [f"{self._location.rstrip('/')}/{name}" for name in names]
+    Raises
+    ------
+    StorageError
+        By every method, for a failed operation, or a missing file (kind ``object-missing``).
+    """
 
-    def query_id(self) -> str:
-        """The id of the query; raises ConfigurationError if the location is no checkpoint."""
-        try:
-            metadata = json.loads(self._store.read(_METADATA))
-            return str(metadata["id"])
-        except (StorageError, ValueError, TypeError, KeyError) as error:
-            if isinstance(error, StorageError) and error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
-            raise ConfigurationError(
-                f"{self._location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
-            ) from error
+    @abstractmethod
+    def list(self, folder: str) -> list[str]:
+        """List the files in and below a folder, sorted; none if there is no such folder.
 
-    def committed(self) -> list[int]:
-        """The batches, ascending, that Spark has committed and whose input it still knows."""
-        commits, offsets = self._batches(_COMMITS), self._batches(_OFFSETS)
-        return sorted(batch for batch in commits & offsets if batch == 0 or batch - 1 in offsets)
-
-    def _batches(self, folder: str) -> set[int]:
-        names = [info.name.rpartition("/")[2] for info in self._store.list(f"{folder}/")]
-        return {int(name) for name in names if re.fullmatch(r"\d+", name)}
-
-    def require_no_other_state(self) -> None:
-        """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
-        if self._store.list(f"{_STATE}/"):
-            raise ConfigurationError(
-                f"{self._location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
-                kind=ErrorKind.UNSUPPORTED_FEATURE,
-                hint="Copy the whole checkpointLocation while the query is stopped, or replace those operators.",
-            )
-
-    def offsets(self, batch: int) -> dict[str, str]:
-        """Spark's offset log entries of a batch and the batch before, by batch id."""
-        return {str(one): self._text(f"{_OFFSETS}/{one}") for one in (batch - 1, batch) if one >= 0}
-
-    def time_ms(self, batch: int) -> int | None:
-        """Spark's time of a batch; None if Spark has not noted it."""
-        name = f"{_OFFSETS}/{batch}"
-        return BatchOffsets.parse(self._text(name), f"{self._location}/{name}").time_ms
-
-    def commits(self, batch: int) -> dict[str, str]:
-        """Spark's commit log entry of a batch, by batch id."""
-        return {str(batch): self._text(f"{_COMMITS}/{batch}")}
-
-    def _text(self, name: str) -> str:
-        try:
-            return self._store.read(name).decode()
-        except StorageError as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
-            raise StateMissingError(
-                f"{self._location}/{name} is gone: Spark has deleted its record of that batch.",
-                hint="Save a newer batch.",
-            ) from error
-
-    def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
-        """Copy the sources' files up to a batch, whose offset log entry is `offsets`.
-
-        Raises StateMissingError if a source no longer has them, StorageError if files vanish at each attempt.
+        Files whose last part begins with a dot, such as checksums, may be left out.
         """
-        ends = BatchOffsets.parse(offsets, f"{self._location}/{_OFFSETS}").file_log_ends
-        for attempt in range(_COPY_ATTEMPTS):
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Read a whole file."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file in the place of any other of this name; readers see all of it or none.
+
+        Folders are made as needed.
+        """
+
+    @abstractmethod
+    def move(self, source: str, target: str) -> None:
+        """Move a file to a name that no file has; nothing happens if there is no such file.
+
+        Folders are made as needed. After a crash the file is at its old name, its new one, or both.
+        """
+
+
+class StoreFiles(SparkFiles):
+    """Spark's files in a store, without Spark."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def list(self, folder: str) -> list[str]:
+        return [info.name for info in self._store.list(f"{folder}/")]
+
+    def read(self, name: str) -> bytes:
+        return self._store.read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        self._store.delete([_checksum_of(name)])
+        self._store.put(name, data)
+
+    def move(self, source: str, target: str) -> None:
+        # The checksum goes first: Spark can read a file without one, but not a later file beside an old checksum.
+        for old, new in ((_checksum_of(source), _checksum_of(target)), (source, target)):
             try:
-                held = dict(self._noted(ends))
+                data = self._store.read(old)
             except StorageError as error:
-                # A source may compact old files meanwhile, and delete them.
-                if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
+                if error.kind is not ErrorKind.OBJECT_MISSING:
                     raise
                 continue
-            return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
-        raise AssertionError("unreachable")
+            self._store.put(new, data)
+            self._store.delete([old])
 
-    def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        """The sources' files by name; logs of files are cut, as Spark would read their later entries as one batch."""
-        logs: dict[str, list[str]] = {source: [] for source in ends}
-        for info in self._store.list(f"{_SOURCES}/"):
-            source, _, base_name = info.name.removeprefix(f"{_SOURCES}/").partition("/")
-            if source in logs and is_file_log_entry(base_name):
-                logs[source].append(base_name)
-            elif not info.name.rpartition("/")[2].startswith("."):
-                yield info.name, self._store.read(info.name)
-        for source, names in logs.items():
-            folder = f"{_SOURCES}/{source}"
-            files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
-            yield from ((f"{folder}/{name}", data) for name, data in files.items())
 
-    def _read_below(self, folder: str, name: str) -> bytes:
-        return self._store.read(f"{folder}/{name}")
+class DirectoryFiles(StoreFiles):
+    """Spark's files in a directory, whose store is `store`; files are renamed."""
 
-    def require_empty(self) -> None:
-        """Refuse a location with which a query has been started."""
-        folders = (f"{_OFFSETS}/", f"{_COMMITS}/", f"{_SOURCES}/", _METADATA)
-        if any(self._store.list(folder) for folder in folders):
-            raise ConfigurationError(
-                f"{self._location} holds a checkpoint of a Spark query already.",
-                kind=ErrorKind.OTHER_OWNER,
-                hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
-            )
+    def __init__(self, store: Store, root: Path) -> None:
+        super().__init__(store)
+        self._root = root
 
-    def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
-        """Write a checkpoint from which query `query_id` continues after the savepoint's batch.
+    def move(self, source: str, target: str) -> None:
+        old, new = self._root / source, self._root / target
+        try:
+            self._make_folder(new.parent)
+            for one, other in ((_checksum_of(source), _checksum_of(target)), (source, target)):
+                with suppress(FileNotFoundError):
+                    (self._root / one).rename(self._root / other)
+                for folder in (new.parent, old.parent):
+                    with suppress(FileNotFoundError):
+                        sync_directory(str(folder))
+        except OSError as error:
+            raise StorageError(
+                f"move {old} to {new} failed: {error.strerror or error}.",
+                hint="Check that the directory is mounted and writable on this host.",
+            ) from error
 
-        `clock_id` becomes the id of the heartbeat's clock, which no other query may have.
-        """
-        for file in manifest.sources:
-            name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
-            self._store.put(name, read_saved(saved, file, saved_location))
-        self._put_all(_COMMITS, manifest.commits)
-        parsed = {
-            batch: BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
-            for batch, text in manifest.offsets.items()
-        }
-        self._put_all(_OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
-        # Written last: without this file Spark does not take the directory for a checkpoint.
-        self._store.put(_METADATA, json.dumps({"id": query_id}).encode())
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        while folder != self._root:
+            folder = folder.parent
+            sync_directory(str(folder))
 
-    def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:
-        for batch, text in texts.items():
-            self._store.put(f"{folder}/{batch}", text.encode())
+
+def _checksum_of(name: str) -> str:
+    folder, slash, base_name = name.rpartition("/")
+    return f"{folder}{slash}.{base_name}.crc"

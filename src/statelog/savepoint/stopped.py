@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -18,8 +18,6 @@ _log = logging.getLogger(__name__)
 class StoppedQuery:
     """A query's checkpointLocation and the logs of its operators."""
 
-    checkpoint: str
-    """The checkpointLocation, for messages."""
     spark: SparkCheckpoint
     logs: QueryLogs
 
@@ -56,7 +54,7 @@ class StoppedQuery:
     def _require_batch(self, batch: int, found: BatchOperators, committed: Sequence[int]) -> None:
         for uid, location in found.missing.items():
             raise ConfigurationError(
-                f"{self.checkpoint}: the query has an operator '{uid}', and {location} holds no state of it.",
+                f"{self.spark.location}: the query has an operator '{uid}', and {location} holds no state of it.",
                 kind=ErrorKind.CHECKPOINT_MISSING,
                 hint="Was it moved? Pass its new place as location=.",
             )
@@ -67,7 +65,7 @@ class StoppedQuery:
                 continue
             older = [one for one in committed if one < batch and self._is_complete(one)]
             raise StateMissingError(
-                f"{self.checkpoint}: Spark has committed batch {batch}, and {log.name} has no checkpoint of it: its"
+                f"{self.spark.location}: Spark has committed batch {batch}, and {log.name} has no checkpoint of it: its"
                 f" newest is {log.newest}.",
                 hint="Run statelog.rewind(checkpointLocation) first"
                 + (f", or pass batch={older[-1]}, the newest that all operators have." if older else "."),
@@ -88,7 +86,7 @@ class StoppedQuery:
         asked = "There is no batch" if batch is None else f"Batch {batch} is none"
         ends = f" The first is {kept[0]}, the last {kept[-1]}." if kept else ""
         return StateMissingError(
-            f"{self.checkpoint}: {asked} that Spark has committed and all operators have a checkpoint of.{ends}",
+            f"{self.spark.location}: {asked} that Spark has committed and all operators have a checkpoint of.{ends}",
             hint="Options(retained_checkpoints=...) keeps more of them."
             if kept
             else "Run the query until its first batch is over; if Spark and the state disagree, run"

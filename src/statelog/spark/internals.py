@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind, FencedError
+from statelog.storage.location import scheme_of
 
 
 def is_classic(session: SparkSession) -> bool:
@@ -265,6 +267,82 @@ class _StartListener:
 
     class Java:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
+
+
+# ---- Files of a checkpointLocation ----
+
+
+def file_system_scheme(session: SparkSession, location: str) -> str:
+    """The scheme of the file system that Spark uses for a location; empty if the session's Hadoop has none for it.
+
+    A path without a scheme is one of the file system that Hadoop's configuration names.
+    """
+    jvm: Any = session._jvm
+    file_system, configuration = jvm.org.apache.hadoop.fs.FileSystem, _hadoop_configuration(session)
+    scheme = scheme_of(location) or str(file_system.getDefaultUri(configuration).getScheme())
+    try:
+        file_system.getFileSystemClass(scheme, configuration)
+    except Py4JJavaError:
+        return ""
+    return scheme
+
+
+class CheckpointFileManager:
+    """The file manager that Spark uses for the files of a checkpointLocation; names are relative to it.
+
+    All methods raise Py4JJavaError.
+    """
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        jvm: Any = session._jvm
+        configuration = _hadoop_configuration(session)
+        self._new_path = jvm.org.apache.hadoop.fs.Path
+        path = self._new_path(location)
+        self._root = path.getFileSystem(configuration).makeQualified(path)
+        managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+        self._manager = managers.create(self._root, configuration)
+
+    @property
+    def location(self) -> str:
+        """The location with its scheme."""
+        return str(self._root.toString())
+
+    def list(self, folder: str) -> list[tuple[str, bool]]:
+        """The base names of a folder's files and folders, and whether each is a folder."""
+        found = self._manager.list(self._path(folder))
+        return [(str(status.getPath().getName()), bool(status.isDirectory())) for status in found]
+
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        stream = self._manager.open(self._path(name))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file, in a folder that is made if it is missing."""
+        path = self._path(name)
+        self._manager.mkdirs(path.getParent())
+        stream = self._manager.createAtomic(path, True)
+        try:
+            stream.write(data)
+        except Py4JJavaError:
+            stream.cancel()
+            raise
+        stream.close()
+
+    def delete(self, name: str) -> None:
+        """Delete a file if it exists."""
+        self._manager.delete(self._path(name))
+
+    def _path(self, name: str) -> Any:
+        return self._new_path(self._root, name)
+
+
+def _hadoop_configuration(session: SparkSession) -> Any:
+    own: Any = session
+    return own._jsparkSession.sessionState().newHadoopConf()
 
 
 # ---- Executors and their cached partitions ----

@@ -30,4 +30,6 @@ def _parts(location: str) -> tuple[str, ...]:
         if rest.startswith("//"):
             authority, _, path = rest[2:].partition("/")
         return (scheme.lower(), authority, *filter(None, path.split("/")))
+    if scheme_of(location) not in ("", "file"):
+        return tuple(filter(None, location.split("/")))  # of another system: no place of statelog's is there
     return ("file", *Path(local_path(location)).resolve().parts)

@@ -9,8 +9,7 @@ from statelog.clock import Clock, SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import LOG_FILE
 from statelog.log.open import LOG_FOLDER, open_log
-from statelog.log.open_store import open_retrying_store
-from statelog.metrics import Measurements
+from statelog.log.open_store import open_location
 from statelog.options import Options
 from statelog.storage import ObjectInfo, Store
 
@@ -44,7 +43,7 @@ def list_orphans(location: str, *, min_age_s: float = 3600.0, clock: Clock | Non
     StorageError
         If the store cannot be read.
     """
-    store = open_retrying_store(location, Options(), SystemClock(), Measurements())
+    store = open_location(location)
     found = [
         info
         for operator in operators_of(store)

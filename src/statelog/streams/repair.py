@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from statelog.checkpoint.query_operators import QueryLogs
+from pyspark.sql import SparkSession
+
 from statelog.checkpoint.rewind_target import find_target
 from statelog.errors import ConfigurationError, StateMissingError
-from statelog.savepoint.operators import open_location
-from statelog.savepoint.spark_files import SparkCheckpoint
-from statelog.spark.endpoint import STATE_FOLDER
-from statelog.storage.open import local_path
-from statelog.storage.posix import sync_directory
+from statelog.log.open_store import open_location
+from statelog.savepoint.spark_checkpoint import COMMITS, OFFSETS
+from statelog.savepoint.spark_files import SparkFiles
+from statelog.streams.checkpoint_location import open_checkpoint, read_logs
 
 _ASIDE: Final = "statelog-rewound"
 """Folder for the files that are moved away; Spark ignores folders whose names it does not know."""
@@ -69,7 +66,8 @@ def rewind(
     Parameters
     ----------
     checkpoint_location : str or Path
-        The query's checkpointLocation, on a local or mounted file system.
+        The query's checkpointLocation: a directory or a folder in an object store, or with an active session in any
+        file system that Spark reaches.
     location : str, optional
         The operators' location, if the query gave them one.
     operators : sequence of str, optional
@@ -100,74 +98,48 @@ def rewind(
     """
     if operators is not None and (isinstance(operators, str) or not operators):
         raise ConfigurationError(f"operators is {operators!r}.", hint="It must be a list of uids, or None.")
-    root = Path(local_path(str(checkpoint_location)))
-    spark = SparkCheckpoint(open_location(str(root)), str(root))
-    query_id = spark.query_id()
-    offsets, commits = _batches(root / "offsets"), _batches(root / "commits")
+    spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
+    offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
     if not offsets:
         raise ConfigurationError(
-            f"{root} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+            f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
         )
-    logs = QueryLogs.read(query_id, str(root / STATE_FOLDER), location, open_location)
+    logs = read_logs(spark, location)
     target = find_target(logs, commits, lambda batch: spark.time_ms(batch) if batch in offsets else None, operators)
     newest, names = target.batch, ([log.uid for log in target.operators], [log.uid for log in target.former])
     taken_back = [batch for batch in commits if batch > newest]
     if not taken_back:
         return Rewound(max(commits, default=-1) + 1, [], [], "", *names)
-    _require_input(root, newest, offsets, commits)
+    _require_input(spark.location, newest, offsets, commits)
     target.require_restorable(open_location)
     # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
     # Spark would skip a batch.
-    doomed = [("offsets", batch) for batch in reversed(offsets) if batch > newest + 1]
-    doomed += [("commits", batch) for batch in reversed(taken_back)]
-    aside = _free_folder(root / _ASIDE)
+    doomed = [f"{OFFSETS}/{batch}" for batch in reversed(offsets) if batch > newest + 1]
+    doomed += [f"{COMMITS}/{batch}" for batch in reversed(taken_back)]
+    aside = _free_folder(spark.files)
     if not dry_run:
-        _make_folders(root, aside)
-        for folder, batch in doomed:
-            _move(root / folder, aside / folder, batch)
-    return Rewound(newest + 1, taken_back, [f"{folder}/{batch}" for folder, batch in doomed], str(aside), *names)
+        for name in doomed:
+            spark.files.move(name, f"{aside}/{name}")
+    return Rewound(newest + 1, taken_back, doomed, f"{spark.location}/{aside}", *names)
 
 
-def _require_input(root: Path, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
+def _require_input(location: str, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
     """Check that Spark can go on after a batch, for which it reads its records of that batch and of the next one."""
     if newest + 1 not in offsets:
         raise StateMissingError(
-            f"{root}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"
+            f"{location}: the newest checkpoint of the state is {newest}, but Spark no longer knows the input of batch"
             f" {newest + 1}: its oldest is {offsets[0]}.",
             hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
         )
     if newest >= 0 and not (newest in offsets and newest in commits):
         raise StateMissingError(
-            f"{root}: the newest checkpoint of the state is {newest}, but Spark no longer knows where batch {newest}"
-            f" ended: its oldest commit is {commits[0]}.",
+            f"{location}: the newest checkpoint of the state is {newest}, but Spark no longer knows where batch"
+            f" {newest} ended: its oldest commit is {commits[0]}.",
             hint="Restore the state from a newer copy, or start with a new checkpointLocation.",
         )
 
 
-def _batches(folder: Path) -> list[int]:
-    names = os.listdir(folder) if folder.is_dir() else []
-    return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
-
-
-def _free_folder(parent: Path) -> Path:
+def _free_folder(files: SparkFiles) -> str:
     """The next numbered folder. Every call gets a new one, so nothing in them is ever replaced."""
-    return parent / str(max(_batches(parent), default=0) + 1)
-
-
-def _make_folders(root: Path, aside: Path) -> None:
-    for name in ("offsets", "commits"):
-        (aside / name).mkdir(parents=True)
-    for folder in (aside, aside.parent, root):
-        sync_directory(str(folder))
-
-
-def _move(source: Path, target: Path, batch: int) -> None:
-    """Move Spark's file of a batch to another folder of the same file system; durable on return.
-
-    The checksum file goes first. Spark can read a file without one, but not a later file beside an old checksum.
-    """
-    for name in (f".{batch}.crc", str(batch)):
-        with suppress(FileNotFoundError):
-            (source / name).rename(target / name)
-        for folder in (target, source):
-            sync_directory(str(folder))
+    numbers = (name.split("/")[1] for name in files.list(_ASIDE))
+    return f"{_ASIDE}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"

@@ -10,14 +10,16 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
-from statelog.savepoint import operators
+from statelog.savepoint import load, save
 from statelog.savepoint.manifest import Manifest
-from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
+from statelog.savepoint.spark_files import StoreFiles
 from statelog.storage import LocalStore, Store
-from statelog.streams import savepoints
+from statelog.streams import checkpoint_location, save_restore
 from statelog.testing.faults import FaultStore
 from tests.compat.test_fixtures import KEYS, expected, fixture_hash, write
-from tests.compat.test_savepoints import BATCH, FIXTURES, restored, save
+from tests.compat.test_savepoints import BATCH, FIXTURES, restored
+from tests.compat.test_savepoints import save as saved
 from tests.model.engine import Engine
 from tests.stored_query import StoredQuery
 from tests.unit.test_crash_points import KillAt, Killed, When
@@ -34,7 +36,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object]
             return FaultStore(LocalStore(location), plan)
 
         with monkeypatch.context() as patched:
-            for module in (operators, savepoints):
+            for module in (load, save, save_restore, checkpoint_location):
                 patched.setattr(module, "open_location", opened)
             try:
                 do()
@@ -68,7 +70,7 @@ def test_a_savepoint_that_is_not_finished_is_none_and_harms_nothing(
         assert {path: path.read_bytes() for path in location.rglob("*") if path.is_file()} == before
         shutil.rmtree(target, ignore_errors=True)
 
-    assert deaths(monkeypatch, when, lambda: save(str(location), "op", BATCH, target), check) >= 3
+    assert deaths(monkeypatch, when, lambda: saved(str(location), "op", BATCH, target), check) >= 3
 
 
 @both
@@ -115,4 +117,4 @@ def test_a_checkpoint_is_that_of_a_query_once_all_of_it_is_there(
 
     deaths(monkeypatch, when, lambda: statelog.restore(tmp_path / "saved", target), check)
     assert not all(interrupted)
-    assert SparkCheckpoint(LocalStore(target), str(target)).query_id()
+    assert SparkCheckpoint(StoreFiles(LocalStore(target)), str(target)).query_id()

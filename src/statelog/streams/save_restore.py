@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
+from statelog.checkpoint.query_operators import OperatorLog, noted_location
 from statelog.clock import Clock, SystemClock
 from statelog.errors import (
     ConfigurationError,
@@ -21,24 +21,20 @@ from statelog.errors import (
     StateMissingError,
 )
 from statelog.log.entry import QueryOperators
+from statelog.log.open_store import open_location
 from statelog.options import Options
+from statelog.savepoint.load import RestoreTarget, restore_operator
 from statelog.savepoint.manifest import MANIFEST, Manifest, SavedOperator
-from statelog.savepoint.operators import (
-    RestoreTarget,
-    RunAll,
-    one_by_one,
-    open_location,
-    restore_operator,
-    save_operator,
-)
-from statelog.savepoint.spark_files import SparkCheckpoint
+from statelog.savepoint.parts import RunAll, one_by_one
+from statelog.savepoint.save import PART_BYTES, save_operator
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
 from statelog.savepoint.stopped import StoppedQuery
 from statelog.savepoint.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
 from statelog.spark.checks import operators_of_query
-from statelog.spark.endpoint import STATE_FOLDER
 from statelog.spark.registered_stores import with_stores
 from statelog.storage.names import distinct_parts, name_part
+from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
 
 _ATTEMPTS: Final = 5
 
@@ -98,7 +94,8 @@ def savepoint(
     Parameters
     ----------
     query : StreamingQuery, str or Path
-        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query.
+        A running query of this application, which goes on meanwhile; or the checkpointLocation of a stopped query: a
+        directory or a folder in an object store, or with an active session in any file system that Spark reaches.
     target : str or Path
         A directory that does not exist or is empty, or a folder in an object store. With an active session and much
         state, the executors write the files, so they must see the directory.
@@ -136,7 +133,7 @@ def savepoint(
                 hint="Its operators' locations are known, and its newest committed batch is saved.",
             )
         return _save_running(query, place)
-    return _save_stopped(str(query), place, location, batch)
+    return save_stopped(str(query), place, location, batch)
 
 
 def restore(
@@ -157,7 +154,8 @@ def restore(
     source : str or Path
         The savepoint.
     checkpoint_location : str or Path
-        An empty directory, or a folder in an object store.
+        An empty directory, or a folder in an object store. With an active session also one in any other file system
+        that Spark reaches; then `location` is needed.
     location : str, optional
         The location for the state, if the new query gives its operators one; by default below `checkpoint_location`.
     claim : bool
@@ -187,9 +185,10 @@ def restore(
     saved_location, root = str(source), str(checkpoint_location)
     saved = open_location(saved_location)
     manifest = Manifest.read(saved, saved_location)
-    spark = SparkCheckpoint(open_location(root), root)
-    state = location or f"{root.rstrip('/')}/{STATE_FOLDER}"
-    require_apart(root, [saved_location], "The checkpointLocation")
+    session = SparkSession.getActiveSession()
+    spark = open_checkpoint(root, session)
+    state = location or state_location(spark, location)
+    require_apart(spark.location, [saved_location], "The checkpointLocation")
     require_apart(state, [saved_location], "The operators' location")
     own = [f"{state.rstrip('/')}/{name_part(operator.uid)}" for operator in manifest.operators]
     require_apart(saved_location, [*spark.folders, *own], "The savepoint")
@@ -207,7 +206,7 @@ def restore(
         new_token=lambda: secrets.token_bytes(16),
         operators=QueryOperators(int(clock.now_s() * 1000), places),
     )
-    run_all = _run_all(SparkSession.getActiveSession())
+    run_all = _run_all(session)
     for operator in manifest.operators:
         restore_operator(operator, saved_location, where, run_all)
     spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
@@ -221,12 +220,15 @@ def restore(
 # ---- Saving ----
 
 
-def _save_stopped(checkpoint: str, target: str, location: str | None, batch: int | None) -> Savepoint:
-    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
-    home = f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
-    logs = QueryLogs.read(spark.query_id(), home, location, open_location)
-    chosen, operators = StoppedQuery(checkpoint, spark, logs).choose(batch)
-    return _write(operators, spark, chosen, logs.query_id, target, SparkSession.getActiveSession())
+def save_stopped(
+    checkpoint: str, target: str, location: str | None = None, batch: int | None = None, part_bytes: int = PART_BYTES
+) -> Savepoint:
+    """Save a stopped query; the tables are written in parts of about `part_bytes` of stored state."""
+    session = SparkSession.getActiveSession()
+    spark = open_checkpoint(checkpoint, session)
+    logs = read_logs(spark, location)
+    chosen, operators = StoppedQuery(spark, logs).choose(batch)
+    return _write(operators, spark, chosen, logs.query_id, target, session, part_bytes)
 
 
 def _save_running(query: StreamingQuery, target: str) -> Savepoint:
@@ -240,8 +242,8 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
             f"Query {query.id} has no operators of statelog.",
             hint="A savepoint holds the state of statelog's operators.",
         )
-    checkpoint = internals.checkpoint_location(query)
-    spark = SparkCheckpoint(open_location(checkpoint), checkpoint)
+    session = operators[0].session
+    spark = open_checkpoint(internals.checkpoint_location(query), session)
     for _ in range(_ATTEMPTS):
         committed = spark.committed()
         if not committed:
@@ -253,7 +255,7 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
                 if (history := held.enter_context(operator.coordinator.holding(committed[-1]))) is not None
             ]
             if len(found) == len(operators):
-                return _write(found, spark, committed[-1], str(query.id), target, operators[0].session)
+                return _write(found, spark, committed[-1], str(query.id), target, session)
         # So many batches have passed meanwhile that the checkpoint is no longer retained; try a newer one.
     raise StateMissingError(
         f"Query {query.id}: there is no batch yet that Spark has committed and all operators have a checkpoint of.",
@@ -268,6 +270,7 @@ def _write(
     query_id: str,
     target: str,
     session: SparkSession | None,
+    part_bytes: int = PART_BYTES,
 ) -> Savepoint:
     spark.require_no_other_state()
     require_apart(target, [*spark.folders, *(f"{log.location}/{log.root}" for log in found)], "The savepoint")
@@ -277,7 +280,15 @@ def _write(
     run_all = _run_all(session)
     folders = distinct_parts(log.uid for log in found)
     operators: list[SavedOperator] = [
-        save_operator(log.history, batch, folders[log.uid], location=log.location, target=target, run_all=run_all)
+        save_operator(
+            log.history,
+            batch,
+            folders[log.uid],
+            location=log.location,
+            target=target,
+            run_all=run_all,
+            part_bytes=part_bytes,
+        )
         for log in found
     ]
     clock: Clock = SystemClock()

@@ -133,3 +133,13 @@ def test_a_savepoint_beside_the_operators_is_taken_for_none_of_them(tmp_path: Pa
     assert statelog.list_orphans(str(state), min_age_s=0) == []
     assert statelog.savepoint(query.checkpoint, tmp_path / "other").rows == {"a": {"log": 1}}
     assert operators_of(LocalStore(str(state))) == ["a"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_directories_may_be_written_as_uris(scheme: str, tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path).run({"a": None}, range(3))
+    statelog.savepoint(f"{scheme}{query.checkpoint}", f"{scheme}{tmp_path}/saved")
+    done = statelog.restore(f"{scheme}{tmp_path}/saved", f"{scheme}{tmp_path}/restored")
+    assert done.checkpoint_location == f"{scheme}{tmp_path}/restored"
+    statelog.savepoint(tmp_path / "restored", tmp_path / "again")
+    assert saved_values(tmp_path / "again") == saved_values(tmp_path / "saved") == {"a": 2}

@@ -21,6 +21,7 @@ from statelog.clock import SystemClock
 from statelog.log.entry import Claim, Entry, QueryOperators
 from statelog.log.open import open_log
 from statelog.options import Options
+from statelog.savepoint import spark_files as spark_files_module
 from statelog.storage import LocalStore
 from statelog.testing.query import LocalOperator
 from tests.model.engine import Engine
@@ -44,7 +45,7 @@ def spark_checkpoint(root: Path, offsets: range, commits: range, query_id: str =
 
 def spark_files(root: Path) -> dict[str, str]:
     """Spark's files that a query would read, and what is in them."""
-    files = [path for folder in ("offsets", "commits") for path in (root / folder).iterdir()]
+    files = [path for folder in ("offsets", "commits") for path in (root / folder).glob("*")]
     return {str(path.relative_to(root)): path.read_text() for path in files}
 
 
@@ -243,7 +244,7 @@ def test_every_move_is_for_good_before_the_next_one(tmp_path: Path, monkeypatch:
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", move)
-    monkeypatch.setattr("statelog.streams.repair.sync_directory", pending.discard)
+    monkeypatch.setattr(spark_files_module, "sync_directory", pending.discard)
     statelog.rewind(tmp_path, location=location)
 
     assert moved == [name for batch in (4, 3, 3, 2) for name in (f".{batch}.crc", f"{batch}")]

@@ -1,8 +1,8 @@
-"""Keyed state as a table: typed columns for keys and values, as other tools read them.
+"""States as tables: typed columns for keys and values, as other tools read them.
 
 Fields of the key become columns ``key_<field>``, fields of a map's keys ``mapkey_<field>``, and fields of values
-``value_<field>``. Columns without a prefix are statelog's own: ``hash``, ``position`` (of a list's element),
-``time_ms`` (of a timer) and ``expires_ms``.
+``value_<field>``. Columns without a prefix are statelog's own: ``hash``, ``position`` (of an element), ``time_ms`` (of
+a timer), ``expires_ms``, and ``subtask`` (of unkeyed state).
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.operators.unkeyed.snapshot import section_schema
+from statelog.operators.unkeyed.states import OperatorStateDescriptor
 from statelog.runs.byte_slices import BUDGET, cut_rows, gather_rows, join_rows
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
 HASH: Final = "hash"
 _ENTRY_COLUMNS: Final = [0, 1, 2]
 """Hash, key and entry of a change, which give the order of changes."""
 _POSITION: Final = "position"
+_SUBTASK: Final = "subtask"
 _TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
 _MOST_ELEMENTS: Final = 1 << 30
@@ -33,26 +36,18 @@ _MOST_ELEMENTS: Final = 1 << 30
 _SIGN: Final = np.uint64(1 << 63)
 
 
-def prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
-    """Fields with a prefix before their names."""
-    return [pa.field(f"{prefix}_{field.name}", field.type) for field in schema]
-
-
 class StateColumns:
-    """Converts the changes of one state, all of them puts, to a table with the columns `schema`, and back."""
+    """Converts the changes of one keyed state, all of them puts, to a table with the columns `schema`, and back."""
 
     def __init__(self, key_schema: pa.Schema, state: StateDescriptor) -> None:
         self._state = state
         self._keys = KeyCodec(key_schema)
-        self._entries: KeyCodec | None = None
-        key_fields = prefixed("key", key_schema)
+        self._map_keys = _map_keys(state)
+        key_fields = _prefixed("key", key_schema)
         self._key_names = [field.name for field in key_fields]
-        entry_fields: list[pa.Field] = []
-        value_fields = prefixed("value", state.value_schema)
-        if state.entry_schema is not None:
-            self._entries = KeyCodec(state.entry_schema, f"map key of state '{state.name}'", with_maps=False)
-            entry_fields = prefixed("mapkey", state.entry_schema)
-        elif state.kind is StateKind.LIST:
+        entry_fields = _map_key_fields(state)
+        value_fields = _prefixed("value", state.value_schema)
+        if state.kind is StateKind.LIST:
             entry_fields = [pa.field(_POSITION, pa.int64())]
         elif state.kind is StateKind.TIMER:
             entry_fields = [pa.field(_TIME, pa.int64())]
@@ -66,11 +61,11 @@ class StateColumns:
 
     def to_rows(self, changes: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
         """Make rows from puts in run order; pass the same `positions` with all batches of a state."""
-        columns = [changes.column(0).view(pa.int64()), *self._decoded(self._keys, changes.column(1))]
+        columns = [changes.column(0).view(pa.int64()), *_decoded(self._keys, changes.column(1))]
         match self._state.kind:
             case StateKind.MAP:
-                assert self._entries is not None
-                columns += self._decoded(self._entries, changes.column(2))
+                assert self._map_keys is not None
+                columns += _decoded(self._map_keys, changes.column(2))
             case StateKind.LIST:
                 columns.append(pa.array(positions.of(changes)))
             case StateKind.TIMER:
@@ -80,12 +75,6 @@ class StateColumns:
         if self._state.expires_by is not None:
             columns.append(changes.column(EXPIRY_COLUMN))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    @staticmethod
-    def _decoded(codec: KeyCodec, data: pa.Array) -> list[pa.Array]:
-        keys = [codec.decode(key) for key in data.to_pylist()]
-        columns = zip(*keys, strict=True) if keys else ([] for _ in codec.schema)
-        return [pa.array(values, field.type) for values, field in zip(columns, codec.schema, strict=True)]
 
     # ---- Rows to changes ----
 
@@ -106,22 +95,19 @@ class StateColumns:
             yield batch
 
     def _puts(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        found = dict(zip(self.schema.names, rows.columns, strict=True))
-        keys = self._keys.encode_columns([found[name] for name in self._key_names])
-        entries = self._entry_bytes(found, rows.num_rows)
-        values = [found[_TIME]] if self._state.kind is StateKind.TIMER else [found[name] for name in self._value_names]
-        columns = [
-            found[HASH].view(pa.uint64()),
-            keys,
-            entries,
+        columns = dict(zip(self.schema.names, rows.columns, strict=True))
+        is_timer = self._state.kind is StateKind.TIMER
+        changes = [
+            columns[HASH].view(pa.uint64()),
+            self._keys.encode_columns([columns[name] for name in self._key_names]),
+            self._entry_bytes(columns, rows.num_rows),
             pa.array(np.full(rows.num_rows, Operation.PUT, np.uint8)),
-            found.get(EXPIRES, pa.nulls(rows.num_rows, pa.int64())),
-            *values,
+            columns.get(EXPIRES, pa.nulls(rows.num_rows, pa.int64())),
+            *(columns[name] for name in ([_TIME] if is_timer else self._value_names)),
         ]
-        schema = change_schema(self._state)
-        if self._state.kind is StateKind.TIMER:
-            columns.append(pa.nulls(rows.num_rows, pa.uint32()))  # the writer fills it in
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        if is_timer:
+            changes.append(pa.nulls(rows.num_rows, pa.uint32()))  # the writer fills it in
+        return pa.RecordBatch.from_arrays(changes, schema=change_schema(self._state))
 
     def _column(self, rows: pa.Table, name: str) -> pa.ChunkedArray:
         wanted = self.schema.field(name).type
@@ -149,13 +135,13 @@ class StateColumns:
             )
         return cast
 
-    def _entry_bytes(self, found: dict[str, pa.Array], count: int) -> pa.Array:
+    def _entry_bytes(self, columns: dict[str, pa.Array], count: int) -> pa.Array:
         match self._state.kind:
             case StateKind.MAP:
-                assert self._entries is not None
-                return self._entries.encode_columns([found[name] for name in self._entry_names])
+                assert self._map_keys is not None
+                return self._map_keys.encode_columns([columns[name] for name in self._entry_names])
             case StateKind.LIST:
-                positions = found[_POSITION].to_numpy()
+                positions = columns[_POSITION].to_numpy()
                 if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
                     raise ConfigurationError(
                         f"The rows of {self._state}: a position is not between 0 and {_MOST_ELEMENTS - 1}.",
@@ -165,7 +151,7 @@ class StateColumns:
                 # Epoch and batch are 0, so elements that are appended later come after these.
                 return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))
             case StateKind.TIMER:
-                times = found[_TIME].to_numpy().view(np.uint64) ^ _SIGN
+                times = columns[_TIME].to_numpy().view(np.uint64) ^ _SIGN
                 return _fixed(_big_endian(times, ">u8"))
         return _fixed(np.zeros((count, 0), np.uint8))
 
@@ -183,6 +169,65 @@ class StateColumns:
                 kind=ErrorKind.OTHER_SCHEMA,
                 hint="A value has one row per key, a map one per key and map key, a list one per key and position.",
             )
+
+
+class ElementColumns:
+    """Converts the sections of one unkeyed state, one per subtask, to a table and back.
+
+    The columns are the subtask, the element's position in it, and the element's fields.
+    """
+
+    def __init__(self, stored: StateSchema) -> None:
+        self._stored = stored
+        state = OperatorStateDescriptor.from_stored(stored)
+        self._map_keys = _map_keys(state)
+        entry_fields = _map_key_fields(state)
+        self._entry_names = [field.name for field in entry_fields]
+        value_fields = _prefixed("value", state.value_schema)
+        self._value_names = [field.name for field in value_fields]
+        places = [pa.field(_SUBTASK, pa.int32()), pa.field(_POSITION, pa.int64())]
+        self.schema = pa.schema([*places, *entry_fields, *value_fields])
+
+    def to_rows(self, elements: pa.RecordBatch, subtask: int) -> pa.RecordBatch:
+        """Make rows from a subtask's elements."""
+        count = elements.num_rows
+        columns = [pa.array(np.full(count, subtask, np.int32)), pa.array(np.arange(count))]
+        values = elements.columns
+        if self._map_keys is not None:
+            columns += _decoded(self._map_keys, values[0])
+            values = values[1:]
+        return pa.RecordBatch.from_arrays([*columns, *values], schema=self.schema)
+
+    def to_elements(self, rows: pa.Table, subtask: int) -> pa.RecordBatch:
+        """Make a subtask's elements, in order, from the rows of all subtasks, as read from the files."""
+        own = rows.filter(pc.equal(rows.column(_SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
+        own = own.cast(self.schema)
+        columns = [own.column(name).combine_chunks() for name in self._value_names]
+        if self._map_keys is not None:
+            entries = self._map_keys.encode_columns([own.column(name).combine_chunks() for name in self._entry_names])
+            columns.insert(0, entries)
+        return pa.RecordBatch.from_arrays(columns, schema=section_schema(self._stored))
+
+
+def _prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
+    return [pa.field(f"{prefix}_{field.name}", field.type) for field in schema]
+
+
+def _map_keys(state: StateDescriptor | OperatorStateDescriptor) -> KeyCodec | None:
+    """The codec of a map's keys; None for other states."""
+    if state.entry_schema is None:
+        return None
+    return KeyCodec(state.entry_schema, f"map key of state '{state.name}'", with_maps=False)
+
+
+def _map_key_fields(state: StateDescriptor | OperatorStateDescriptor) -> list[pa.Field]:
+    return [] if state.entry_schema is None else _prefixed("mapkey", state.entry_schema)
+
+
+def _decoded(codec: KeyCodec, data: pa.Array) -> list[pa.Array]:
+    keys = [codec.decode(key) for key in data.to_pylist()]
+    columns = zip(*keys, strict=True) if keys else ([] for _ in codec.schema)
+    return [pa.array(values, field.type) for values, field in zip(columns, codec.schema, strict=True)]
 
 
 class Positions:

@@ -26,10 +26,10 @@ from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
-from statelog.savepoint.columns import Positions, StateColumns
 from statelog.savepoint.load import encode_tables, keyed_loads, load_keyed
 from statelog.savepoint.parquet import TableFile, file_schema
-from statelog.savepoint.save import export_keyed, export_plan, saved_operator
+from statelog.savepoint.save import export_keyed, keyed_exports, saved_operator
+from statelog.savepoint.tables import Positions, StateColumns
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 
@@ -234,16 +234,16 @@ def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) ->
     latest = history.latest
     assert latest is not None
 
-    [export] = export_plan(history, latest, "operators/op")
-    files = export_keyed(export, source, target, slice_bytes=1_000)
+    [export] = keyed_exports(history, latest)
+    files = export_keyed(export, latest, "operators/op", source, target, slice_bytes=1_000)
     saved = saved_operator(latest, "op", 1, [files])
-    [load] = keyed_loads(saved, str(tmp_path / "saved"), "op/base", "lz4")
-    stored = load_keyed(load, target, target, slice_bytes=1_000)
+    [load] = keyed_loads(saved, "op/base")
+    key_schema = decode_schema(saved.key_schema)
+    stored = load_keyed(load, key_schema, "lz4", target, target, location="saved", slice_bytes=1_000)
 
     run = Run(pa.py_buffer(target.read(stored.name)), "loaded", is_stored=True)
     [section] = [section for name, section in run.sections.items() if "list" in section.state.kind]
     assert len(section.blocks) > 10, "the case is one"
-    key_schema = decode_schema(load.key_schema)
     found: dict[int, list[str]] = {}
     for block in section.blocks:
         changed = block.load()

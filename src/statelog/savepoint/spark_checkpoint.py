@@ -1,0 +1,166 @@
+"""The Spark side of a checkpointLocation: committed batches, and the offsets of the sources."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Final
+
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
+from statelog.savepoint.file_log import file_log_until, is_file_log_entry
+from statelog.savepoint.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.savepoint.offset_log import BatchOffsets
+from statelog.savepoint.spark_files import SparkFiles
+from statelog.storage import Store
+
+_METADATA: Final = "metadata"
+OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
+_SOURCES: Final = "sources"
+_STATE: Final = "state"
+_COPY_ATTEMPTS: Final = 3
+_SAVED_FOLDER: Final = "spark"
+
+
+class SparkCheckpoint:
+    """The Spark side of a query's checkpointLocation."""
+
+    def __init__(self, files: SparkFiles, location: str) -> None:
+        self.files = files
+        self.location = location
+
+    @property
+    def folders(self) -> list[str]:
+        """The locations of Spark's own folders."""
+        names = (OFFSETS, COMMITS, _SOURCES, _STATE)
+        return [f"{self.location}/{name}" for name in names]
+
+    def query_id(self) -> str:
+        """The id of the query; raises ConfigurationError if the location is no checkpoint."""
+        try:
+            metadata = json.loads(self.files.read(_METADATA))
+            return str(metadata["id"])
+        except (StorageError, ValueError, TypeError, KeyError) as error:
+            if isinstance(error, StorageError) and error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            raise ConfigurationError(
+                f"{self.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+            ) from error
+
+    def committed(self) -> list[int]:
+        """The batches, ascending, that Spark has committed and whose input it still knows."""
+        commits, offsets = self.batches(COMMITS), set(self.batches(OFFSETS))
+        return [batch for batch in commits if batch in offsets and (batch == 0 or batch - 1 in offsets)]
+
+    def batches(self, folder: str) -> list[int]:
+        """The batches, ascending, that have a file in a folder."""
+        names = [name.rpartition("/")[2] for name in self.files.list(folder)]
+        return sorted(int(name) for name in names if re.fullmatch(r"\d+", name))
+
+    def require_no_other_state(self) -> None:
+        """Refuse a query that also has stateful operators of Spark's own: a savepoint cannot hold their state."""
+        if self.files.list(_STATE):
+            raise ConfigurationError(
+                f"{self.location}: the query also has stateful operators of Spark's, whose state cannot be saved.",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Copy the whole checkpointLocation while the query is stopped, or replace those operators.",
+            )
+
+    def offsets(self, batch: int) -> dict[str, str]:
+        """Spark's offset log entries of a batch and the batch before, by batch id."""
+        return {str(one): self._text(f"{OFFSETS}/{one}") for one in (batch - 1, batch) if one >= 0}
+
+    def time_ms(self, batch: int) -> int | None:
+        """Spark's time of a batch; None if Spark has not noted it."""
+        name = f"{OFFSETS}/{batch}"
+        return BatchOffsets.parse(self._text(name), f"{self.location}/{name}").time_ms
+
+    def commits(self, batch: int) -> dict[str, str]:
+        """Spark's commit log entry of a batch, by batch id."""
+        return {str(batch): self._text(f"{COMMITS}/{batch}")}
+
+    def _text(self, name: str) -> str:
+        try:
+            return self.files.read(name).decode()
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            raise StateMissingError(
+                f"{self.location}/{name} is gone: Spark has deleted its record of that batch.",
+                hint="Save a newer batch.",
+            ) from error
+
+    def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
+        """Copy the sources' files up to a batch, whose offset log entry is `offsets`.
+
+        Raises StateMissingError if a source no longer has them, StorageError if files vanish at each attempt.
+        """
+        ends = BatchOffsets.parse(offsets, f"{self.location}/{OFFSETS}").file_log_ends
+        for attempt in range(_COPY_ATTEMPTS):
+            try:
+                held = dict(self._noted(ends))
+            except StorageError as error:
+                # A source may compact old files meanwhile, and delete them.
+                if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
+                    raise
+                continue
+            return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
+        raise AssertionError("unreachable")
+
+    def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """The sources' files by name; logs of files are cut, as Spark would read their later entries as one batch."""
+        logs: dict[str, list[str]] = {source: [] for source in ends}
+        for name in self.files.list(_SOURCES):
+            source, _, base_name = name.removeprefix(f"{_SOURCES}/").partition("/")
+            if source in logs and is_file_log_entry(base_name):
+                logs[source].append(base_name)
+            elif not name.rpartition("/")[2].startswith("."):
+                yield name, self.files.read(name)
+        for source, names in logs.items():
+            folder = f"{_SOURCES}/{source}"
+            files = file_log_until(names, ends[source], partial(self._read_below, folder), folder)
+            yield from ((f"{folder}/{name}", data) for name, data in files.items())
+
+    def _read_below(self, folder: str, name: str) -> bytes:
+        return self.files.read(f"{folder}/{name}")
+
+    def require_empty(self) -> None:
+        """Refuse a location with which a query has been started."""
+        if any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)) or self._has_metadata():
+            raise ConfigurationError(
+                f"{self.location} holds a checkpoint of a Spark query already.",
+                kind=ErrorKind.OTHER_OWNER,
+                hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
+            )
+
+    def _has_metadata(self) -> bool:
+        try:
+            self.files.read(_METADATA)
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            return False
+        return True
+
+    def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
+        """Write a checkpoint from which query `query_id` continues after the savepoint's batch.
+
+        `clock_id` becomes the id of the heartbeat's clock, which no other query may have.
+        """
+        for file in manifest.sources:
+            name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
+            self.files.write(name, read_saved(saved, file, saved_location))
+        self._put_all(COMMITS, manifest.commits)
+        parsed = {
+            batch: BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
+            for batch, text in manifest.offsets.items()
+        }
+        self._put_all(OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
+        # Written last: without this file Spark does not take the directory for a checkpoint.
+        self.files.write(_METADATA, json.dumps({"id": query_id}).encode())
+
+    def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:
+        for batch, text in texts.items():
+            self.files.write(f"{folder}/{batch}", text.encode())

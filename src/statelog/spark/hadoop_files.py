@@ -1,0 +1,84 @@
+"""Spark's own files of a checkpointLocation, through the file manager that Spark itself uses for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from statelog.errors import ErrorKind, StorageError
+from statelog.savepoint.spark_files import SparkFiles
+from statelog.spark import internals
+
+_MISSING: Final = "java.io.FileNotFoundException"
+
+
+class HadoopFiles(SparkFiles):
+    """Spark's files at a location of any file system that a session's Hadoop knows.
+
+    Files are written as Spark writes them: by default under a temporary name and then renamed, which is atomic where a
+    rename is. File systems with checksums keep these themselves.
+    """
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        self.location = location
+        """With its scheme, also if a path was given."""
+        with self._reported("open"):
+            self._files = internals.CheckpointFileManager(session, location)
+        self.location = self._files.location.rstrip("/")
+
+    def list(self, folder: str) -> list[str]:
+        return sorted(self._below(folder))
+
+    def _below(self, folder: str) -> Iterator[str]:
+        try:
+            with self._reported("list", folder):
+                children = self._files.list(folder)
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            return
+        for name, is_folder in children:
+            if is_folder:
+                yield from self._below(f"{folder}/{name}")
+            else:
+                yield f"{folder}/{name}"
+
+    def read(self, name: str) -> bytes:
+        with self._reported("read", name):
+            return self._files.read(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._reported("write", name):
+            self._files.write(name, data)
+
+    def move(self, source: str, target: str) -> None:
+        # A copy: Spark's file manager has no rename, and in an object store none is atomic. The files are small.
+        try:
+            data = self.read(source)
+        except StorageError as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            return
+        self.write(target, data)
+        with self._reported("delete", source):
+            self._files.delete(source)
+
+    @contextmanager
+    def _reported(self, operation: str, name: str = "") -> Iterator[None]:
+        """Turn an exception of Java's into a StorageError."""
+        try:
+            yield
+        except Py4JJavaError as error:
+            cause = error.java_exception
+            while cause.getCause() is not None:
+                cause = cause.getCause()
+            is_missing = str(cause.getClass().getName()) == _MISSING
+            raise StorageError(
+                f"{operation} {self.location}/{name} failed: {cause.toString()}.",
+                kind=ErrorKind.OBJECT_MISSING if is_missing else ErrorKind.STORE_FAILED,
+                hint="Can Spark itself reach the place? Its Hadoop configuration counts here (spark.hadoop.*).",
+            ) from error

@@ -1,0 +1,73 @@
+"""Opens a query's checkpointLocation: Spark's files in it, and the logs of the operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from statelog.checkpoint.query_operators import QueryLogs
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.log.open_store import open_location
+from statelog.savepoint.spark_checkpoint import SparkCheckpoint
+from statelog.savepoint.spark_files import DirectoryFiles, StoreFiles
+from statelog.spark import internals
+from statelog.spark.endpoint import STATE_FOLDER
+from statelog.spark.hadoop_files import HadoopFiles
+from statelog.storage.location import OBJECT_STORES, scheme_of
+from statelog.storage.open import local_path
+
+_LOCAL: Final = ("", "file")
+
+
+def open_checkpoint(location: str, session: SparkSession | None) -> SparkCheckpoint:
+    """Open the Spark side of a checkpointLocation.
+
+    A directory is read and written here, which syncs its files. Any other place is reached as Spark reaches it, through
+    the session's Hadoop; a bucket also without, as a location of statelog's. Raises ConfigurationError if the place can
+    be reached in neither way.
+    """
+    given = scheme_of(location)
+    scheme = given if session is None or given == "file" else internals.file_system_scheme(session, location)
+    if session is not None and scheme not in _LOCAL:
+        files = HadoopFiles(session, location)
+        return SparkCheckpoint(files, files.location)
+    if given in OBJECT_STORES:
+        return SparkCheckpoint(StoreFiles(open_location(location)), location.rstrip("/"))
+    if given not in _LOCAL:
+        reason = "no Spark session is active" if session is None else "the session's Hadoop does not know it"
+        raise ConfigurationError(
+            f"The checkpointLocation {location} is of the scheme {given}, and {reason}.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint=f"Call statelog in an application whose Spark session reads and writes {given}:// itself.",
+        )
+    path = Path(local_path(location))
+    return SparkCheckpoint(DirectoryFiles(open_location(str(path)), path), str(path))
+
+
+def state_location(checkpoint: SparkCheckpoint, location: str | None) -> str:
+    """The place for state below a checkpointLocation, or `location` if no store of statelog's can be there.
+
+    Raises ConfigurationError if that is None.
+    """
+    home = f"{checkpoint.location.rstrip('/')}/{STATE_FOLDER}"
+    scheme = scheme_of(home)
+    if scheme in _LOCAL or scheme in OBJECT_STORES:
+        return home
+    if location is None:
+        raise ConfigurationError(
+            f"{checkpoint.location}: statelog keeps no state in a place of the scheme {scheme}.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Pass location=, the directory or bucket of the operators' state.",
+        )
+    return location
+
+
+def read_logs(checkpoint: SparkCheckpoint, location: str | None) -> QueryLogs:
+    """Read the logs of a query's operators, below its checkpointLocation and at `location`.
+
+    Raises ConfigurationError if the location is no checkpoint, CorruptionError or StorageError if a log cannot be read.
+    """
+    query_id = checkpoint.query_id()
+    return QueryLogs.read(query_id, state_location(checkpoint, location), location, open_location)

@@ -1,0 +1,78 @@
+"""Spark's files without Spark: in a store, and in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statelog import ConfigurationError, ErrorKind
+from statelog.savepoint.spark_files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.storage import LocalStore
+from statelog.streams.checkpoint_location import open_checkpoint, state_location
+from statelog.testing.faults import FaultStore
+from tests.savepoint.spark_files_contract import TEXT, SparkFilesContract
+from tests.unit.test_crash_points import KillAt, Killed, When
+
+
+class TestStoreFiles(SparkFilesContract):
+    @pytest.fixture
+    def files(self, root: Path) -> SparkFiles:
+        return StoreFiles(LocalStore(root))
+
+
+class TestDirectoryFiles(SparkFilesContract):
+    @pytest.fixture
+    def files(self, root: Path) -> SparkFiles:
+        return DirectoryFiles(LocalStore(root), root)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_move_in_a_store_loses_nothing_and_leaves_no_checksum_alone(when: When, tmp_path: Path) -> None:
+    moves = 0
+    for number in range(1, 100):
+        root = tmp_path / str(number)
+        (root / "offsets").mkdir(parents=True)
+        contents = {"3": TEXT, ".3.crc": b"crc"}
+        for name, data in contents.items():
+            (root / "offsets" / name).write_bytes(data)
+        plan = KillAt(number, when)
+        try:
+            StoreFiles(FaultStore(LocalStore(root), plan)).move("offsets/3", "aside/offsets/3")
+            if not plan.killed_at:
+                break
+        except Killed:
+            moves += 1
+        for name, data in contents.items():
+            copies = [path.read_bytes() for path in root.glob(f"*/offsets/{name}")] + [
+                path.read_bytes() for path in root.glob(f"offsets/{name}")
+            ]
+            assert copies
+            assert set(copies) == {data}
+        assert (root / "offsets" / "3").exists() or not (root / "offsets" / ".3.crc").exists()
+        StoreFiles(LocalStore(root)).move("offsets/3", "aside/offsets/3")
+        assert {path.name: path.read_bytes() for path in (root / "aside" / "offsets").iterdir()} == contents
+        assert not list(root.glob("offsets/*"))
+    assert moves >= 6
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_directory_is_one_however_it_is_written(tmp_path: Path, scheme: str) -> None:
+    checkpoint = open_checkpoint(f"{scheme}{tmp_path}/", None)
+    assert checkpoint.location == str(tmp_path)
+    assert isinstance(checkpoint.files, DirectoryFiles)
+    assert state_location(checkpoint, "s3://bucket/state") == f"{tmp_path}/statelog"
+
+
+def test_a_bucket_needs_no_session() -> None:
+    checkpoint = open_checkpoint("s3a://bucket/checkpoint/", None)
+    assert type(checkpoint.files) is StoreFiles
+    assert state_location(checkpoint, None) == "s3a://bucket/checkpoint/statelog"
+
+
+@pytest.mark.parametrize("location", ["hdfs://name:8020/checkpoints/a", "viewfs://cluster/a", "dbfs:/a"])
+def test_another_file_system_needs_a_session(location: str) -> None:
+    with pytest.raises(ConfigurationError, match="no Spark session is active") as refused:
+        open_checkpoint(location, None)
+    assert refused.value.kind is ErrorKind.UNSUPPORTED_FEATURE
+    assert location.partition(":")[0] in refused.value.hint
