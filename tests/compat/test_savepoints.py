@@ -20,10 +20,10 @@ from statelog.checkpoint.history import History
 from statelog.log.open import open_log
 from statelog.log.open_store import open_location
 from statelog.options import Options
-from statelog.savepoint.load import RestoreTarget, restore_operator
-from statelog.savepoint.manifest import Manifest, SavedOperator
-from statelog.savepoint.parts import one_by_one
-from statelog.savepoint.save import save_operator
+from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.manifest import Manifest, SavedOperator
+from statelog.savepoints.parts import one_by_one
+from statelog.savepoints.save import save_operator
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of

@@ -17,7 +17,7 @@ FLOORS = [
     {"streams"},
     {"windows"},
     {"spark"},
-    {"savepoint"},
+    {"savepoints"},
     {"convert", "checkpoint"},
     {"operators"},
     {"tables"},

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import ConfigurationError, ErrorKind, StorageError
-from statelog.savepoint.spark_files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage import LocalStore
 from statelog.streams.checkpoint_location import open_checkpoint
-from tests.savepoint.spark_files_contract import TEXT, SparkFilesContract
+from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.spark.support import Job, ledger_model, make_orders
 
 pytestmark = pytest.mark.spark

@@ -21,10 +21,10 @@ from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
-from statelog.savepoint.load import RestoreTarget, restore_operator
-from statelog.savepoint.manifest import SavedOperator
-from statelog.savepoint.parts import one_by_one
-from statelog.savepoint.save import save_operator
+from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.manifest import SavedOperator
+from statelog.savepoints.parts import one_by_one
+from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from statelog.errors import ErrorKind, StorageError
-from statelog.savepoint.spark_files import SparkFiles
+from statelog.savepoints.spark_files import SparkFiles
 from statelog.spark import internals
 
 _MISSING: Final = "java.io.FileNotFoundException"

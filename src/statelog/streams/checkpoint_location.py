@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from statelog.checkpoint.query_operators import QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.open_store import open_location
-from statelog.savepoint.spark_checkpoint import SparkCheckpoint
-from statelog.savepoint.spark_files import DirectoryFiles, StoreFiles
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
+from statelog.savepoints.spark_files import DirectoryFiles, StoreFiles
 from statelog.spark import internals
 from statelog.spark.endpoint import STATE_FOLDER
 from statelog.spark.hadoop_files import HadoopFiles

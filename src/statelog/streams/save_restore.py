@@ -23,13 +23,13 @@ from statelog.errors import (
 from statelog.log.entry import QueryOperators
 from statelog.log.open_store import open_location
 from statelog.options import Options
-from statelog.savepoint.load import RestoreTarget, restore_operator
-from statelog.savepoint.manifest import MANIFEST, Manifest, SavedOperator
-from statelog.savepoint.parts import RunAll, one_by_one
-from statelog.savepoint.save import PART_BYTES, save_operator
-from statelog.savepoint.spark_checkpoint import SparkCheckpoint
-from statelog.savepoint.stopped import StoppedQuery
-from statelog.savepoint.target import begin_target, finish_target, require_apart, require_new
+from statelog.savepoints.load import RestoreTarget, restore_operator
+from statelog.savepoints.manifest import MANIFEST, Manifest, SavedOperator
+from statelog.savepoints.parts import RunAll, one_by_one
+from statelog.savepoints.save import PART_BYTES, save_operator
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
+from statelog.savepoints.stopped import StoppedQuery
+from statelog.savepoints.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
 from statelog.spark.checks import operators_of_query
 from statelog.spark.registered_stores import with_stores

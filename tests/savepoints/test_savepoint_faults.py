@@ -10,10 +10,10 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
-from statelog.savepoint import load, save
-from statelog.savepoint.manifest import Manifest
-from statelog.savepoint.spark_checkpoint import SparkCheckpoint
-from statelog.savepoint.spark_files import StoreFiles
+from statelog.savepoints import load, save
+from statelog.savepoints.manifest import Manifest
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
+from statelog.savepoints.spark_files import StoreFiles
 from statelog.storage import LocalStore, Store
 from statelog.streams import checkpoint_location, save_restore
 from statelog.testing.faults import FaultStore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.savepoint.spark_checkpoint import SparkCheckpoint
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 
 _log = logging.getLogger(__name__)
 

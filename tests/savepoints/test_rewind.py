@@ -21,7 +21,7 @@ from statelog.clock import SystemClock
 from statelog.log.entry import Claim, Entry, QueryOperators
 from statelog.log.open import open_log
 from statelog.options import Options
-from statelog.savepoint import spark_files as spark_files_module
+from statelog.savepoints import spark_files as spark_files_module
 from statelog.storage import LocalStore
 from statelog.testing.query import LocalOperator
 from tests.model.engine import Engine

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.savepoint.spark_files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
 from statelog.storage import LocalStore
 from statelog.streams.checkpoint_location import open_checkpoint, state_location
 from statelog.testing.faults import FaultStore
-from tests.savepoint.spark_files_contract import TEXT, SparkFilesContract
+from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
 from tests.unit.test_crash_points import KillAt, Killed, When
 
 

@@ -26,10 +26,10 @@ from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
-from statelog.savepoint.load import encode_tables, keyed_loads, load_keyed
-from statelog.savepoint.parquet import TableFile, file_schema
-from statelog.savepoint.save import export_keyed, keyed_exports, saved_operator
-from statelog.savepoint.tables import Positions, StateColumns
+from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
+from statelog.savepoints.parquet import TableFile, file_schema
+from statelog.savepoints.save import export_keyed, keyed_exports, saved_operator
+from statelog.savepoints.tables import Positions, StateColumns
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 

@@ -27,10 +27,10 @@ from statelog.runs.format import VALUE_COLUMN, change_schema
 from statelog.runs.merge import Garbage, RunMerge
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, plain_name
 from statelog.runs.times import Moment
-from statelog.savepoint.manifest import SavedFile, SavedOperator, SavedState
-from statelog.savepoint.parquet import TableFile, file_schema
-from statelog.savepoint.parts import Part, RunAll
-from statelog.savepoint.tables import ElementColumns, Positions, StateColumns
+from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState
+from statelog.savepoints.parquet import TableFile, file_schema
+from statelog.savepoints.parts import Part, RunAll
+from statelog.savepoints.tables import ElementColumns, Positions, StateColumns
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts
 

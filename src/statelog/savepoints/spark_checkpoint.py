@@ -9,10 +9,10 @@ from functools import partial
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
-from statelog.savepoint.file_log import file_log_until, is_file_log_entry
-from statelog.savepoint.manifest import Manifest, SavedFile, read_saved, store_saved
-from statelog.savepoint.offset_log import BatchOffsets
-from statelog.savepoint.spark_files import SparkFiles
+from statelog.savepoints.file_log import file_log_until, is_file_log_entry
+from statelog.savepoints.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.savepoints.offset_log import BatchOffsets
+from statelog.savepoints.spark_files import SparkFiles
 from statelog.storage import Store
 
 _METADATA: Final = "metadata"

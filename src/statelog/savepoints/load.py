@@ -27,9 +27,9 @@ from statelog.runs.byte_slices import BUDGET
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
-from statelog.savepoint.manifest import SavedFile, SavedOperator, read_saved
-from statelog.savepoint.parts import Part, RunAll
-from statelog.savepoint.tables import HASH, ElementColumns, StateColumns
+from statelog.savepoints.manifest import SavedFile, SavedOperator, read_saved
+from statelog.savepoints.parts import Part, RunAll
+from statelog.savepoints.tables import HASH, ElementColumns, StateColumns
 from statelog.storage import Store
 from statelog.storage.names import name_part
 
