@@ -15,7 +15,7 @@ from statelog.checkpoint.admission import OperatorConfig, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick, Ticked
+from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
 from statelog.checkpoint.refusals import incomplete_batch
 from statelog.clock import Clock, SystemClock
@@ -184,15 +184,7 @@ class Endpoint:
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
             return Ticked(self._clocks.needs_batch(request))
-        coordinator = self._coordinator(request.task)
-        if isinstance(request, Begin):
-            return coordinator.begin(request)
-        if isinstance(request, Fetch):
-            return coordinator.fetch(request)
-        if isinstance(request, ReadProgress):
-            coordinator.progress(request)
-            return Acked()
-        return coordinator.ack(request, payload)
+        return self._coordinator(request.task).handle(request, payload)
 
     def _coordinator(self, task: TaskId) -> Coordinator:
         with self._lock:

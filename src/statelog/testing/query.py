@@ -22,7 +22,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.protocol import Acked, Begin, Fetch, ReadProgress, Reply, Request, TaskId, Tick
+from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick
 from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.log import Log
@@ -270,14 +270,7 @@ class LocalQuery:
     def call(self, request: Request, payload: bytes) -> Reply:
         """Call the driver, as tasks do."""
         assert not isinstance(request, Tick), "only a clock source ticks"
-        if isinstance(request, Begin):
-            return self.coordinator.begin(request)
-        if isinstance(request, Fetch):
-            return self.coordinator.fetch(request)
-        if isinstance(request, ReadProgress):
-            self.coordinator.progress(request)
-            return Acked()
-        return self.coordinator.ack(request, payload)
+        return self.coordinator.handle(request, payload)
 
     def _open_on_task(self, location: str) -> Store:
         store = self.open_store(location)
