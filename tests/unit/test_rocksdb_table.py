@@ -132,7 +132,7 @@ def test_every_change_is_applied_once(options: dict[str, Any], applied: list[int
     """Whatever is merged meanwhile, and whichever process has the task."""
     expected = Expected()
     with make_harness(**options) as harness:
-        harness._query.policy = MergePolicy(at_once_rows=100)
+        parts_of(harness).query.policy = MergePolicy(at_once_rows=100)
         for batch in range(12):
             push(harness, expected, batch)
     assert applied.count("reset") == 2  # each subtask's first batch
