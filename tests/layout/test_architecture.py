@@ -1,0 +1,168 @@
+"""The way of a changeset, as docs/ARCHITECTURE.md tells it, is the way that one takes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from statelog import Options
+from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
+from statelog.checkpoint.changeset import Changeset
+from statelog.checkpoint.protocol import Ack, TaskId
+from statelog.clock import SystemClock
+from statelog.log.entry import Checkpoint
+from statelog.log.references import SegmentRef
+from statelog.runs.writer import StateChanges
+from statelog.spark import internals
+from statelog.spark.endpoint import Endpoint
+from statelog.spark.operator_plan import OperatorPlan
+from statelog.spark.rpc import RpcClient
+from statelog.spark.worker import Attempt, WorkerMemory
+from statelog.storage import LocalStore
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed import KeyedQuery
+
+PAGE = Path(__file__).parents[2] / "docs" / "ARCHITECTURE.md"
+VALUE = "a value that is found again in bytes"
+FIRST, LAST = "operators/keyed/changes.py", "storage/local.py"
+MOST_MODULES = 13
+
+FORMS = (StateChanges, Changeset, SegmentRef, Ack, AcceptedAck, Batch, Checkpoint)
+"""What a changeset is on its way, besides bytes."""
+
+
+class Remember(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", "text string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.value.update((VALUE,))
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_changeset_goes_the_way_that_the_page_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = re.findall(r"^\d+\. `([a-z_/]+\.py)`", PAGE.read_text(), re.MULTILINE)
+    assert len(told) == len(set(told)) <= MOST_MODULES
+    assert sorted(traced(tmp_path, monkeypatch)) == sorted(told)
+
+
+def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules through which the changeset of a batch goes from the processor's return to the log."""
+    way, ended = Way(), threading.Event()
+    query = KeyedQuery(
+        Remember(), OperatorArguments(input="user string", output="user string", keys=["user"]), Options()
+    )
+    config = query.operator.config_of("query", "run", "instance", 1)
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    plan = OperatorPlan(
+        "instance", session, config.uid, 1, str(directory / "state"), Options(), config.key_schema, config.states
+    )
+    spark = {
+        "when_queries_start": None,
+        "find_query": SimpleNamespace(id="query", runId="run", awaitTermination=ended.wait),
+        "require_synchronous_progress": None,
+        "observations": {plan.observation},
+        "batch_time": BatchTime(1000, 0),
+    }
+    for name, answer in spark.items():
+        monkeypatch.setattr(internals, name, lambda *_, answer=answer: answer)
+    with way.followed():
+        endpoint = Endpoint("127.0.0.1")
+        endpoint.register(plan)
+        client = RpcClient("127.0.0.1", endpoint.port, endpoint.secret)
+        attempt = Attempt(
+            TaskId("query", "run", config.uid, "instance", 0, 0, 1),
+            partition=0,
+            parallelism=1,
+            options=Options(compression="none"),
+            call=client.call,
+            memory=WorkerMemory(),
+            local=directory / "local" / "1" / "0",
+            open_store=LocalStore,
+            clock=SystemClock(),
+            token="token",
+        )
+        [read] = query.operator.split(query.data([("ann",)]), 1, 1000)
+        assert sum(output.num_rows for output in query.operator.task(attempt).run(read)) == 0
+        client.close()
+    ended.set()
+    return way.modules()
+
+
+class Way:
+    """Notes which module of statelog gives a changeset to which other one, as an argument or as a result."""
+
+    def __init__(self) -> None:
+        self.given: set[tuple[str, str]] = set()
+        self.is_stored = False
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        sys.setprofile(self._note)
+        threading.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def modules(self) -> list[str]:
+        """The modules between the first and the last: those that get it, and give it on."""
+        return sorted(self._reached(FIRST, self.given) & self._reached(LAST, {(to, by) for by, to in self.given}))
+
+    def _note(self, frame: FrameType, event: str, result: Any) -> None:
+        module = _module(frame)
+        if self.is_stored or not module or event not in ("call", "return"):
+            return
+        caller = frame.f_back
+        while caller is not None and not _module(caller):
+            caller = caller.f_back
+        if caller is None or _module(caller) == module:
+            return
+        code = frame.f_code
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        arguments = [frame.f_locals.get(name) for name in names if name != "self"]
+        is_given = any(map(_is_changeset, arguments))
+        if event == "call" and is_given:
+            self.given.add((_module(caller), module))
+            self.is_stored = module == LAST
+        if event == "return":
+            writes = is_given and any(isinstance(argument, pa.NativeFile) for argument in arguments)
+            if writes or _is_changeset(result):
+                self.given.add((module, _module(caller)))
+
+    @staticmethod
+    def _reached(start: str, given: set[tuple[str, str]]) -> set[str]:
+        found = [start]
+        for module in found:
+            found += [to for by, to in given if by == module and to not in found]
+        return set(found)
+
+
+def _module(frame: FrameType) -> str:
+    """The module that runs; empty outside of statelog's packages: core modules are tools of those above."""
+    name = str(frame.f_globals.get("__name__", ""))
+    _, *parts = name.split(".")
+    return f"{'/'.join(parts)}.py" if name.startswith("statelog.") and len(parts) > 1 else ""
+
+
+def _is_changeset(value: object) -> bool:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return VALUE.encode() in bytes(value)
+    if isinstance(value, list | tuple):
+        return any(map(_is_changeset, value))
+    return isinstance(value, FORMS) and (not isinstance(value, Checkpoint) or bool(value.segments))
