@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "tests.contract.log_contract", "statelog.testing.store_contract", "statelog.testing.table_contract"
+    "tests.contract.log_contract", "tests.contract.table_contract", "statelog.testing.store_contract"
 )
 
 # Time limits per example would make tests depend on what else the machine does.
@@ -28,6 +28,26 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+_SLOW = (
+    "tests/conversions",
+    "tests/docs",
+    "tests/model",
+    "tests/packaging",
+    "tests/s3",
+    "tests/soak",
+    "tests/spark",
+    "tests/unit/test_crash_points.py",
+    "tests/unit/test_kill_points.py",
+)
+"""Left out by ``./dev test --quick``: random stories, queries, and processes that are killed."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(_SLOW):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
