@@ -12,7 +12,10 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "statelog.testing.log_contract", "statelog.testing.store_contract", "statelog.testing.table_contract"
+    "statelog.testing.log_contract",
+    "statelog.testing.store_contract",
+    "statelog.testing.table_contract",
+    "tests.savepoint.spark_files_contract",
 )
 
 # Time limits per example would make tests depend on what else the machine does.
