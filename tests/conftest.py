@@ -12,7 +12,10 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "tests.contract.log_contract", "tests.contract.table_contract", "statelog.testing.store_contract"
+    "statelog.testing.store_contract",
+    "tests.contract.log_contract",
+    "tests.contract.table_contract",
+    "tests.savepoints.spark_files_contract",
 )
 
 # Time limits per example would make tests depend on what else the machine does.

@@ -52,3 +52,11 @@ def test_other_places_than_a_folder_in_a_bucket(other: str) -> None:
     assert not is_same_place(other, BUCKET)
     assert not is_within(other, BUCKET)
     assert not is_within(f"{other}/below", BUCKET)
+
+
+def test_places_that_only_spark_reaches() -> None:
+    assert is_within("hdfs://name/a/b", "hdfs://name/a/")
+    assert not is_within("hdfs://name/ab", "hdfs://name/a")
+    assert not is_within("hdfs://name/a", "hdfs://other/a")
+    assert not is_within("hdfs://name/a", "/a")
+    assert not is_within(BUCKET, "hdfs://bucket/folder")
