@@ -16,7 +16,7 @@ def test_every_number_is_positive(name: str, number: int) -> None:
         replace(MERGE_POLICY, **{name: number})
 
 
-def test_blocks_are_not_smaller_than_the_largest() -> None:
+def test_the_smallest_block_is_not_larger_than_the_largest() -> None:
     assert MergePolicy(least_block_rows=10, most_block_rows=10).block_rows(5) == 10
     with pytest.raises(ValueError, match="least_block_rows 11 is more than 10"):
         MergePolicy(least_block_rows=11, most_block_rows=10)
