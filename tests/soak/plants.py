@@ -9,80 +9,69 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from statelog.checkpoint import coordinator, keyed_task
 from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Ack, JobOutcome
 from statelog.local.materializer import Grant, MaintenanceRequest, Materialized, Materializer
 from statelog.log.references import Level
 
-_result, _work, _fits, _settle = (
-    Materializer.result,
-    Materializer.work,
-    MaterializationPolicy.fits,
-    MaterializationPolicy.settle,
-)
+
+class _AnyJob(Materializer):
+    """Takes the job that is here for the grant's, whatever has become of it since."""
+
+    def result(self, grant: Grant | None) -> Materialized | None:
+        return super().result(self._own_grant(grant))
+
+    def work(self, request: MaintenanceRequest, *arguments: Any) -> None:
+        grant = self._own_grant(request.grant) if request.grant else None
+        super().work(replace(request, grant=grant), *arguments)
+
+    def _own_grant(self, grant: Grant | None) -> Grant | None:
+        job = self._load()
+        if job is None or not job.grant:
+            return grant
+        return Grant(job.grant, b"", [], "") if grant is None else replace(grant, job=job.grant)
 
 
-def _own_grant(materializer: Materializer, grant: Grant | None) -> Grant | None:
-    """The grant of the job that is here, whatever has become of it since."""
-    job = materializer._load()
-    if job is None or not job.grant:
-        return grant
-    return Grant(job.grant, b"", [], "") if grant is None else replace(grant, job=job.grant)
+class _AnyNewer(MaterializationPolicy):
+    """Compares only the last level with the materialized state."""
 
-
-def _result_of_any(self: Materializer, grant: Grant | None) -> Materialized | None:
-    return _result(self, _own_grant(self, grant))
-
-
-def _work_on(self: Materializer, order: MaintenanceRequest, *arguments: Any) -> None:
-    _work(self, replace(order, grant=_own_grant(self, order.grant)) if order.grant else order, *arguments)
-
-
-def _is_newer(self: MaterializationPolicy, ack: Ack, genesis: bytes) -> bool:
-    """Only the last level is compared with what is materialized."""
-    if not ack.has_changeset:
-        return _fits(self, ack, genesis)
-    subtask = ack.task.subtask
-    record = self._inventory.history.latest_record
-    base = record.base_map.base_of(subtask, self._config.parallelism) if record and record.base_map else None
-    if not ack.levels or (base is not None and ack.levels[-1].last <= base.through):
-        return False
-    self._grants.end(subtask, has_leftovers=False)
-    self._grants.open(subtask, ack.job, b"", [])
-    return True
+    def fits(self, ack: Ack, genesis: bytes) -> bool:
+        if not ack.has_changeset:
+            return super().fits(ack, genesis)
+        subtask = ack.task.subtask
+        record = self._inventory.history.latest_record
+        base = record.base_map.base_of(subtask, self._config.parallelism) if record and record.base_map else None
+        if not ack.levels or (base is not None and ack.levels[-1].last <= base.through):
+            return False
+        self._grants.end(subtask, has_leftovers=False)
+        self._grants.open(subtask, ack.job, b"", [])
+        return True
 
 
 def stale_jobs() -> AbstractContextManager[object]:
     """A job that was finished on a host a while ago counts, whatever base it was begun on."""
     planted = ExitStack()
-    for owner, name, wrapper in (
-        (Materializer, "result", _result_of_any),
-        (Materializer, "work", _work_on),
-        (MaterializationPolicy, "fits", _is_newer),
-    ):
-        planted.enter_context(patch.object(owner, name, wrapper))
+    planted.enter_context(patch.object(keyed_task, "Materializer", _AnyJob))
+    planted.enter_context(patch.object(coordinator, "MaterializationPolicy", _AnyNewer))
     return planted
 
 
-def _settle_first(
-    self: MaterializationPolicy,
-    batch: Batch,
-    ack: Ack,
-    levels: list[Level],
-    payload: bytes,
-    *,
-    fits: bool,
-    is_counted: bool,
-) -> JobOutcome:
-    if not is_counted:
-        levels, payload = [], b""
-    return _settle(self, batch, ack, levels, payload, fits=fits, is_counted=is_counted)
+class _FirstAck(MaterializationPolicy):
+    """Takes a materialization only from the first ack of a result."""
+
+    def settle(
+        self, batch: Batch, ack: Ack, levels: list[Level], payload: bytes, *, fits: bool, is_counted: bool
+    ) -> JobOutcome:
+        if not is_counted:
+            levels, payload = [], b""
+        return super().settle(batch, ack, levels, payload, fits=fits, is_counted=is_counted)
 
 
 def lost_jobs() -> AbstractContextManager[object]:
     """What comes with the ack of a second action is dropped, as its result is that of the first."""
-    return patch.object(MaterializationPolicy, "settle", _settle_first)
+    return patch.object(coordinator, "MaterializationPolicy", _FirstAck)
 
 
 PLANTS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {

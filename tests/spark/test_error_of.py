@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from statelog import ConfigurationError, ErrorKind, Options, ProcessorError, Sta
 from statelog.clock import SystemClock
 from statelog.log.entry import Claim
 from statelog.log.open import open_log
-from statelog.spark.worker import worker_process
+from statelog.spark.rpc import RpcClient
 from statelog.storage import LocalStore
 from tests.spark.support import Job, Ledger, make_orders
 
@@ -32,8 +33,9 @@ class Hangs(Ledger):
     """Loses the connection to the driver."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for client in worker_process()._clients.values():
-            client.close()
+        for found in gc.get_objects():
+            if isinstance(found, RpcClient):
+                found.close()
         return iter(())
 
 

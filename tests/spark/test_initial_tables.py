@@ -234,11 +234,12 @@ def test_loaded_values_are_what_spark_casts_them_to(spark: SparkSession, tmp_pat
 def test_types_without_a_stored_form_are_refused_where_they_are_declared(spark: SparkSession, kind: str) -> None:
     spark.conf.set("spark.sql.timeType.enabled", "true")
     try:
-        keyed = statelog.key_by(spark.sql(f"SELECT 1 AS k, cast(null AS {kind}) AS x"), "k")
+        df = spark.sql(f"SELECT 1 AS k, cast(null AS {kind}) AS x")
+        keyed = statelog.key_by(df, "k")
         with pytest.raises(ConfigurationError, match=r"output column 'x' has type (struct<>|time\(9\))"):
             keyed.transformWithState(Times(), f"x {kind}", "update", "None")
         with pytest.raises(ConfigurationError, match=r"grouping column 'x' has type (struct<>|time\(9\))"):
-            statelog.key_by(keyed._frame.df, "x")
+            statelog.key_by(df, "x")
         with pytest.raises(ConfigurationError, match=r"state 'last', field 'x' has type (struct<>|time\(9\))"):
             keyed.transformWithState(Declares(kind), "k int", "update", "None")
         found = keyed.transformWithState(Times(), "key string, held string", "update", "None").collect()

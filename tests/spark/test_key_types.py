@@ -22,6 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, ErrorKind
+from statelog.streams.keyed import keyed_frame
 from tests.spark.support import Job
 
 pytestmark = pytest.mark.spark
@@ -207,7 +208,7 @@ def test_a_key_is_what_spark_groups_by(spark: SparkSession, case_sensitive: bool
             with pytest.raises((ConfigurationError, AnalysisException)):
                 statelog.key_by(df, name(df))
             continue
-        frame = statelog.key_by(df, key)._frame
+        frame = keyed_frame(df, [key])
         assert frame.columns[0].lower() == expected.columns[0].lower()
         [place] = frame.key_columns
         assert len(frame.df.columns) == len(df.columns) or place == 0, "only what is computed is a column more"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import xxhash
 
 from statelog.errors import ConfigurationError, CorruptionError
-from statelog.log.entry import _HEADER, FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
+from statelog.log.entry import FRAME_HEADER_BYTES, FRAME_MAGIC, decode_header, encode_frame
 from tests.contract.log_contract import make_checkpoint
+
+HEADER = struct.Struct("<4sIQQQ")
 
 
 def header_of(magic: bytes) -> bytes:
     """A header whose checksum fits, whatever its magic is."""
     frame = b"".join(encode_frame(*make_checkpoint("a", 1, 0)))
-    fields = _HEADER.unpack(frame[:FRAME_HEADER_BYTES])
-    head = _HEADER.pack(magic, *fields[1:])[:-8]
+    fields = HEADER.unpack(frame[:FRAME_HEADER_BYTES])
+    head = HEADER.pack(magic, *fields[1:])[:-8]
     return head + xxhash.xxh3_64_digest(head)[::-1]
 
 

@@ -195,7 +195,7 @@ def test_the_log_and_what_is_kept_of_it_stay_bounded() -> None:
             if number % 450 == 449:
                 harness.restart(1 + number % 3, keepLocal=number % 2 == 0)
         assert len(entries(harness)) < 350
-        assert len(list(parts_of(harness).query.coordinator._history.records)) < 350
+        assert len(list(parts_of(harness).query.coordinator.history.records)) < 350
         store = LocalStore(parts_of(harness).query.location)
         assert sum(info.size_bytes for info in store.list()) < 2 << 20
         assert len(store.list()) < 20

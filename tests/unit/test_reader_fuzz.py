@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CorruptionError, StorageError
-from statelog.log.entry import _HEADER, FRAME_MAGIC, encode_frame
+from statelog.log.entry import FRAME_MAGIC, encode_frame
 from statelog.log.numbered import NumberedLog
 from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
 from statelog.runs.schema import StateSchema
@@ -47,7 +48,7 @@ def read_log(*files: bytes) -> None:
 def frame_of(index: bytes, payload: bytes = b"") -> bytes:
     """A frame whose checksums fit whatever its index is."""
     checksum = xxhash.xxh3_64_intdigest(index)
-    head = _HEADER.pack(FRAME_MAGIC, len(index), len(payload), checksum, 0)[:-8]
+    head = struct.pack("<4sIQQ", FRAME_MAGIC, len(index), len(payload), checksum)
     return head + xxhash.xxh3_64_digest(head)[::-1] + index + payload
 
 

@@ -115,7 +115,8 @@ class Coordinator:
         self._restoring = RestoringSubtasks(config, options.observer, self._name)
 
     @property
-    def _history(self) -> History:
+    def history(self) -> History:
+        """The checkpoints that this start still knows."""
         return self._inventory.history
 
     @property
@@ -139,7 +140,7 @@ class Coordinator:
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._policy.restore(first_batch - 1)
-        before = self._history.at(first_batch - 1)
+        before = self.history.at(first_batch - 1)
         self._generations = generations_of(self._config, before)
         self._inherited = inherit(self._config.settings, self._config.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
@@ -199,7 +200,7 @@ class Coordinator:
             batch = self._enter(task)
             require_own_partition(request, batch, self._config, self._name)
             batch.begun[task.attempt] = task.subtask
-            before = self._history.at(batch.number - 1)
+            before = self.history.at(batch.number - 1)
             genesis = self._views.genesis_digests[task.subtask]
             return Begun(
                 epoch=self._epoch,
@@ -237,7 +238,7 @@ class Coordinator:
             self._commit(current, self._clock.monotonic_s())
         batch = Batch(task.batch, self._time_of(task.batch))
         if current is None:
-            self._views = Views.of_first_batch(self._config, self._history, task.batch)
+            self._views = Views.of_first_batch(self._config, self.history, task.batch)
         else:
             self._views = self._views.after(current)
             self._remove_initial_state()
@@ -250,7 +251,7 @@ class Coordinator:
     def _time_of(self, batch: int) -> BatchTime:
         """The times of a batch: Spark's, with the operator's own watermark if it has one."""
         time = self._batch_time(batch)
-        before = self._history.at(batch - 1)
+        before = self.history.at(batch - 1)
         if self._config.watermark is None:
             # If the operator used to have its own watermark, Spark's may be behind it: stay until Spark's catches up.
             least_ms = NO_TIME_MS if before is None else before.watermark_ms
@@ -267,7 +268,7 @@ class Coordinator:
     def watermark_advances(self, batch: int) -> bool:
         """Whether the operator's own watermark after a batch is larger than in it."""
         with self._lock:
-            checkpoint = self._history.at(batch)
+            checkpoint = self.history.at(batch)
             if self._config.watermark is None or checkpoint is None:
                 return False
             after_ms = self._config.watermark.advance(checkpoint.watermark_ms, checkpoint.max_event_ms)
@@ -279,7 +280,7 @@ class Coordinator:
             self._require_running()
             task = request.task
             self._require_begun(task)
-            missing = self._history.missing_segments(
+            missing = self.history.missing_segments(
                 self._views.genesis_digests[task.subtask],
                 task.subtask,
                 self._config.parallelism,
@@ -372,12 +373,12 @@ class Coordinator:
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._rewrite_snapshots(acks)
         oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held_batches]))
-        log_start = self._history.log_start(oldest, batch.number)
+        log_start = self.history.log_start(oldest, batch.number)
         base_map = self._inventory.base_map_to_repeat(batch.number)
         entry, payload = compose(
             self._config,
             batch,
-            self._history.at(batch.number - 1),
+            self.history.at(batch.number - 1),
             epoch=self._epoch,
             token=self._new_token(),
             generations=self._generations,
@@ -429,10 +430,8 @@ class Coordinator:
         """
         with self._lock:
             current = self._batch
-            is_there = (
-                current is not None and batch >= self._oldest_retained(current) and self._history.has_batch(batch)
-            )
-            history = self._history.copy() if is_there else None
+            is_there = current is not None and batch >= self._oldest_retained(current) and self.history.has_batch(batch)
+            history = self.history.copy() if is_there else None
             if is_there:
                 self._held_batches.append(batch)
         try:

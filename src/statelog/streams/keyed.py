@@ -56,6 +56,11 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     given: list[Any] = list(cols[0]) if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else list(cols)
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
+    return KeyedStream(keyed_frame(df, given))
+
+
+def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
+    """Find the grouping columns, and add those that are computed; raises the errors of :func:`key_by`."""
     frame = _keyed(df, given)
     doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
     if doubled:
@@ -65,7 +70,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     KeyCodec(frame.key_schema)
     with _naming(df, given):
         df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
-    return KeyedStream(frame)
+    return frame
 
 
 def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
