@@ -12,12 +12,11 @@ TESTS = Path(__file__).parents[1]
 SOURCES = [TESTS.parent / "src" / "statelog", TESTS.parent / "benchmarks"]
 
 STILL_USED = {
-    "storage/test_local_store.py": {"_DIRECTORY_RACES"},
     "unit/test_benchmarks.py": {"_stored"},
     "unit/test_fault_proxy.py": {"_process"},
     "unit/test_tail.py": {"_answer"},
 }
-"""By file, the names that tests of storage and benchmarks have yet to do without. Only to become shorter."""
+"""By file, the names that tests of benchmarks have yet to do without. Only to become shorter."""
 
 _BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object"}
 """Functions that take a name as text; the last is that of unittest.mock.patch."""

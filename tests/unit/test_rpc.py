@@ -89,9 +89,14 @@ def ack(attempt: int, name: str = "") -> Ack:
     return make_ack(task, b"c" * 16, 5, 1, 2, name, 0.5)
 
 
-def require_service(server: RpcServer) -> None:
+def require_service(server: RpcServer, attempts: int = 1) -> None:
     """Somebody who knows the secret is served."""
-    client = RpcClient(HOST, server.port, SECRET)
+    try:
+        client = RpcClient(HOST, server.port, SECRET)
+    except ProtocolError:
+        if attempts == 1:
+            raise
+        return require_service(server, attempts - 1)
     assert client.call(ack(9)) == Acked()
     client.close()
 
@@ -762,7 +767,7 @@ def test_any_bytes_leave_the_server_as_it_was(handler: Handler) -> None:
                     talk(connection, sent, ends=ends or sent == right)
                 case "calls":
                     talk(authenticated(server), data.draw(calls()), ends=True)
-            require_service(server)
+            require_service(server, attempts=5)  # on a busy machine a handshake may take longer than it is given
             for thread in serving_threads() - own:
                 thread.join(LONG_S)
             assert serving_threads() <= own
