@@ -20,8 +20,7 @@ from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
-from statelog.log.open import open_log
-from statelog.log.open_store import open_retrying_store
+from statelog.log.open import open_log, open_retrying_store
 from statelog.log.references import SegmentRef
 from statelog.metrics import Measurements
 from statelog.options import Options

@@ -12,8 +12,7 @@ from statelog.errors import (
     StateMissingError,
     StorageError,
 )
-from statelog.metrics import Metric, Recorded
-from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, RestoreProgress, Step
+from statelog.metrics import CheckpointMetrics, Metric, Observer, Recorded, RestoreMetrics, RestoreProgress, Step
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from statelog.operators.unkeyed.states import BroadcastState, OperatorListState

@@ -1,7 +1,4 @@
-"""Measurements of the storage path: recorded where they occur, sent with the ack, and added up on the driver.
-
-The metrics have the meaning of those in Flink's ``ChangelogStorage`` group.
-"""
+"""Metrics and progress: recorded where things happen, sent with the ack, told to the observer."""
 
 from __future__ import annotations
 
@@ -102,3 +99,163 @@ class Measurements:
             taken = Recorded(dict(self._counts), {metric: list(held) for metric, held in self._samples.items()})
             self._counts, self._samples = Counter(), {}
             return taken
+
+
+class Step(StrEnum):
+    """The steps of a batch, in order."""
+
+    RESTORED = "restored"
+    """Task: the runs of the previous checkpoint are on this host."""
+    ACKING = "acking"
+    """Task: the changeset is ready; the ack is about to be sent."""
+    LAST_ACK = "last-ack"
+    """Driver: all subtasks have acked; the log entry is about to be written."""
+    DURABLE = "durable"
+    """Driver: the log entry is durable; the last task does not know that yet."""
+    ACKED = "acked"
+    """Task: the coordinator has answered."""
+    MERGING = "merging"
+    """Task: local runs are about to be merged, and then replaced by the result."""
+    MATERIALIZING = "materializing"
+    """Task: a slice of a materialization, or of a large merge, is about to begin."""
+
+
+@dataclass(frozen=True)
+class CheckpointMetrics:
+    """The measurements of one checkpoint.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        Spark's batch id.
+    revision : int
+        How often a later attempt with another result replaced an earlier one.
+    parallelism : int
+        Number of subtasks.
+    input_rows, late_rows, changes : int
+        Rows read, late rows among them (dropped, or returned in a `lateColumn`), and changes logged; sums over all
+        subtasks.
+    watermark_ms : int
+        The watermark of the batch, milliseconds since the Unix epoch.
+    changed_bytes : int
+        Stored size of the changesets.
+    objects : int
+        Objects written for the checkpoint, including the log entry unless it was appended to a file.
+    commit_s : float
+        Time from the last ack until the log entry is durable.
+    subtask_s : float
+        The longest time that a subtask spent on the checkpoint before its ack: encoding its changes, writing the local
+        run, and an upload.
+    base_bytes, log_bytes : int
+        Size of the materialized keyed state, and of the changesets since, which a restart would read too.
+    materialized, materialized_bytes : int
+        Subtasks whose materialized state counts from this checkpoint on, and the bytes that they newly stored for it.
+    materialization_failures : int
+        Subtasks that reported a failed materialization with this checkpoint.
+    stored_bytes, needed_bytes : int
+        Size of the files that hold operator state, large changesets and materialized runs, and of their part that is
+        still needed.
+    restore_s : float
+        The longest time of a subtask from the answer to its begin until its state could be read.
+    restored_bytes : int
+        Stored size of the runs from which subtasks fetched state that their local copies lacked.
+    measured : Recorded
+        Measurements of driver and tasks since the previous checkpoint; see :class:`statelog.Metric`.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    revision: int
+    parallelism: int
+    input_rows: int
+    late_rows: int
+    watermark_ms: int
+    changes: int
+    changed_bytes: int
+    objects: int
+    commit_s: float
+    subtask_s: float
+    base_bytes: int = 0
+    log_bytes: int = 0
+    materialized: int = 0
+    materialized_bytes: int = 0
+    materialization_failures: int = 0
+    stored_bytes: int = 0
+    needed_bytes: int = 0
+    restore_s: float = 0.0
+    restored_bytes: int = 0
+    measured: Recorded = field(default_factory=Recorded)
+
+
+@dataclass(frozen=True)
+class RestoreMetrics:
+    """The measurements of a start of an operator: reading its log.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        The first batch of the start.
+    parallelism : int
+        Number of subtasks.
+    log_entries : int
+        Entries read from the log.
+    log_s : float
+        Time to claim and read the log.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    parallelism: int
+    log_entries: int
+    log_s: float
+
+
+@dataclass(frozen=True)
+class RestoreProgress:
+    """The progress of a restart that takes longer than a second.
+
+    Parameters
+    ----------
+    query_id, uid : str
+        The query and the operator.
+    batch : int
+        The batch that needs the state.
+    subtasks : int
+        Subtasks that have reported.
+    read_bytes, known_bytes : int
+        Bytes, as stored, that these subtasks have read and that they must read in total. Runs that are then added to a
+        RocksDB table count once more.
+    """
+
+    query_id: str
+    uid: str
+    batch: int
+    subtasks: int
+    read_bytes: int
+    known_bytes: int
+
+
+class Observer:
+    """Base class of observers; every method does nothing.
+
+    An observer is an option (:class:`statelog.Options`) and is sent to the tasks, so it must be picklable. On the
+    driver several threads call the object itself; a task calls a copy. An exception fails the task or the checkpoint.
+    """
+
+    def step(self, step: Step, batch: int, subtask: int) -> None:
+        """Called when a process passes a step of a batch; `subtask` is -1 on the driver."""
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        """Called on the driver when a checkpoint is durable."""
+
+    def restore(self, metrics: RestoreMetrics) -> None:
+        """Called on the driver when a start has claimed its location and found its state in the log."""
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        """Called on the driver, by several threads, while subtasks read their state for more than a second."""

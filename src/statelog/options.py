@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.errors import ConfigurationError
-from statelog.observer import Observer
+from statelog.metrics import Observer
 
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The values of the option `table`."""

@@ -17,8 +17,7 @@ import pytest
 
 import statelog
 from statelog.checkpoint.history import History
-from statelog.log.open import open_log
-from statelog.log.open_store import open_location
+from statelog.log.open import open_location, open_log
 from statelog.options import Options
 from statelog.savepoints.load import RestoreTarget, restore_operator
 from statelog.savepoints.manifest import Manifest, SavedOperator

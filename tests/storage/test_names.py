@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statelog.log.operator_folder import operator_folder
+from statelog.log.open import operator_folder
 from statelog.storage import LocalStore
 from statelog.storage.names import distinct_parts, former_name_part, name_part
 from tests.stored_query import StoredQuery

@@ -12,7 +12,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError, Options
 from statelog.clock import SystemClock
-from statelog.log.open_store import open_retrying_store
+from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.spark.registered_stores import pickled_stores
 from statelog.storage import LocalStore, Store, open_store

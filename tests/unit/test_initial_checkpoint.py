@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.initial import initial_checkpoint
+from statelog.checkpoint.views import initial_checkpoint
 from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.references import StoredRun
 from statelog.runs.times import NO_TIME_MS

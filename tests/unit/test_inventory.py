@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.inventory import Inventory
+from statelog.checkpoint.garbage import Inventory
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Base, Level, SegmentRef, StoredRun

@@ -13,7 +13,7 @@ from statelog.checkpoint.maintenance import Maintenance
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.observer import Step
+from statelog.metrics import Step
 from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain

@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StorageError
 from statelog.checkpoint.history import Record
-from statelog.checkpoint.schedule import MaterializationSchedule
+from statelog.checkpoint.materialization import MaterializationSchedule
 from statelog.local.materializer import Grant, MaintenanceRequest, Materializer
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns

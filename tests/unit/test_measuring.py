@@ -6,12 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from statelog.checkpoint.batch import AcceptedAck
-from statelog.checkpoint.measuring import checkpoint_metrics
+from statelog.checkpoint.commit import checkpoint_metrics
 from statelog.checkpoint.protocol import TaskId
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
-from statelog.metrics import Recorded
-from statelog.observer import CheckpointMetrics
+from statelog.metrics import CheckpointMetrics, Recorded
 from tests.acks import make_ack
 
 

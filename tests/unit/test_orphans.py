@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from statelog.checkpoint.garbage import find_orphans
 from statelog.checkpoint.history import History
-from statelog.checkpoint.orphans import find_orphans
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
 from statelog.log.entry import Claim, QueryOperators
 from statelog.log.numbered import NumberedLog
-from statelog.log.operator_folder import operator_folder
+from statelog.log.open import operator_folder
 from statelog.storage import LocalStore
 from statelog.storage.names import former_name_part, name_part
 from statelog.testing.clock import ManualClock

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from statelog import Options
 from statelog.checkpoint.history import History
-from statelog.checkpoint.schedule import MaterializationSchedule
+from statelog.checkpoint.materialization import MaterializationSchedule
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.entry import Checkpoint
 from tests.unit.test_history import base, checkpoint, segment

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.bases import BaseMap
+from statelog.checkpoint.garbage import Truncation
 from statelog.checkpoint.history import Record
-from statelog.checkpoint.truncation import Truncation
 from statelog.log.entry import Checkpoint
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range

@@ -5,17 +5,17 @@ Tasks and a coordinator exchange a few messages (`protocol`) per batch. A checkp
 The life of a checkpoint:
 
 1. `admission` and `settings` decide whether a start may continue from the location; the `coordinator` claims it.
-   `initial` makes the checkpoint of state that exists before batch 0.
+   `views` makes the checkpoint of state that exists before batch 0.
 2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
 3. `keyed_task` or `unkeyed_task` restores that state (`progress`) and processes the rows. Keyed tasks write their
-   changeset with `writer` and `uploads`. Each sends an ack: `refusals` rejects stale and misplaced tasks, `batch`
+   `changeset`. Each sends an ack: `refusals` rejects stale and misplaced tasks, `batch`
    decides which attempt's ack counts.
-4. After the last ack, `commit` builds the entry, the coordinator appends it to the log, `measuring` reports it.
+4. After the last ack, `commit` builds the entry and its metrics, and the coordinator appends it to the log.
 5. `history` keeps the checkpoints that can be restored, `bases` the materialized state of each range of key hashes.
-6. `inventory` deletes the files that no checkpoint needs, with `retention`, `truncation` and `orphans`; `deletion`
-   deletes each only if the `deletion_gate` lets it go.
+6. `garbage` finds the files that no checkpoint needs, with `retention`, and deletes each only if the `deletion_gate`
+   lets it go.
 
-Beside that, `schedule`, `materialization` and `grants` decide which subtask materializes when; `maintenance` does it.
+Beside that, `materialization` and `grants` decide which subtask materializes when; `maintenance` does it.
 `query_operators` and `rewind_target` read the logs of all operators of a query.
 
 Words of this package:

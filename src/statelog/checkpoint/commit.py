@@ -1,4 +1,4 @@
-"""Builds the log entry of a checkpoint from the acks of its batch."""
+"""Makes a log entry of the acks of a batch, and the metrics of the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from msgspec.structs import replace
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import AcceptedAck, Batch
+from statelog.checkpoint.garbage import Inventory
+from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.log.entry import Checkpoint, Settings
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
+from statelog.metrics import CheckpointMetrics, Recorded
 from statelog.runs.evolution import recorded_schema
 from statelog.runs.schema import StateSchema
 
@@ -140,3 +143,45 @@ def _place_bases(config: OperatorConfig, acks: list[AcceptedAck], payload: list[
         payload.append(accepted.levels_payload)
         bases.append(Base(subtask, config.parallelism, levels))
     return bases
+
+
+def checkpoint_metrics(
+    entry: Checkpoint,
+    acks: list[AcceptedAck],
+    policy: MaterializationPolicy,
+    inventory: Inventory,
+    commit_s: float,
+    log_files: int,
+    measured: Recorded,
+) -> CheckpointMetrics:
+    """Build the metrics of a durable checkpoint.
+
+    `commit_s` is the time from the last ack until the entry was durable, `log_files` the number of log files made for
+    it, `measured` the store requests since the previous checkpoint.
+    """
+    uploads = sum(len(accepted.ack.names) for accepted in acks)
+    return CheckpointMetrics(
+        query_id=entry.query_id,
+        uid=entry.uid,
+        batch=entry.batch,
+        revision=entry.revision,
+        parallelism=entry.parallelism,
+        input_rows=sum(accepted.ack.last.input_rows for accepted in acks),
+        late_rows=sum(accepted.ack.late_rows for accepted in acks),
+        watermark_ms=entry.watermark_ms,
+        changes=sum(accepted.ack.total_rows for accepted in acks),
+        changed_bytes=sum(accepted.ack.total_bytes for accepted in acks),
+        objects=uploads + log_files,
+        commit_s=commit_s,
+        subtask_s=max(accepted.ack.subtask_s for accepted in acks),
+        base_bytes=policy.base_bytes,
+        log_bytes=policy.log_bytes,
+        materialized=len(entry.bases),
+        materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
+        materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
+        stored_bytes=inventory.stored_bytes,
+        needed_bytes=inventory.needed_bytes,
+        restore_s=max(accepted.ack.restore_s for accepted in acks),
+        restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
+        measured=measured,
+    )

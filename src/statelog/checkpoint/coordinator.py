@@ -13,12 +13,10 @@ from dataclasses import replace
 
 from statelog.checkpoint.admission import OperatorConfig, require_admission
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
-from statelog.checkpoint.commit import compose, generations_of
+from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of
+from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
-from statelog.checkpoint.initial import initial_checkpoint, initial_entry
-from statelog.checkpoint.inventory import Inventory
 from statelog.checkpoint.materialization import MaterializationPolicy
-from statelog.checkpoint.measuring import checkpoint_metrics
 from statelog.checkpoint.progress import RestoringSubtasks
 from statelog.checkpoint.protocol import (
     Ack,
@@ -37,7 +35,7 @@ from statelog.checkpoint.protocol import (
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
 from statelog.checkpoint.refusals import incomplete_batch, require_own_partition, require_own_segments, stale_task
 from statelog.checkpoint.settings import Inherited, inherit
-from statelog.checkpoint.views import Views
+from statelog.checkpoint.views import Views, initial_checkpoint, initial_entry
 from statelog.clock import Clock
 from statelog.errors import (
     ErrorKind,
@@ -51,8 +49,7 @@ from statelog.local.restore import read_segment
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
 from statelog.log.log import Log
 from statelog.log.references import SegmentRef, StoredRun
-from statelog.metrics import Measurements
-from statelog.observer import RestoreMetrics, Step
+from statelog.metrics import Measurements, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import Store

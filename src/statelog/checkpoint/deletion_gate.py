@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from statelog.checkpoint.orphans import CHANGES_FOLDER
 from statelog.log.entry import Checkpoint
-from statelog.log.open import LOG_FOLDER
+from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
 
 _NEVER: Final = 1 << 63
 

@@ -30,15 +30,13 @@ from statelog.checkpoint.protocol import (
 )
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
-from statelog.local.directory import remove_other_parallelisms
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
-from statelog.local.use import in_use, is_turn_to_remove, remove_unused
-from statelog.metrics import Measurements, Metric
-from statelog.observer import Step
+from statelog.local.use import in_use, is_turn_to_remove, remove_other_parallelisms, remove_unused
+from statelog.metrics import Measurements, Metric, Step
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.subtask import KeyedRows, KeyedSubtask

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from statelog.local.materializer import MaintenanceRequest, Materialized, Materializer
 from statelog.local.runs import LocalRun, LocalRuns
-from statelog.observer import Step
+from statelog.metrics import Step
 from statelog.runs.merge import Garbage, choose_merge
 
 

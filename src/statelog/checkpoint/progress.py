@@ -12,7 +12,7 @@ from statelog.checkpoint.protocol import ReadProgress
 from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
 from statelog.local.restore_plan import RestorePlan
-from statelog.observer import Observer, RestoreProgress
+from statelog.metrics import Observer, RestoreProgress
 
 _log: Final = logging.getLogger(__name__)
 

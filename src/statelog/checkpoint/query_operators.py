@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from statelog.checkpoint.history import History
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint, Fence, QueryOperators
-from statelog.log.open import LOG_FOLDER, open_log
-from statelog.log.operator_folder import operator_folder
+from statelog.log.open import LOG_FOLDER, open_log, operator_folder
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.location import scheme_of

@@ -11,13 +11,11 @@ from statelog.checkpoint.protocol import Ack, Begin, Begun, Reply, Request, Task
 from statelog.checkpoint.redistribution import SnapshotView
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, ErrorKind, ProtocolError
-from statelog.local.directory import remove_other_parallelisms
 from statelog.local.restore import read_segment
 from statelog.local.snapshots import LocalSnapshots
-from statelog.local.use import in_use, is_turn_to_remove, remove_unused
+from statelog.local.use import in_use, is_turn_to_remove, remove_other_parallelisms, remove_unused
 from statelog.log.references import SegmentRef
-from statelog.metrics import Measurements, Metric
-from statelog.observer import Step
+from statelog.metrics import Measurements, Metric, Step
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.snapshot import Elements, Snapshot, StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode

@@ -1,9 +1,4 @@
-"""Tracks which subtasks still run on this host, and removes the files of those that have moved away.
-
-Every subtask runs in every batch, somewhere. So a subtask that has not run here for some batches runs on another host,
-and if it comes back it fetches the state that it lacks. Beside each directory a file names the batch that last ran
-there; a running task locks it, so that no other process removes the directory meanwhile.
-"""
+"""Where a subtask's local files are, which subtasks still run on this host, and removal of the files of others."""
 
 from __future__ import annotations
 
@@ -17,6 +12,20 @@ from typing import Final
 
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRuns
+
+
+def subtask_directory(base: Path, operator: str, parallelism: int, subtask: int) -> Path:
+    """The directory of a subtask on this host."""
+    return base / "statelog" / operator / str(parallelism) / str(subtask)
+
+
+def remove_other_parallelisms(directory: Path) -> None:
+    """Remove the operator's directories of other parallelisms than this subtask's: the query has left those."""
+    own = directory.parent
+    for other in own.parent.glob("*"):
+        if other != own:
+            shutil.rmtree(other, ignore_errors=True)
+
 
 SPARE_BATCHES: Final = 10
 """Number of batches that a subtask may run elsewhere before its files go."""

@@ -5,8 +5,8 @@ durable as soon as the log has its entry.
 
 The life of a log:
 
-1. ``operator_folder`` finds the operator's folder in a location; ``open_store`` and ``open`` make its store and its
-   ``Log`` (the contract in ``log``, fulfilled by ``numbered``).
+1. ``open`` makes the store of a location, finds the operator's folder in it, and makes its ``Log`` (the contract in
+   ``log``, fulfilled by ``numbered``).
 2. A start of the query *claims* the log: it opens the next epoch and gets all valid entries. Older writers are now
    fenced: their next append fails. A *fence* notes where their files ended.
 3. After each micro-batch the start *appends* a checkpoint (``entry``). Its references (``references``) say where the

@@ -1,15 +1,25 @@
-"""Makes the log of an operator, as the options say."""
+"""Opens the store of a location, the folder of an operator in it, and its log, as the options say."""
 
 from __future__ import annotations
 
-from statelog.clock import Clock
+from typing import Final
+
+from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError
+from statelog.log.entry import Checkpoint, Claim
 from statelog.log.log import Log
 from statelog.log.numbered import NumberedLog
+from statelog.metrics import Measurements, Recorder
 from statelog.options import Options
-from statelog.storage.store import Store
+from statelog.storage import LocalStore, Store, open_store
+from statelog.storage.names import former_name_part, name_part
+from statelog.storage.retry import RetryingStore, RetryPolicy
 
 LOG_FOLDER = "log"
+CHANGES_FOLDER = "changes"
+RUNS_FOLDER = "runs"
+INITIAL_FOLDER = "initial"
+"""The folders of an operator, in its own."""
 
 
 def open_log(store: Store, root: str, options: Options, clock: Clock) -> Log:
@@ -31,3 +41,41 @@ def open_log(store: Store, root: str, options: Options, clock: Clock) -> Log:
         max_file_bytes=options.max_file_bytes,
         min_age_s=options.log_min_age_s,
     )
+
+
+def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
+    """Make the store of a location; nothing is opened yet."""
+    store = open_store(location)
+    if isinstance(store, LocalStore):
+        return store  # the operating system repeats whatever can be repeated
+    if options.upload_attempts == 1:
+        policy = RetryPolicy.none()
+    else:
+        policy = RetryPolicy(options.upload_attempts, options.upload_timeout_s, options.upload_retry_delay_s)
+    return RetryingStore(store, policy, clock=clock, recorder=recorder)
+
+
+def open_location(location: str) -> Store:
+    """Make the store of a location with the default options, outside of a running query."""
+    return open_retrying_store(location, Options(), SystemClock(), Measurements())
+
+
+_LONGEST_NAME: Final = 255
+
+
+def operator_folder(store: Store, uid: str) -> str:
+    """The folder of an operator, also if it was made when folders had other names.
+
+    A folder of the former name may be another operator's, so its log is read to tell: raises CorruptionError or
+    StorageError if that fails.
+    """
+    folder, former = name_part(uid), former_name_part(uid)
+    if folder == former or store.list(f"{folder}/{LOG_FOLDER}/"):
+        return folder
+    # A name that a store refuses was never a folder.
+    if former == "." or len(former) > _LONGEST_NAME or not store.list(f"{former}/{LOG_FOLDER}/"):
+        return folder
+    entries = open_log(store, former, Options(), SystemClock()).read()
+    checkpoints = [entry.uid for entry in entries if isinstance(entry, Checkpoint)]
+    owners = checkpoints or [entry.uid for entry in entries if isinstance(entry, Claim)]
+    return former if owners[-1:] == [uid] else folder

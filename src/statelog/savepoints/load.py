@@ -11,13 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from statelog.checkpoint.initial import initial_checkpoint
-from statelog.checkpoint.orphans import RUNS_FOLDER
+from statelog.checkpoint.views import initial_checkpoint
 from statelog.clock import Clock
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.log.entry import Checkpoint, Claim, QueryOperators
-from statelog.log.open import open_log
-from statelog.log.open_store import open_location
+from statelog.log.open import RUNS_FOLDER, open_location, open_log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode

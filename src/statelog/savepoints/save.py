@@ -16,7 +16,7 @@ from statelog.local.restore import read_segment, restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRuns
 from statelog.log.entry import Checkpoint
-from statelog.log.open_store import open_location
+from statelog.log.open import open_location
 from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode

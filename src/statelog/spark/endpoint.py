@@ -14,7 +14,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.checkpoint.admission import OperatorConfig, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
-from statelog.checkpoint.orphans import INITIAL_FOLDER, RUNS_FOLDER
 from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
 from statelog.checkpoint.refusals import incomplete_batch
@@ -28,9 +27,7 @@ from statelog.errors import (
     StateMissingError,
 )
 from statelog.log.entry import QueryOperators
-from statelog.log.open import open_log
-from statelog.log.open_store import open_retrying_store
-from statelog.log.operator_folder import operator_folder
+from statelog.log.open import INITIAL_FOLDER, RUNS_FOLDER, open_log, open_retrying_store, operator_folder
 from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
 from statelog.spark import internals

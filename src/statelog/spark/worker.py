@@ -23,11 +23,10 @@ from pyspark.sql.types import StructType
 from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
-from statelog.local.directory import subtask_directory
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.runs import LocalRuns
-from statelog.local.use import LocalCache
-from statelog.log.open_store import open_retrying_store
+from statelog.local.use import LocalCache, subtask_directory
+from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.registered_stores import pickled_stores

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.query_operators import QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.open_store import open_location
+from statelog.log.open import open_location
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, StoreFiles
 from statelog.spark import internals

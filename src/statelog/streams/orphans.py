@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from statelog.checkpoint.garbage import find_orphans
 from statelog.checkpoint.history import History
-from statelog.checkpoint.orphans import find_orphans
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import Clock, SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import LOG_FILE
-from statelog.log.open import LOG_FOLDER, open_log
-from statelog.log.open_store import open_location
+from statelog.log.open import LOG_FOLDER, open_location, open_log
 from statelog.options import Options
 from statelog.storage import ObjectInfo, Store
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.rewind_target import find_target
 from statelog.errors import ConfigurationError, StateMissingError
-from statelog.log.open_store import open_location
+from statelog.log.open import open_location
 from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS
 from statelog.savepoints.spark_files import SparkFiles
 from statelog.streams.checkpoint_location import open_checkpoint, read_logs

@@ -21,7 +21,7 @@ from statelog.errors import (
     StateMissingError,
 )
 from statelog.log.entry import QueryOperators
-from statelog.log.open_store import open_location
+from statelog.log.open import open_location
 from statelog.options import Options
 from statelog.savepoints.load import RestoreTarget, restore_operator
 from statelog.savepoints.manifest import MANIFEST, Manifest, SavedOperator

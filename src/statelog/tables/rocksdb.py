@@ -22,7 +22,6 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
-from statelog.tables.branched import BranchedTable
 from statelog.tables.rocksdb_files import SortedFiles
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
@@ -40,6 +39,7 @@ from statelog.tables.rocksdb_format import (
     time_entry,
     timer_keys,
 )
+from statelog.tables.runs import BranchedTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 _WRITE_BUFFER_BYTES: Final = 8 << 20

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError
-from statelog.observer import Step
+from statelog.metrics import Step
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS

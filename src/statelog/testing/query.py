@@ -27,8 +27,7 @@ from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.log import Log
 from statelog.log.open import open_log
-from statelog.metrics import Measurements
-from statelog.observer import CheckpointMetrics, Observer, RestoreMetrics, Step
+from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, Step
 from statelog.options import Options
 from statelog.spark.worker import Attempt, Task, WorkerMemory
 from statelog.storage import LocalStore, Store

@@ -10,7 +10,7 @@ from typing import Any, Final
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
-from statelog.operators.keyed.keyed_state import MISSING, KeyedState, Row
+from statelog.operators.keyed.values import MISSING, KeyedState, Row
 from statelog.runs.format import Operation
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor

@@ -7,9 +7,15 @@ from typing import Any, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.collections import ListState, MapState
-from statelog.operators.keyed.keyed_state import KeyedState, Row
 from statelog.operators.keyed.timers import Timers
-from statelog.operators.keyed.values import AggregateFunction, AggregatingState, ReducingState, ValueState
+from statelog.operators.keyed.values import (
+    AggregateFunction,
+    AggregatingState,
+    KeyedState,
+    ReducingState,
+    Row,
+    ValueState,
+)
 from statelog.runs.times import NO_TIME_MS, Ttl
 
 _S = TypeVar("_S", bound=KeyedState)

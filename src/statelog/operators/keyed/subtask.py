@@ -18,11 +18,10 @@ from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.operators.keyed.grouping import KeyChunk, key_chunks
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.keyed_state import KeyedState
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
 from statelog.operators.keyed.timers import Timers, key_stretches, starts_key
-from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
+from statelog.operators.keyed.values import AggregatingState, KeyedState, ReducingState, ValueState
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.key_groups import Hashes
 from statelog.runs.schema import StateKind, TimeDomain

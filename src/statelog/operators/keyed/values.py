@@ -1,14 +1,48 @@
-"""States with one value per key: plain, reduced and aggregated."""
+"""The base of all state handles, and the states with one value per key: plain, reduced, aggregated."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
-from statelog.operators.keyed.keyed_state import MISSING, KeyedState, Row
+from statelog.operators.keyed.cursor import KeyCursor
+from statelog.runs.schema import StateDescriptor
+from statelog.runs.times import Ttl
+from statelog.runs.values import RowCodec
+
+Row = tuple[Any, ...]
+
+MISSING: Final[Any] = object()
+"""Stands for a key that was not written; None stands for a removed value."""
+
+
+class KeyedState(ABC):
+    """A state of the cursor's current key."""
+
+    def __init__(self, cursor: KeyCursor, state: StateDescriptor, codec: RowCodec, ttl: Ttl | None = None) -> None:
+        self._cursor = cursor
+        self._state = state
+        self._codec = codec
+        self._ttl = ttl
+        self._renews = ttl is not None and ttl.renew_on_read
+
+    @abstractmethod
+    def open(self) -> None:
+        """Start on a new key chunk: forget everything read and written so far."""
+
+    @abstractmethod
+    def flush(self, changes: ChangeBuffer) -> None:
+        """Add the changes of the key chunk to those of the batch."""
+
+    def _require(self) -> int:
+        return self._cursor.require(self._codec.subject)
+
+    def _expiry_ms(self, positions: Sequence[int]) -> int | Sequence[int | None] | None:
+        return None if self._ttl is None else self._cursor.expiry_ms(self._ttl, positions)
+
 
 _Input = TypeVar("_Input")
 _Result = TypeVar("_Result")
