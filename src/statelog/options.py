@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from statelog.errors import ConfigurationError
 from statelog.metrics import Observer
 
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The values of the option `table`."""
+
+
+_CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
+    ("table", lambda value: value in TABLES, "'runs', 'memory' or 'rocksdb'"),
+    (
+        "file_merging",
+        lambda value: value in ("auto", "across", "within", "off"),
+        "'auto', 'across', 'within' or 'off'",
+    ),
+    ("compression", lambda value: value in ("lz4", "zstd", "none"), "'lz4', 'zstd' or 'none'"),
+    ("placement", lambda value: value in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
+    ("changelog materialization", lambda value: isinstance(value, bool), "True or False"),
+    ("retained_checkpoints merge_fan_in", lambda value: value >= 2, "2 or more"),
+    (
+        "max_file_bytes max_space_amplification upload_part_bytes max_in_flight_bytes upload_threads upload_attempts",
+        lambda value: value >= 1,
+        "1 or more",
+    ),
+    (
+        "materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s inline_budget_bytes"
+        " upload_retry_delay_s log_min_age_s orphan_min_age_s",
+        lambda value: value >= 0,
+        "0 or more",
+    ),
+    ("upload_timeout_s", lambda value: value > 0, "more than 0"),
+    ("driver_timeout_s", lambda value: 0 < value < math.inf, "more than 0, and finite"),
+    ("restore_deadline_s", lambda value: value is None or value > 0, "None, or more than 0"),
+    (
+        "heartbeat_s",
+        lambda value: (
+            value is None
+            or (isinstance(value, int | float) and not isinstance(value, bool) and 0.1 <= value < math.inf)
+        ),
+        "None, or a number from 0.1 on",
+    ),
+)
+"""Names of options, the test of their values, and its words."""
 
 
 @dataclass(frozen=True)
@@ -20,81 +58,80 @@ class Options:
     Parameters
     ----------
     table : {"runs", "memory", "rocksdb"}
-        What the tasks read their state from: the sorted changesets themselves, dictionaries in the memory of each
-        Python worker, or RocksDB databases beside the local copies, which need ``pip install statelog[rocksdb]``. It
-        may be changed at every start.
+        Where tasks look up state: in the sorted changesets themselves, in dictionaries in each Python worker's
+        memory, or in RocksDB databases beside the local copies (``pip install statelog[rocksdb]``).
     file_merging : {"auto", "across", "within", "off"}
-        What shares a file: the changesets of successive checkpoints, those of one checkpoint, or nothing: then every
-        subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can append, else ``within``.
-        It may be changed at every start.
+        Which changesets share a file: those of successive checkpoints (across), those of one checkpoint (within), or
+        none (off): then every subtask writes a file per checkpoint. ``auto`` is ``across`` where the storage can
+        append, else ``within``.
     max_file_bytes : int
-        A file of several checkpoints that would become larger is followed by another.
+        Size limit of a file that several checkpoints share; the next checkpoint begins another.
     max_space_amplification : float
-        How many times as large as what is needed of them the files of operator state may be, before what is needed is
-        moved out of the most wasteful ones; at least 1.
+        Upper bound of (bytes stored / bytes still referenced) for files of unkeyed state; at least 1. Above it, live
+        data is rewritten out of the files with the most garbage.
     retained_checkpoints : int
-        Checkpoints that can be gone back to, the newest included; at least 2. What only older ones need is deleted:
-        operator state at once, changesets of keyed state once it is materialized.
+        Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
+        unkeyed state at once, changesets of keyed state once the state is materialized.
     changelog : bool
-        Whether a checkpoint of keyed state is its changes, and the state is materialized from time to time. Without the
-        changelog every checkpoint stores what is new or merged of the subtasks' runs before it is complete. It
-        may be changed at every start.
+        Whether a checkpoint of keyed state holds its changes only, with the full state materialized from time to
+        time. Without a changelog every checkpoint stores the new and merged runs of its subtasks before it is
+        complete.
     materialization : bool
-        Whether keyed state is materialized: its local runs are stored merged, and the changesets before are given up.
-        Without it the log grows for ever.
+        Whether keyed state is materialized: stored as merged runs, so that older changesets can be deleted. Without
+        it the log grows for ever.
     materialization_interval_s : float
-        How often, for each subtask, at different times; if it has changes.
+        How often each subtask materializes its state if it has changes; subtasks do it at different times.
     materialization_max_failures : int
-        After more failures in a row of one subtask the query fails.
+        The query fails after more failures in a row of one subtask.
     max_log_to_base : float
-        A subtask whose changesets are larger than this times its materialized state, and than 1 MB, is materialized
-        earlier.
+        A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
+        MB.
     replay_budget_s : float
-        A subtask whose changesets would take longer to be read by a restart, by estimate, is materialized earlier.
+        A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
     restore_deadline_s : float or None
-        A subtask whose state is not restored after so long, its RocksDB table included, fails and says what it lacks.
-        None is never.
+        A subtask that takes longer to restore its state, its RocksDB table included, fails and names the missing
+        part. None for no limit.
     driver_timeout_s : float
-        A task that waits longer for an answer of the driver fails. The last task of a batch waits until the checkpoint
-        is durable.
+        A task fails if the driver takes longer to reply. The last task of a batch waits until the checkpoint is
+        durable.
     inline_budget_bytes : int
-        Changesets of a checkpoint travel with the acks and become part of the log entry while they are
-        smaller than this, divided by the parallelism; larger ones are written by the tasks.
+        Changesets smaller than this, divided by the parallelism, travel with the acks and become part of the log
+        entry. Tasks write larger ones themselves.
     compression : {"lz4", "zstd", "none"}
-        Of what is stored of keyed state. Files that were written with another setting stay readable.
+        Compression of stored keyed state. Files written with another setting stay readable.
     upload_part_bytes : int
         A subtask whose changes become larger in memory writes them in parts of this size while the batch runs.
     max_in_flight_bytes : int
-        A subtask with so many bytes waiting to be written waits before it goes on.
+        A subtask waits while more bytes than this are being written.
     upload_threads : int
         Objects that a subtask writes at a time.
     upload_attempts : int
-        How often a request to an object store is attempted. With 1 nothing is repeated or hedged.
+        Attempts at a request to an object store. With 1 nothing is repeated or hedged.
     upload_timeout_s : float
-        A write that takes longer gets a second attempt beside it, the sooner of which counts; also one that takes
-        longer than 97 % of the writes before. At most 5 % of the requests are such attempts.
+        A write that takes longer than this, or than 97 % of earlier writes, gets a second attempt beside it; the
+        first to finish counts. At most 5 % of the requests are such attempts.
     upload_retry_delay_s : float
-        Before a request that failed is repeated, a random time up to this passes, then up to twice this, and so on.
+        A failed request is repeated after a random time up to this, then up to twice this, and so on.
     merge_fan_in : int
-        How many runs of about the same size are kept before they are merged; at least 2.
+        Number of runs of about the same size that are merged into one; at least 2.
     log_min_age_s : float
-        How long the log keeps the claim of an older run that it does not need, so that a driver that was suspended
-        meanwhile finds it. A driver that was suspended for longer than half of this looks at the whole log.
+        The log keeps an older start's claim for this long, so that a driver that was suspended meanwhile finds it. A
+        driver that was suspended for longer than half of this reads the whole log.
     orphan_min_age_s : float
-        Unreferenced objects of earlier runs are removed at start when they are older.
+        A start removes unreferenced objects of earlier starts that are older than this.
     local_directory : str or None
-        Where tasks keep local copies of runs. None is Spark's own scratch directory, which ends with the
-        application; in a directory of your own the copies outlive it.
+        Directory of the local copies of runs. None for Spark's scratch directory, which ends with the application; in
+        a directory of your own the copies outlive it.
     placement : {"auto", "on", "off"}
         Whether a subtask stays on the executor that has its local files. ``auto`` does so if the application can have
-        more than one executor and Spark has been told ``statelog.spark_conf()``. See docs/placement.md.
+        more than one executor and Spark has been given ``statelog.spark_conf()``. See docs/placement.md.
     heartbeat_s : float or None
-        Run a batch at least this often, without data too, so that timers and windows in processing time fire; at
-        least 0.1. None is never. It has no effect with the trigger ``availableNow``. In an operator that does not go
-        by event time it must be set from the query's first start on or never, because the heartbeat is a source of
-        the query, and Spark does not let their number change; its value may differ from run to run.
+        Run a batch at least this often, even without data, so that timers and windows in processing time fire; at
+        least 0.1. None for no heartbeat. The trigger ``availableNow`` ignores it. An operator that does not use event
+        time must have it from the query's first start on or never: the heartbeat is a source of the query, and Spark
+        does not let their number change. Its value may change.
     observer : Observer
-        Told about steps and measurements.
+        Receives steps and metrics.
 
     Raises
     ------
@@ -132,41 +169,11 @@ class Options:
     observer: Observer = field(default_factory=Observer)
 
     def __post_init__(self) -> None:
-        _require(self.table in TABLES, "table", self.table, "'runs', 'memory' or 'rocksdb'")
-        modes = ("auto", "across", "within", "off")
-        _require(self.file_merging in modes, "file_merging", self.file_merging, "'auto', 'across', 'within' or 'off'")
-        _require(self.max_file_bytes >= 1, "max_file_bytes", self.max_file_bytes, "1 or more")
-        _require(
-            self.max_space_amplification >= 1, "max_space_amplification", self.max_space_amplification, "1 or more"
-        )
-        _require(self.retained_checkpoints >= 2, "retained_checkpoints", self.retained_checkpoints, "2 or more")
-        for name in (
-            "materialization_interval_s",
-            "materialization_max_failures",
-            "max_log_to_base",
-            "replay_budget_s",
-        ):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        deadline_s = self.restore_deadline_s
-        _require(deadline_s is None or deadline_s > 0, "restore_deadline_s", deadline_s, "None, or more than 0")
-        _require(
-            0 < self.driver_timeout_s < math.inf, "driver_timeout_s", self.driver_timeout_s, "more than 0, and finite"
-        )
-        _require(self.log_min_age_s >= 0, "log_min_age_s", self.log_min_age_s, "0 or more")
-        _require(self.inline_budget_bytes >= 0, "inline_budget_bytes", self.inline_budget_bytes, "0 or more")
-        _require(
-            self.compression in ("lz4", "zstd", "none"), "compression", self.compression, "'lz4', 'zstd' or 'none'"
-        )
-        for name in ("upload_part_bytes", "max_in_flight_bytes", "upload_threads", "upload_attempts"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        _require(self.upload_timeout_s > 0, "upload_timeout_s", self.upload_timeout_s, "more than 0")
-        _require(self.upload_retry_delay_s >= 0, "upload_retry_delay_s", self.upload_retry_delay_s, "0 or more")
-        for name in ("changelog", "materialization"):
-            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
-        _require(self.merge_fan_in >= 2, "merge_fan_in", self.merge_fan_in, "2 or more")
-        _require(self.orphan_min_age_s >= 0, "orphan_min_age_s", self.orphan_min_age_s, "0 or more")
-        _require(self.placement in ("auto", "on", "off"), "placement", self.placement, "'auto', 'on' or 'off'")
-        _require(_is_heartbeat(self.heartbeat_s), "heartbeat_s", self.heartbeat_s, "None, or a number from 0.1 on")
+        for names, is_valid, expected in _CHECKS:
+            for name in names.split():
+                value = getattr(self, name)
+                if not is_valid(value):
+                    raise ConfigurationError(f"Option {name} is {value!r}.", hint=f"It must be {expected}.")
 
     def inline_bytes(self, parallelism: int) -> int:
         """Size limit for a subtask's changeset that travels with its ack."""
@@ -181,14 +188,3 @@ class Options:
     def heartbeat_ms(self) -> int | None:
         """The heartbeat in milliseconds; None for no heartbeat."""
         return None if self.heartbeat_s is None else round(self.heartbeat_s * 1000)
-
-
-def _is_heartbeat(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-        return False
-    return value is None or 0.1 <= value < math.inf
-
-
-def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
-    if not is_valid:
-        raise ConfigurationError(f"Option {name} is {value!r}.", hint=f"It must be {expected}.")
