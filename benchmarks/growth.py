@@ -14,7 +14,7 @@ import click
 from benchmarks.child import run_in_child
 from benchmarks.distribution import Distribution
 from benchmarks.frame import Benchmark, Result, Target, require_space, scratch
-from statelog.checkpoint.schedule import SLICE_S
+from statelog.local.policy import MergePolicy
 
 __all__ = ["BENCHMARK", "NOT_RUNNING", "RUNNING", "growth", "longer_s", "run", "targets_of"]
 
@@ -118,7 +118,7 @@ def targets_of(
     return [
         *targets,
         Target("commit time: with a materialization / without", commit, 1.2, "at_most"),
-        Target("batch: longer with a slice of a materialization, ms", longer, 1000 * SLICE_S, "at_most"),
+        Target("batch: longer with a slice of a materialization, ms", longer, 1000 * MergePolicy().slice_s, "at_most"),
     ]
 
 
