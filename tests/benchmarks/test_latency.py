@@ -13,8 +13,8 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.latency_events import EventSender
-from benchmarks.latency_side import AGGREGATION, SPARK, STATELOG
+from benchmarks.events import EventSender
+from benchmarks.latency import AGGREGATION, SPARK, STATELOG
 
 RATE = 200.0
 SCHEDULE = latency.Schedule(RATE, warm_up_s=1, measured_s=4)
@@ -109,9 +109,10 @@ class TestRun:
         """Run it on children that read the events, and commit all at a time that depends on the side."""
         late_s = {STATELOG: 0.25, SPARK: 4, AGGREGATION: 0.125}
 
-        def child(function: str, arguments: dict[str, Any], directory: Path) -> dict[str, Any]:
+        def child(function: str, request: dict[str, Any], directory: Path) -> dict[str, Any]:
+            arguments = request["fields"]
             with (
-                socket.create_connection((arguments["host"], arguments["port"])) as connection,
+                socket.create_connection(arguments["address"]) as connection,
                 connection.makefile() as lines,
             ):
                 commits = directory / "checkpoint" / "commits"
@@ -125,8 +126,8 @@ class TestRun:
             return {"batches": [batch], "stopped_s": committed_s}
 
         monkeypatch.setattr(latency, "run_in_child", child)
-        asked = {"rate": 1000.0, "keys": 10, "seconds": 0.4, "warm_up": 0.1, "drain": 1, "parallelism": 2, "rounds": 2}
-        return latency.run(**{**asked, **options}, directory=directory)
+        asked = {"rate": 1000.0, "seconds": 0.4, "warm_up": 0.1, "rounds": 2}
+        return latency.run(latency.Settings(**{**asked, **options}), directory)
 
     def test_all_sides_get_the_same_events(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         result = self.run(monkeypatch, tmp_path)
@@ -142,7 +143,7 @@ class TestRun:
         ratios = [one["p50"] / other["p50"] for one, other in zip(fast, slow, strict=True)]
         assert result.figures["statelog_to"][SPARK]["p50"] == pytest.approx(sum(ratios) / 2)
         assert result.figures["statelog_to"][SPARK]["p50"] < 0.5
-        assert [row[1] for row in result.rows] == ["NO"] * 3
+        assert [row["keeps up"] for row in result.rows] == ["NO"] * 3
 
     def test_no_event_at_all_is_refused(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with pytest.raises(click.UsageError, match=r"In 0.1 s there is no event at 1 per second."):

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-__all__ = ["EventSender"]
-
 _TICK_S: Final = 0.002
 _POLL_S: Final = 0.05
 _HOST: Final = "127.0.0.1"
@@ -23,14 +21,7 @@ _HOST: Final = "127.0.0.1"
 class EventSender:
     """Sends events to the first one who connects, from when that one is ready; in a thread. A context manager.
 
-    Parameters
-    ----------
-    rate : float
-        Events per second.
-    events : int
-        How many to send.
-    is_ready : callable
-        Whether the reader is ready; asked again and again once it has connected.
+    `is_ready` is asked again and again once the reader has connected.
     """
 
     def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
@@ -51,13 +42,7 @@ class EventSender:
 
     @property
     def started_s(self) -> float:
-        """When event 0 was due, seconds since the Unix epoch.
-
-        Raises
-        ------
-        RuntimeError
-            If nobody has read any events.
-        """
+        """When event 0 was due, seconds since the Unix epoch; RuntimeError if nobody has read any events."""
         if self._started_s is None:
             raise RuntimeError("nobody has read any events")
         return self._started_s
