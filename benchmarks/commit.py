@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,8 +44,6 @@ _PAYLOADS: Final = 257
 _CHECKED_SEGMENTS: Final = 1_000
 _INTERVAL_MS: Final = 100
 
-Call = Callable[[Request, bytes], Reply]
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -68,33 +66,34 @@ def run(settings: Settings, place: Path) -> Result:
     checkpoints, total_bytes = settings.checkpoints, settings.total_bytes
     per_location = min(settings.fresh_every or checkpoints, checkpoints)
     file_merging = "within" if settings.store == "s3" else settings.file_merging
-    sizes = {
-        count: max(1, total_bytes // count) if total_bytes else settings.changeset_bytes for count in settings.subtasks
-    }
+    loads = {}
+    for count in settings.subtasks:
+        size = max(1, total_bytes // count) if total_bytes else settings.changeset_bytes
+        loads[f"{count} subtasks"] = _Load(file_merging, checkpoints, count, size, settings.calls, per_location)
     require_space(
         place,
-        per_location * max(count * size for count, size in sizes.items()),
+        per_location * max(load.subtasks * load.changeset_bytes for load in loads.values()),
         "Give another --directory, fewer --checkpoints, or --fresh-every 1000: a fresh location every"
         " 1,000 checkpoints, the old one deleted.",
     )
     with _base(settings.store, place) as base:
-        sides = {
-            f"{count} subtasks": partial(
-                _Load(file_merging, checkpoints, count, size, settings.calls, per_location).run, place, base
-            )
-            for count, size in sizes.items()
-        }
-        figures = {name: _figures(measured, per_location) for name, (measured,) in alternate(sides).items()}
-    targets = []
-    if total_bytes:
-        medians = [each["commit_ms"]["median"] for each in figures.values()]
-        value = max(medians) / min(medians)
-        targets.append(Target("median commit: slowest / fastest number of subtasks", value, 1.5, "at_most"))
+        measured = alternate({name: partial(load.run, place, base) for name, load in loads.items()})
+    figures = {name: _figures(one, per_location) for name, (one,) in measured.items()}
+    medians = [each["commit_ms"]["median"] for each in figures.values()]
+    ratio = Target("median commit: slowest / fastest number of subtasks", max(medians) / min(medians), 1.5, "at_most")
+    where = "all in one location"
+    if per_location < checkpoints:
+        where = f"in a fresh location every {per_location:,} checkpoints; files and bytes are those of the last one"
+    reads = ", ".join(f"{name} {each['log_read_s']:.2f} s" for name, each in figures.items())
     return Result(
         figures={"store": settings.store, "file_merging": file_merging, "runs": figures},
-        targets=targets,
+        targets=[ratio] if total_bytes else [],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(file_merging, settings, per_location, figures),
+        remarks=[
+            f"{checkpoints:,} checkpoints per run, files merged {file_merging} checkpoints, calls {settings.calls},"
+            f" {where}.",
+            f"Every log was read back afterwards and its changesets checked; reading its entries took: {reads}.",
+        ],
     )
 
 
@@ -144,26 +143,24 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _remarks(file_merging: str, settings: Settings, per_location: int, figures: dict[str, Any]) -> list[str]:
-    path = "over the real RPC" if settings.calls == "rpc" else "called directly"
-    place = (
-        "all in one location"
-        if per_location == settings.checkpoints
-        else f"in a fresh location every {per_location:,} checkpoints, the old one deleted; the tenths are those of"
-        " a location, files and bytes those of the last one"
-    )
-    reads = ", ".join(f"{name} {each['log_read_s']:.2f} s" for name, each in figures.items())
-    return [
-        f"{settings.checkpoints:,} checkpoints per run, files merged {file_merging} checkpoints, coordinator {path},"
-        f" {place}.",
-        "commit: from the last subtask's ack to its answer, medians and percentiles in ms. Every log was read back"
-        f" afterwards and its changesets checked; reading its entries took: {reads}.",
-    ]
+def measure(load: dict[str, Any], base: str) -> dict[str, Any]:
+    """Commit checkpoints below `base`, and read them back; RuntimeError if a log holds anything else."""
+    return _Load(**load).measure(base)
+
+
+class _CommitTimes(Observer):
+    """Keeps only how long the commits took, so that it hardly adds to the memory that is measured."""
+
+    def __init__(self) -> None:
+        self.commit_s = array("d")
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        self.commit_s.append(metrics.commit_s)
 
 
 @dataclass(frozen=True)
 class _Load:
-    """Checkpoints, and what the tasks send for them; the old location is deleted after so many `per_location`."""
+    """Checkpoints, and what the tasks send for them; after some `per_location` the next location is used."""
 
     file_merging: str
     checkpoints: int
@@ -179,174 +176,129 @@ class _Load:
         return run_in_child("benchmarks.commit:measure", arguments, directory)
 
     @cached_property
-    def payloads(self) -> list[bytes]:
-        """Random changesets."""
+    def _payloads(self) -> list[bytes]:
         source = random.Random(0)
         return [source.randbytes(self.changeset_bytes) for _ in range(_PAYLOADS)]
 
     @cached_property
-    def checksums(self) -> list[bytes]:
-        """Theirs."""
-        return [digests.checksum(payload) for payload in self.payloads]
+    def _checksums(self) -> list[bytes]:
+        return [digests.checksum(payload) for payload in self._payloads]
 
-    def pick(self, batch: int, subtask: int) -> int:
+    def _pick(self, batch: int, subtask: int) -> int:
         """Which payload a subtask has in a batch."""
         return (batch * self.subtasks + subtask) % _PAYLOADS
 
-
-class _CommitTimes(Observer):
-    """Keeps only how long the commits took, so that it hardly adds to the memory that is measured."""
-
-    def __init__(self) -> None:
-        self.commit_s = array("d")
-
-    def checkpoint(self, metrics: CheckpointMetrics) -> None:
-        self.commit_s.append(metrics.commit_s)
-
-
-@dataclass
-class _Counts:
-    """Measurements so far, in all locations."""
-
-    commit_s: list[float] = field(default_factory=list)
-    coordinator_commit_s: list[float] = field(default_factory=list)
-    total_s: float = 0.0
-    log_read_s: float = 0.0
-    rss_before_bytes: int | None = None
-    rss_after_bytes: int | None = None
-
-
-def measure(load: dict[str, Any], base: str) -> dict[str, Any]:
-    """Commit checkpoints below `base`, and read them back; RuntimeError if the log holds anything else."""
-    return _measure(_Load(**load), base)
-
-
-def _measure(load: _Load, base: str) -> dict[str, Any]:
-    counts = _Counts()
-    done, location = 0, base
-    while done < load.checkpoints:
-        if done:
+    def measure(self, base: str) -> dict[str, Any]:
+        """Commit checkpoints and read them back, location by location."""
+        commit_s: list[float] = []
+        times = _CommitTimes()
+        total_s, rss_before_bytes = 0.0, 0
+        for done in range(0, self.checkpoints, self.per_location):
+            location, number = f"{base}/location-{done}", min(self.per_location, self.checkpoints - done)
+            coordinator = self._coordinator(location, times)
+            coordinator.open(0)
+            call = partial(_call, coordinator)
+            if self.calls == "rpc":
+                secret = os.urandom(32)
+                server = RpcServer("127.0.0.1", 0, secret, call)
+                client = RpcClient("127.0.0.1", server.port, secret)
+            for batch in range(number):
+                if batch == max(1, number // 100) and not rss_before_bytes:
+                    rss_before_bytes = _rss_bytes()
+                started_s = time.perf_counter()
+                commit_s.append(self._checkpoint(batch, client.call if self.calls == "rpc" else call))
+                total_s += time.perf_counter() - started_s
+            rss_after_bytes = _rss_bytes()
+            coordinator.close()
+            log_read_s = self._check_log(number, location)
             store = open_store(location)
-            store.delete([info.name for info in store.list()])
-        location = f"{base}/location-{done}"
-        number = min(load.per_location, load.checkpoints - done)
-        _run_location(load, number, location, counts)
-        _check_log(load, number, location, counts)
-        done += number
-    sizes = [info.size_bytes for info in open_store(location).list()]
-    measured = vars(counts)
-    return {
-        "checkpoints": load.checkpoints,
-        "subtasks": load.subtasks,
-        "changeset_bytes": load.changeset_bytes,
-        "checkpoints_per_s": load.checkpoints / measured.pop("total_s"),
-        "files": len(sizes),
-        "bytes": sum(sizes),
-        **measured,
-    }
+            files = store.list()
+            if done + number < self.checkpoints:
+                store.delete([file.name for file in files])
+        return {
+            "checkpoints": self.checkpoints,
+            "subtasks": self.subtasks,
+            "changeset_bytes": self.changeset_bytes,
+            "checkpoints_per_s": self.checkpoints / total_s,
+            "files": len(files),
+            "bytes": sum(file.size_bytes for file in files),
+            "log_read_s": log_read_s,
+            "rss_before_bytes": rss_before_bytes or rss_after_bytes,
+            "rss_after_bytes": rss_after_bytes,
+            "commit_s": commit_s,
+            "coordinator_commit_s": list(times.commit_s),
+        }
 
+    def _checkpoint(self, batch: int, call: Callable[[Request, bytes], Reply]) -> float:
+        """All subtasks begin and ack a batch, one after the other; returns how long the last ack took."""
+        tasks = [
+            TaskId("query", "run", "main", "bench", batch, subtask, batch * self.subtasks + subtask)
+            for subtask in range(self.subtasks)
+        ]
+        for subtask, task in enumerate(tasks):
+            begun = call(Begin(task, subtask, 1, batch * _INTERVAL_MS), b"")
+            if not isinstance(begun, Begun) or begun.inline_bytes < self.changeset_bytes:
+                raise RuntimeError(f"changesets of {self.changeset_bytes} bytes would not travel with the acks")
+        elapsed_s = 0.0
+        for subtask, task in enumerate(tasks):
+            picked = self._pick(batch, subtask)
+            payload = self._payloads[picked]
+            segment = SegmentRef(task.subtask, task.attempt, self._checksums[picked], 0, len(payload), 1, 1)
+            ack = Ack(task, [segment], 0.0)
+            started_s = time.perf_counter()
+            reply = call(ack, payload)
+            elapsed_s = time.perf_counter() - started_s
+            if not isinstance(reply, Acked):
+                raise RuntimeError(f"the ack of subtask {subtask} in batch {batch} was answered with {reply}")
+        return elapsed_s
 
-def _run_location(load: _Load, checkpoints: int, location: str, counts: _Counts) -> None:
-    recorder = _CommitTimes()
-    coordinator = _coordinator(load, location, recorder)
-    coordinator.open(0)
-    call = _direct(coordinator) if load.calls == "direct" else _over_rpc(coordinator)
-    warm_up = max(1, checkpoints // 100)
-    for batch in range(checkpoints):
-        if batch == warm_up and counts.rss_before_bytes is None:
-            counts.rss_before_bytes = _rss_bytes()
+    def _coordinator(self, location: str, observer: Observer) -> Coordinator:
+        state = StateDescriptor("n", StateKind.VALUE, pa.schema([("n", pa.int64())])).to_stored()
+        key_schema = encode_schema(pa.schema([("key", pa.int64())]))
+        # Nobody does what the coordinator orders here.
+        options = Options(file_merging=self.file_merging, materialization=False, observer=observer)
+        store = open_retrying_store(location, options, SystemClock(), Measurements())
+        return Coordinator(
+            OperatorConfig("query", "run", "main", "bench", self.subtasks, key_schema, [state]),
+            store=store,
+            location=location,
+            root=_ROOT,
+            log=open_log(store, _ROOT, options, SystemClock()),
+            options=options,
+            clock=SystemClock(),
+            new_token=lambda: secrets.token_bytes(16),
+            batch_time=lambda batch: BatchTime(batch * _INTERVAL_MS, 0),
+            measurements=Measurements(),
+            deletes_in_background=True,
+            slots=1,
+        )
+
+    def _check_log(self, checkpoints: int, location: str) -> float:
+        """Read the log as a restart would, and compare it with what was sent; how long reading took."""
+        store = open_store(location)
         started_s = time.perf_counter()
-        counts.commit_s.append(_checkpoint(load, batch, call))
-        counts.total_s += time.perf_counter() - started_s
-    counts.rss_after_bytes = _rss_bytes()
-    counts.coordinator_commit_s.extend(recorder.commit_s)
-    coordinator.close()
+        entries = open_log(store, _ROOT, Options(file_merging=self.file_merging), SystemClock()).read()
+        read_s = time.perf_counter() - started_s
+        stored = [entry for entry in entries if isinstance(entry, Checkpoint)]
+        if [entry.batch for entry in stored] != list(range(checkpoints)):
+            raise RuntimeError(f"the log holds {len(stored)} checkpoints after {checkpoints} commits")
+        segments = [(self._pick(entry.batch, each.subtask), each) for entry in stored for each in entry.segments]
+        if any(segment.checksum != self._checksums[picked] for picked, segment in segments):
+            raise RuntimeError("the log does not name the changesets that were sent")
+        for picked, segment in segments[:: max(1, len(segments) // _CHECKED_SEGMENTS)]:
+            data = store.read(segment.name, offset=segment.offset, length=segment.length)
+            if data != self._payloads[picked]:
+                raise RuntimeError(f"the changeset of subtask {segment.subtask} in {segment.name} is not what was sent")
+        return read_s
 
 
-def _checkpoint(load: _Load, batch: int, call: Call) -> float:
-    """All subtasks begin and ack a batch, one after the other; returns how long the last ack took."""
-    tasks = [
-        TaskId("query", "run", "main", "bench", batch, subtask, batch * load.subtasks + subtask)
-        for subtask in range(load.subtasks)
-    ]
-    for subtask, task in enumerate(tasks):
-        begun = call(Begin(task, subtask, 1, batch * _INTERVAL_MS), b"")
-        if not isinstance(begun, Begun) or begun.inline_bytes < len(load.payloads[0]):
-            raise RuntimeError(f"changesets of {len(load.payloads[0])} bytes would not travel with the acks")
-    elapsed_s = 0.0
-    for subtask, task in enumerate(tasks):
-        picked = load.pick(batch, subtask)
-        payload = load.payloads[picked]
-        segment = SegmentRef(task.subtask, task.attempt, load.checksums[picked], 0, len(payload), 1, 1)
-        ack = Ack(task, [segment], 0.0)
-        started_s = time.perf_counter()
-        reply = call(ack, payload)
-        elapsed_s = time.perf_counter() - started_s
-        if not isinstance(reply, Acked):
-            raise RuntimeError(f"the ack of subtask {subtask} in batch {batch} was answered with {reply}")
-    return elapsed_s
-
-
-def _coordinator(load: _Load, location: str, recorder: _CommitTimes) -> Coordinator:
-    schema = pa.schema([("n", pa.int64())])
-    state = StateDescriptor("n", StateKind.VALUE, schema).to_stored()
-    key_schema = encode_schema(pa.schema([("key", pa.int64())]))
-    # Nobody does what the coordinator orders here.
-    options = Options(file_merging=load.file_merging, materialization=False, observer=recorder)
-    store = open_retrying_store(location, options, SystemClock(), Measurements())
-    return Coordinator(
-        OperatorConfig("query", "run", "main", "bench", load.subtasks, key_schema, [state]),
-        store=store,
-        location=location,
-        root=_ROOT,
-        log=open_log(store, _ROOT, options, SystemClock()),
-        options=options,
-        clock=SystemClock(),
-        new_token=lambda: secrets.token_bytes(16),
-        batch_time=lambda batch: BatchTime(batch * _INTERVAL_MS, 0),
-        measurements=Measurements(),
-        deletes_in_background=True,
-        slots=1,
-    )
-
-
-def _direct(coordinator: Coordinator) -> Call:
-    def call(request: Request, payload: bytes) -> Reply:
-        if isinstance(request, Begin):
-            return coordinator.begin(request)
-        if isinstance(request, Fetch):
-            return coordinator.fetch(request)
-        assert isinstance(request, Ack)
-        return coordinator.ack(request, payload)
-
-    return call
-
-
-def _over_rpc(coordinator: Coordinator) -> Call:
-    secret = os.urandom(32)
-    server = RpcServer("127.0.0.1", 0, secret, _direct(coordinator))
-    return RpcClient("127.0.0.1", server.port, secret).call
-
-
-def _check_log(load: _Load, checkpoints: int, location: str, counts: _Counts) -> None:
-    """Read the log as a restart would, and compare it with what was sent."""
-    store = open_store(location)
-    started_s = time.perf_counter()
-    entries = open_log(store, _ROOT, Options(file_merging=load.file_merging), SystemClock()).read()
-    counts.log_read_s = time.perf_counter() - started_s
-    found = [entry for entry in entries if isinstance(entry, Checkpoint)]
-    if [entry.batch for entry in found] != list(range(checkpoints)):
-        raise RuntimeError(f"the log holds {len(found)} checkpoints after {checkpoints} commits")
-    segments = [(entry.batch, segment) for entry in found for segment in entry.segments]
-    if [segment.checksum for _, segment in segments] != [
-        load.checksums[load.pick(batch, segment.subtask)] for batch, segment in segments
-    ]:
-        raise RuntimeError("the log does not name the changesets that were sent")
-    step = max(1, len(segments) // _CHECKED_SEGMENTS)
-    for batch, segment in segments[::step]:
-        data = store.read(segment.name, offset=segment.offset, length=segment.length)
-        if data != load.payloads[load.pick(batch, segment.subtask)]:
-            raise RuntimeError(f"the changeset of subtask {segment.subtask} in batch {batch} is not what was sent")
+def _call(coordinator: Coordinator, request: Request, payload: bytes) -> Reply:
+    if isinstance(request, Begin):
+        return coordinator.begin(request)
+    if isinstance(request, Fetch):
+        return coordinator.fetch(request)
+    assert isinstance(request, Ack)
+    return coordinator.ack(request, payload)
 
 
 def _rss_bytes() -> int:

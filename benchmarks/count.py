@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import batch_figures, checkpoint_figures, ratio, shown
+from benchmarks.figures import batch_figures, checkpoint_figures, ratio, samples_of, shown
 from benchmarks.frame import Result, Target, alternate, option, require_measured
 from benchmarks.processors import CountRows, count_batches
 from benchmarks.query import COUNTS, BatchSide, Checks, Recorder, expected_counts, random_key
@@ -85,7 +85,16 @@ def run(settings: Settings, place: Path) -> Result:
             Target("subtask's part plus commit time, median ms", checkpoint_ms, 50, "at_most"),
         ],
         rows=[_row(name, side, figures[name]) for name, side in sides.items()],
-        remarks=_remarks(settings.warm_up, speedup, of_ceiling, figures),
+        remarks=[
+            samples_of(figures, settings.warm_up),
+            f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
+            *(
+                f"{name}: {each['changed_keys_per_subtask']:,.0f} keys and"
+                f" {each['changed_bytes_per_subtask'] / 1e6:.2f} MB changed per subtask and batch (medians)"
+                for name, each in figures.items()
+                if "changed_keys_per_subtask" in each
+            ),
+        ],
     )
 
 
@@ -129,20 +138,3 @@ def _row(name: str, side: CountSide, figures: dict[str, Any]) -> dict[str, str]:
         "state files": f"{figures['files_live']:,}" if side.side != CEILING else "",
         "MB": f"{figures['bytes_live'] / 1e6:,.1f}" if side.side != CEILING else "",
     }
-
-
-def _remarks(warm_up: int, speedup: float, of_ceiling: float, figures: dict[str, Any]) -> list[str]:
-    counts = ", ".join(f"{name} {each['batch_ms']['samples']}" for name, each in figures.items())
-    lines = [
-        f"rows/s: rows per batch / median batch. The first {warm_up} batches of every run are left out; measured"
-        f" batches: {counts}.",
-        "checkpoint: the slowest subtask's part and the commit. Every batch's output was checked.",
-        f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
-    ]
-    for name, each in figures.items():
-        if "changed_keys_per_subtask" in each:
-            lines.append(
-                f"{name}: {each['changed_keys_per_subtask']:,.0f} keys and"
-                f" {each['changed_bytes_per_subtask'] / 1e6:.2f} MB changed per subtask and batch (medians)"
-            )
-    return lines

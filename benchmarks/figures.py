@@ -109,6 +109,12 @@ def median_ratio(one: Iterable[float], other: Iterable[float]) -> float:
     return statistics.median(float(first) / float(second) for first, second in zip(one, other, strict=True))
 
 
+def samples_of(figures: dict[str, dict[str, Any]], warm_up: int) -> str:
+    """A remark on the batches that were measured."""
+    counts = ", ".join(f"{name} {each['batch_ms']['samples']}" for name, each in figures.items())
+    return f"The first {warm_up} batches of every run are left out; measured batches: {counts}. All were checked."
+
+
 def shown(durations: dict[str, Any] | None, digits: int = 1) -> str:
     """Durations as a cell of a table."""
     if durations is None:

@@ -75,8 +75,7 @@ def run(settings: Settings, place: Path) -> Result:
         rows=[_row(name, each) for name, each in figures.items()],
         remarks=[
             f"{batches} checkpoints of {settings.parallelism} subtasks, {rows_per_batch:,} rows of {words:,} words"
-            " each, tumbling windows of ten batches. Files of the state only, looked at four times a second.",
-            "All windows had all of their rows. Spark keeps the files of 100 batches before it deletes any.",
+            " each, tumbling windows of ten batches. All windows had all of their rows.",
         ],
     )
 

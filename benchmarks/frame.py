@@ -169,7 +169,7 @@ def _option(described: dataclasses.Field[Any], kind: Any) -> click.Option:
 def _print(benchmark: Benchmark, about: dict[str, Any], result: Result) -> None:
     console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
     console.print(f"{benchmark.name}: {benchmark.description}")
-    console.print(machine.one_line(about))
+    console.print(f"{machine.one_line(about)}\nbenchmarks/README.md explains the figures.")
     table = Table(*result.rows[0])
     for column in table.columns[1:]:
         column.justify = "right"

@@ -92,11 +92,9 @@ def run(settings: Settings, place: Path) -> Result:
         targets=targets_of(growing, materializing),
         rows=[_row(name, each) for part in ("sizes", "materialization") for name, each in figures[part].items()],
         remarks=[
-            f"Medians (and maxima) of {rounds} batches, each of which changes {rows_per_batch:,} keys; the queries have"
-            " their batches in turn. The ratios are made of medians of paired differences.",
-            f"A materialization ran in {len(pairs)} of {rounds} batches of {settings.materialization_keys:,} keys; only"
-            " these and those of the same rounds without count. With upkeep: share of the batches with a slice of a"
-            " materialization or of a large merge. Every batch's output was checked.",
+            f"Medians (and maxima) of {rounds} batches, each of which changes {rows_per_batch:,} keys. A"
+            f" materialization ran in {len(pairs)} of {rounds} batches of {settings.materialization_keys:,} keys; only these and those"
+            " of the same rounds without count. Every batch's output was checked.",
         ],
     )
 

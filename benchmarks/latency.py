@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import tempfile
 import time
@@ -16,16 +15,15 @@ import click
 import numpy as np
 import numpy.typing as npt
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
-from benchmarks.child import run_in_child
 from benchmarks.events import EventSender
 from benchmarks.figures import Distribution, median_ratio
 from benchmarks.frame import Result, alternate, option
 from benchmarks.processors import CountRows
 from benchmarks.query import (
     COUNTS,
-    Numbers,
     Side,
     begun_s,
     count_checks,
@@ -34,7 +32,7 @@ from benchmarks.query import (
     random_key,
     require,
     start,
-    stop,
+    stop_when,
 )
 
 STATELOG: Final = "statelog"
@@ -48,7 +46,6 @@ _MAX_THROUGHPUT: Final = 1.05
 """A side that commits more than this share of the rate still works off what has come while it started."""
 _START_S: Final = 120
 """What a query may take to start."""
-_POLL_S: Final = 0.25
 _BATCHES_PER_S: Final = 50
 """Far more than there can be."""
 
@@ -65,33 +62,20 @@ class Settings:
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     rounds: int = option(1, "How often every side runs.")
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """Events per second; those of the first seconds are left out, and there are none after those that are measured."""
-
-    rate: float
-    warm_up_s: float
-    measured_s: float
-
     @property
     def first(self) -> int:
         """The first event that is measured."""
-        return round(self.rate * self.warm_up_s)
+        return round(self.rate * self.warm_up)
 
     @property
-    def end(self) -> int:
-        """How many events there are."""
-        return round(self.rate * (self.warm_up_s + self.measured_s))
+    def events(self) -> int:
+        """How many there are."""
+        return round(self.rate * self.length_s)
 
     @property
     def length_s(self) -> float:
         """From the first event to the last."""
-        return self.warm_up_s + self.measured_s
-
-    def due_s(self, events: Numbers) -> npt.NDArray[np.float64]:
-        """When events are due, from the start on."""
-        return events / self.rate
+        return self.warm_up + self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +85,7 @@ class LatencySide(Side):
     events: int
     keys: int
     timeout_s: float
-    address: tuple[str, int] = ("", 0)
+    address: tuple[str, int]
 
     def measure(self, directory: str) -> _Round:
         """For each batch its first event, the one after its last, and when it was committed; and the time of the end.
@@ -116,16 +100,19 @@ class LatencySide(Side):
             output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         else:
             output = self.transform(rows, CountRows(), COUNTS, statelog.Options())
-        query = start(output, count_checks(), directory)
+        stopped_s = 0.0
+
+        def is_over(query: StreamingQuery) -> bool:
+            nonlocal stopped_s
+            stopped_s = time.time()
+            last = last_progress(query)
+            is_late = time.monotonic() > end_s
+            return is_late or (last is not None and _events_to(last, "endOffset") >= self.events)
+
         end_s = time.monotonic() + self.timeout_s
-        read = 0
-        while query.isActive and time.monotonic() < end_s and read < self.events:
-            time.sleep(_POLL_S)
-            progress_so_far = last_progress(query)
-            read = 0 if progress_so_far is None else _events_to(progress_so_far, "endOffset")
-        stopped_s = time.time()
         # Spark also tells that there was nothing to do, and observes nothing then.
-        progress = [entry for entry in stop(query) if entry["observedMetrics"]]
+        query = start(output, count_checks(), directory)
+        progress = [entry for entry in stop_when(query, is_over) if entry["observedMetrics"]]
         ranges = [(_events_to(entry, "startOffset"), _events_to(entry, "endOffset")) for entry in progress]
         counted = [entry["numInputRows"] for entry in progress]
         if counted != [end - first for first, end in ranges]:
@@ -150,68 +137,62 @@ def _batch(entry: dict[str, Any], events: tuple[int, int]) -> dict[str, Any]:
 
 def run(settings: Settings, place: Path) -> Result:
     """Measure."""
-    schedule = Schedule(settings.rate, settings.warm_up, settings.seconds)
-    if schedule.end == schedule.first:
+    if settings.events == settings.first:
         raise click.UsageError(f"In {settings.seconds:g} s there is no event at {settings.rate:g} per second.")
-    timeout_s = _START_S + schedule.length_s + settings.drain
-    sides = {
-        name: partial(
-            _run_side, LatencySide.of(settings, side=name, events=schedule.end, timeout_s=timeout_s), schedule, place
-        )
-        for name in (STATELOG, SPARK, AGGREGATION)
-    }
-    figures = {name: figures_of(each, schedule) for name, each in alternate(sides, settings.rounds).items()}
+    sides = {name: partial(_run_side, name, settings, place) for name in (STATELOG, SPARK, AGGREGATION)}
+    figures = {name: figures_of(each, settings) for name, each in alternate(sides, settings.rounds).items()}
     ratios = {name: _ratios(figures[STATELOG], figures[name]) for name in (SPARK, AGGREGATION)}
     return Result(
         figures={"sides": figures, "statelog_to": ratios},
         targets=[],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(schedule, settings.keys, figures, ratios),
+        remarks=_remarks(settings, figures, ratios),
     )
 
 
-def _run_side(side: LatencySide, schedule: Schedule, place: Path) -> _Round:
+def _run_side(name: str, settings: Settings, place: Path) -> _Round:
     directory = Path(tempfile.mkdtemp(dir=place))
     # A new query runs a batch without events first, in which most of what it needs is started.
     is_ready = (directory / "checkpoint" / "commits" / "0").exists
-    with EventSender(schedule.rate, schedule.end, is_ready) as sender:
-        request = dataclasses.replace(side, address=sender.address).request("measure", directory=str(directory))
-        measured = run_in_child("benchmarks.query:call", request, directory)
+    timeout_s = _START_S + settings.length_s + settings.drain
+    with EventSender(settings.rate, settings.events, is_ready) as sender:
+        side = LatencySide.of(settings, side=name, events=settings.events, timeout_s=timeout_s, address=sender.address)
+        measured = side.call("measure", directory)
     return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
 
 
-def figures_of(rounds: Sequence[_Round], schedule: Schedule) -> dict[str, Any]:
+def figures_of(rounds: Sequence[_Round], settings: Settings) -> dict[str, Any]:
     """Figures of a side over all rounds and by round; with fewer than 300 events there is no ``p99``.
 
     A round is what :meth:`LatencySide.measure` returned, with the sender's ``started_s`` and ``latest_s``.
     """
-    latencies = [_latencies_ms(one, schedule) for one in rounds]
-    throughputs = [_throughput(one, schedule) for one in rounds]
+    latencies = [_latencies_ms(one, settings) for one in rounds]
+    throughputs = [_throughput(one, settings) for one in rounds]
     # Of the batches with events that are measured.
-    durations = [batch["duration_ms"] for one in rounds for batch in one["batches"] if batch["end"] > schedule.first]
+    durations = [batch["duration_ms"] for one in rounds for batch in one["batches"] if batch["end"] > settings.first]
     return {
         "events": sum(map(len, latencies)),
         "latency_ms": _percentiles(np.concatenate(latencies)),
         "latency_ms_by_round": [_percentiles(one) for one in latencies],
-        "not_committed": sum(schedule.end - _committed(one) for one in rounds),
+        "not_committed": sum(settings.events - _committed(one) for one in rounds),
         "batch_ms": Distribution.of(durations).to_json() if durations else None,
         "events_per_s_by_round": throughputs,
-        "keeps_up": all(one >= _MIN_THROUGHPUT * schedule.rate for one in throughputs),
-        "catches_up": any(one > _MAX_THROUGHPUT * schedule.rate for one in throughputs),
+        "keeps_up": all(one >= _MIN_THROUGHPUT * settings.rate for one in throughputs),
+        "catches_up": any(one > _MAX_THROUGHPUT * settings.rate for one in throughputs),
         # Events that were not committed when the last one came in.
-        "backlog_by_round": [schedule.end - _committed(one, one["started_s"] + schedule.length_s) for one in rounds],
+        "backlog_by_round": [settings.events - _committed(one, one["started_s"] + settings.length_s) for one in rounds],
         "sent_late_s": max(one["latest_s"] for one in rounds),
         "by_round": list(rounds),
     }
 
 
-def _latencies_ms(one: _Round, schedule: Schedule) -> npt.NDArray[np.float64]:
+def _latencies_ms(one: _Round, settings: Settings) -> npt.NDArray[np.float64]:
     """Of each measured event; of one that was not committed, how long it had waited at the end."""
-    events = np.arange(schedule.first, schedule.end)
+    events = np.arange(settings.first, settings.events)
     ends = np.array([batch["end"] for batch in one["batches"]], np.int64)
     committed_s = np.array([*(batch["committed_s"] for batch in one["batches"]), one["stopped_s"]])
     waited_s: npt.NDArray[np.float64] = committed_s[np.searchsorted(ends, events, side="right")] - one["started_s"]
-    return 1000 * (waited_s - schedule.due_s(events))
+    return 1000 * (waited_s - events / settings.rate)
 
 
 def _percentiles(latencies_ms: npt.NDArray[np.float64]) -> dict[str, float | None]:
@@ -224,10 +205,10 @@ def _committed(one: _Round, until_s: float = np.inf) -> int:
     return max((batch["end"] for batch in one["batches"] if batch["committed_s"] <= until_s), default=0)
 
 
-def _throughput(one: _Round, schedule: Schedule) -> float:
+def _throughput(one: _Round, settings: Settings) -> float:
     """Events committed per second while the measured ones came in; 0 if there were not two commits meanwhile."""
-    begin_s = one["started_s"] + schedule.warm_up_s
-    meanwhile = [batch for batch in one["batches"] if begin_s <= batch["committed_s"] <= begin_s + schedule.measured_s]
+    begin_s = one["started_s"] + settings.warm_up
+    meanwhile = [batch for batch in one["batches"] if begin_s <= batch["committed_s"] <= begin_s + settings.seconds]
     if len(meanwhile) < 2:
         return 0.0
     first, *_, last = meanwhile
@@ -260,21 +241,17 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _remarks(
-    schedule: Schedule, keys: int, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]
-) -> list[str]:
+def _remarks(settings: Settings, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]) -> list[str]:
     late = ", ".join(f"{1000 * each['sent_late_s']:,.0f} ms ({name})" for name, each in figures.items())
     lines = [
-        f"{schedule.rate:,.0f} events/s, evenly spaced, {keys:,} possible keys, all alike. Latency: from the time an"
-        " event was due until its batch was committed; the events of a batch are not independent.",
-        f"The events of the first {schedule.warm_up_s:g} s of every run are left out. Every batch's output was checked."
-        f" Events were sent late, which counts, by up to {late}.",
+        f"{settings.rate:,.0f} events/s, {settings.keys:,} possible keys. The events of the first {settings.warm_up:g} s"
+        f" are left out. Every batch's output was checked. Events were sent late, which counts, by up to {late}.",
     ]
     for name, each in figures.items():
         if not each["keeps_up"]:
             lines.append(
                 f"{name} does not keep up, so its latency grows with the length of the run: it committed"
-                f" {min(each['events_per_s_by_round']):,.0f} of {schedule.rate:,.0f} events/s, and lacked"
+                f" {min(each['events_per_s_by_round']):,.0f} of {settings.rate:,.0f} events/s, and lacked"
                 f" {max(each['backlog_by_round']):,} when the last one came."
             )
         if each["catches_up"]:

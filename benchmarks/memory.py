@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +16,12 @@ import click
 import statelog
 from benchmarks.child import processes_of, run_in_child
 from benchmarks.frame import Result, Target, option, require_space
-from benchmarks.payloads import PayloadSide, start_checked
-from benchmarks.query import Recorder, last_batch, rate_source, require, stop
+from benchmarks.payloads import PayloadSide
+from benchmarks.query import Recorder, count_checks, last_batch, rate_source, require, start, stop_when
 from statelog.options import TABLES
 
 _LIMIT_BYTES: Final = 1e9
 _MEASURES: Final = ("RssAnon", "RssShmem", "RssFile")
-_POLL_S: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,8 @@ class MemorySide(PayloadSide):
         recorder = Recorder()
         options = statelog.Options(table=self.table, local_directory=f"{directory}/local", observer=recorder)
         source = rate_source(session, self.rows_per_batch, self.parallelism)
-        query = start_checked(self.output(source, options), directory)
-        while query.isActive and last_batch(query) < self.batches - 1:
-            time.sleep(_POLL_S)
-        progress = stop(query)[: self.batches]
+        query = start(self.output(source, options), count_checks("found"), directory)
+        progress = stop_when(query, lambda query: last_batch(query) >= self.batches - 1)[: self.batches]
         session.stop()
         return {"progress": progress, "checkpoints": [dataclasses.asdict(each) for each in recorder.checkpoints]}
 
@@ -117,12 +114,11 @@ def run(settings: Settings, place: Path) -> Result:
     side = MemorySide.of(settings, side="statelog", batches=batches)
     sampler = Sampler()
     click.echo(f"{batches} batches ...", err=True)
-    request = side.request("measure", directory=str(place))
-    measured = run_in_child("benchmarks.query:call", request, place, watch=sampler.look)
+    measured = side.call("measure", place, in_child=partial(run_in_child, watch=sampler.look))
     progress, checkpoints = measured["progress"], measured["checkpoints"]
     local_bytes = sum(file.stat().st_size for file in (place / "local").rglob("*") if file.is_file())
     click.echo("checking the output ...", err=True)
-    run_in_child("benchmarks.query:call", side.request("check", progress=progress, directory=str(place)), place)
+    side.call("check", place, progress=progress)
     batch_s = [each["durationMs"]["triggerExecution"] / 1000 for each in progress]
     figures = {
         **sampler.to_json(),

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.processors import KeepPayload
-from benchmarks.query import Checks, Side, count_checks, expected_counts, payload, random_key, start
+from benchmarks.query import Checks, Side, expected_counts, payload, random_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +36,3 @@ class PayloadSide(Side):
     def _key(self, number: str) -> Column:
         column = F.col(number)
         return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
-
-
-def start_checked(output: DataFrame, directory: str) -> StreamingQuery:
-    """Start a query that counts rows and finds payloads."""
-    return start(output, count_checks("found"), directory)

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -76,13 +76,15 @@ class Side(ABC):
 
     def run(self, place: Path) -> dict[str, Any]:
         """Measure it in a fresh process, with a directory of its own below `place`."""
-        directory = Path(tempfile.mkdtemp(dir=place))
-        return run_in_child("benchmarks.query:call", self.request("measure", directory=str(directory)), directory)
+        measured: dict[str, Any] = self.call("measure", Path(tempfile.mkdtemp(dir=place)))
+        return measured
 
-    def request(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """The arguments for :func:`call` of one of its methods."""
+    def call(self, method: str, directory: Path, *, in_child: Callable[..., Any] = run_in_child, **more: Any) -> Any:
+        """Call one of its methods in a fresh process, with a directory; `more` are arguments of it."""
         kind = f"{type(self).__module__}:{type(self).__name__}"
-        return {"kind": kind, "fields": dataclasses.asdict(self), "method": method, "arguments": arguments}
+        arguments = {"directory": str(directory), **more}
+        request = {"kind": kind, "fields": dataclasses.asdict(self), "method": method, "arguments": arguments}
+        return in_child("benchmarks.query:call", request, directory)
 
     @abstractmethod
     def measure(self, directory: str) -> dict[str, Any]:
@@ -155,12 +157,14 @@ class BatchSide(Side):
         session = self.session(directory, self.batches_to_check)
         recorder = Recorder()
         source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
-        query = start(self.output(source, recorder), self.checks(), directory, self.output_mode)
         files = _Files(Path(directory) / "checkpoint" / ("state" if self.is_spark else "statelog"))
-        while query.isActive and last_batch(query) < self.batches_to_check - 1:
+
+        def is_over(query: StreamingQuery) -> bool:
             files.look()
-            time.sleep(_POLL_S)
-        progress = stop(query)[: self.batches_to_check]
+            return last_batch(query) >= self.batches_to_check - 1
+
+        query = start(self.output(source, recorder), self.checks(), directory, self.output_mode)
+        progress = stop_when(query, is_over)[: self.batches_to_check]
         files.look()
         require(self.side, progress, self.expected(session))
         session.stop()
@@ -238,8 +242,12 @@ def last_batch(query: StreamingQuery) -> int:
     return -1 if query.lastProgress is None else int(query.lastProgress["batchId"])
 
 
-def stop(query: StreamingQuery) -> list[dict[str, Any]]:
-    """Stop a query and return Spark's progress by batch; RuntimeError if it has failed."""
+def stop_when(
+    query: StreamingQuery, is_over: Callable[[StreamingQuery], bool], poll_s: float = _POLL_S
+) -> list[dict[str, Any]]:
+    """Stop a query once it `is_over`, and return Spark's progress by batch; RuntimeError if it has failed."""
+    while query.isActive and not is_over(query):
+        time.sleep(poll_s)
     query.stop()
     if error := query.exception():
         raise RuntimeError(f"the query failed: {error}")

@@ -7,21 +7,23 @@ import re
 import shutil
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.figures import median_ratio
 from benchmarks.frame import Result, Target, alternate, option, require_space
-from benchmarks.payloads import PayloadSide, start_checked
-from benchmarks.query import Recorder, begun_s, last_progress, rate_source, require, stop
+from benchmarks.payloads import PayloadSide
+from benchmarks.query import Recorder, begun_s, count_checks, last_progress, rate_source, require, start, stop_when
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
@@ -84,14 +86,14 @@ class RecoverySide(PayloadSide):
         built = Path(directory) / _BUILT_FILE
         for size in (-(-self.keys // self.build_batches), self.rows_per_batch):
             is_small = size == self.rows_per_batch
-            query = start_checked(self._output(session, size, Recorder(), directory), directory)
-            progress = None
-            while query.isActive and (is_small or progress is None or _offset(progress, "endOffset") < self.keys):
-                time.sleep(_POLL_S)
+
+            def is_built(query: StreamingQuery, is_small: bool = is_small) -> bool:
                 progress = last_progress(query)
                 if is_small and progress is not None and not built.exists():
                     built.write_text(str(progress["batchId"]))
-            stop(query)
+                return not is_small and progress is not None and _offset(progress, "endOffset") >= self.keys
+
+            self._batches(session, size, Recorder(), directory, is_built)
 
     def measure(self, directory: str, started_s: float = 0.0) -> dict[str, Any]:
         """Go on for some batches; the process was started at `started_s`."""
@@ -101,23 +103,30 @@ class RecoverySide(PayloadSide):
             jvm: Any = session.sparkContext._jvm
             jvm.org.rocksdb.RocksDB.loadLibrary()
         recorder = Recorder()
-        query = start_checked(self._output(session, self.rows_per_batch, recorder, directory), directory)
-        while query.isActive and (query.lastProgress is None or len(query.recentProgress) < self.batches):
-            time.sleep(_POLL_S)
-        progress = stop(query)[: self.batches]
+        progress = self._batches(
+            session, self.rows_per_batch, recorder, directory, lambda query: len(query.recentProgress) >= self.batches
+        )[: self.batches]
         self._check(session, progress)
         session.stop()
         return _measured(progress, recorder, started_s)
 
-    def _output(self, session: SparkSession, rows_per_batch: int, recorder: Recorder, directory: str) -> DataFrame:
+    def _batches(
+        self,
+        session: SparkSession,
+        rows_per_batch: int,
+        recorder: Recorder,
+        directory: str,
+        is_over: Callable[[StreamingQuery], bool],
+    ) -> list[dict[str, Any]]:
         source = rate_source(session, rows_per_batch, self.parallelism)
+        local = f"{directory}/local"
+        options = statelog.Options(changelog=self.side == CHANGELOG_ON, local_directory=local, observer=recorder)
         if self.side == DEDUPLICATION:
             new = self.rows(source).dropDuplicates(["key", "payload"])
-            return new.select("key", F.lit(1).alias("n"), F.length("payload").alias("found"))
-        options = statelog.Options(
-            changelog=self.side == CHANGELOG_ON, local_directory=f"{directory}/local", observer=recorder
-        )
-        return self.output(source, options)
+            output = new.select("key", F.lit(1).alias("n"), F.length("payload").alias("found"))
+        else:
+            output = self.output(source, options)
+        return stop_when(start(output, count_checks("found"), directory), is_over, _POLL_S)
 
     def _check(self, session: SparkSession, progress: list[dict[str, Any]]) -> None:
         ranges = [(_offset(entry, "startOffset"), _offset(entry, "endOffset")) for entry in progress]
@@ -199,7 +208,17 @@ def run(settings: Settings, place: Path) -> Result:
         figures={"built": built, "restarts": figures},
         targets=targets_of(measured, variants, on),
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(settings, on, figures),
+        remarks=[
+            f"{keys:,} keys with {value_bytes} bytes each; seconds, medians of {settings.rounds} restarts. Later batch:"
+            f" median of the {settings.batches - 1} batches after the first. Every batch's output was checked.",
+            f"changelog on: {on['base_bytes'] / 1e6:,.1f} MB of {on['base_through'] + 1} batches are materialized, then"
+            f" follow {on['changes_bytes'] / 1e6:,.1f} MB of changes of {on['batch'] - on['base_through']} batches.",
+            *(
+                f"{name}, last round: {last['changelogs']:.0f} changelogs after the snapshot: {last['replay_s']:.3f} s"
+                for name, (*_, last) in measured.items()
+                if "changelogs" in last
+            ),
+        ],
     )
 
 
@@ -253,8 +272,10 @@ def _build(place: Path, variant: Variant, settings: Settings) -> dict[str, Any]:
         return is_done and (not side.is_spark or _snapshot_version(checkpoint) > settings.build_batches)
 
     started_s = time.monotonic()
-    request = side.request("build", directory=str(work))
-    kill_child_when(is_over, "benchmarks.query:call", request, work, _environment(work), _BUILD_TIMEOUT_S)
+    environment = _environment(work)
+    side.call(
+        "build", work, in_child=partial(kill_child_when, is_over, environment=environment, timeout_s=_BUILD_TIMEOUT_S)
+    )
     built = {"build_s": time.monotonic() - started_s, **stored(side, checkpoint)}
     saved = _saved(place, variant)
     saved.mkdir()
@@ -301,8 +322,9 @@ def _restart(place: Path, variant: Variant, settings: Settings) -> dict[str, Any
     if variant.keeps_local:
         shutil.copytree(saved / "local", work / "local")
     side = RecoverySide.of(settings, side=variant.side, parallelism=variant.parallelism)
-    request = side.request("measure", directory=str(work), started_s=time.time())
-    return run_in_child("benchmarks.query:call", request, work, _environment(work))
+    in_child = partial(run_in_child, environment=_environment(work))
+    measured: dict[str, Any] = side.call("measure", work, in_child=in_child, started_s=time.time())
+    return measured
 
 
 def _saved(place: Path, variant: Variant) -> Path:
@@ -335,23 +357,3 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
         },
         "MB fetched": "" if fetched is None else f"{fetched / 1e6:,.1f}",
     }
-
-
-def _remarks(settings: Settings, on: dict[str, Any], figures: dict[str, Any]) -> list[str]:
-    lines = [
-        f"{settings.keys:,} keys with {settings.value_bytes} bytes each; seconds from the start of the process to the"
-        f" end of its first batch, medians of {settings.rounds} restarts. Later batch: median of the"
-        f" {settings.batches - 1} batches after it.",
-        f"changelog on: {on['base_bytes'] / 1e6:,.1f} MB of {on['base_through'] + 1} batches are materialized, then"
-        f" follow {on['changes_bytes'] / 1e6:,.1f} MB of changes of {on['batch'] - on['base_through']} batches.",
-        "restore: statelog's slowest subtask from begin until its state could be read; Spark's time to load its state"
-        " store, mean of the partitions. Every batch's output was checked.",
-    ]
-    for each in figures.values():
-        last = each["by_round"][-1]
-        if "changelogs" in last:
-            lines.append(
-                f"Spark, last round: {last['changelogs']:.0f} changelogs after its snapshot took"
-                f" {last['replay_s']:.3f} s of it."
-            )
-    return lines

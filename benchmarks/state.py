@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 import statelog
 from benchmarks import operations
 from benchmarks.child import run_in_child
-from benchmarks.figures import batch_figures, checkpoint_figures, ratio, shown
+from benchmarks.figures import batch_figures, checkpoint_figures, ratio, samples_of, shown
 from benchmarks.frame import Result, Target, alternate, option, require_measured
 from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random, random_key
 from benchmarks.state_expected import EXPECTED, ITEMS, InputBatch
@@ -151,7 +151,10 @@ def run(settings: Settings, place: Path) -> Result:
             for (kind, mode), value in ratios.items()
         ],
         rows=[_row(side, figures[name], ratios) for name, side in sides.items()],
-        remarks=_remarks(warm_up, own_rows, spark_rows, figures),
+        remarks=[
+            samples_of({", ".join(name): each for name, each in figures.items()}, warm_up),
+            f"Spark has batches of {spark_rows:,} rows and statelog of {own_rows:,}; a batch's fixed cost is in both.",
+        ],
     )
 
 
@@ -187,24 +190,3 @@ def _row(side: StateSide, figures: dict[str, Any], ratios: dict[tuple[str, str],
         "batch ms": shown(figures["batch_ms"]),
         "checkpoint ms": shown(figures.get("checkpoint_ms")),
     }
-
-
-def _remarks(warm_up: int, own_rows: int, spark_rows: int, figures: dict[Any, dict[str, Any]]) -> list[str]:
-    samples = dict.fromkeys((STATELOG, SPARK), 0)
-    for (_, _, side), each in figures.items():
-        samples[side] += each["batch_ms"]["samples"]
-    lines = [
-        f"rows/s: rows per batch / median batch. The first {warm_up} batches of every run are left out; measured"
-        f" batches of all kinds: statelog {samples[STATELOG]}, Spark {samples[SPARK]}.",
-        "Every batch's output was checked.",
-    ]
-    if own_rows == spark_rows:
-        lines.append("Both sides have batches of the same size; a batch's fixed cost in Spark is in both.")
-    else:
-        lines.append(
-            f"Spark has batches of {spark_rows:,} rows and statelog of {own_rows:,}: the fixed cost of a batch weighs"
-            " more on Spark's side. --equal-sizes gives statelog Spark's."
-        )
-    if any(name[0] == "window" for name in figures):
-        lines.append("window: statelog's windows API beside a processor for Spark with a map and a timer per window.")
-    return lines

@@ -213,11 +213,8 @@ def _remarks(figures: dict[str, Any], settings: Settings) -> list[str]:
     share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in ("client", "server", "machine")}
     others = 2 * share["machine"] - sum(share.values())
     return [
-        f"{single['requests']:,} objects of {settings.object_bytes:,} bytes per side in turn, {settings.concurrency} at"
-        f" a time, in {figures['took_s']:.0f} s. Latencies of FLIP-158 times {settings.scale:g}, equal for the same"
-        " object on both sides.",
-        f"Injected: {_shown(single['injected_ms'])} ms. Client and server add, without hedges:"
-        f" {_shown(single['added_ms'])} ms.",
+        f"{single['requests']:,} objects per side, {settings.concurrency} at a time, in {figures['took_s']:.0f} s."
+        f" Injected: {_shown(single['injected_ms'])} ms; added without hedges: {_shown(single['added_ms'])} ms.",
         f"The server took {_shown(figures['server_ms'])} ms; delays were late by {_shown(figures['late_ms'])} ms.",
         f"Processor time, 100% is one of {os.cpu_count() or 1} cores: client {share['client']:.0f}%, server"
         f" {share['server']:.0f}%, other processes {max(others, 0):.0f}%.",

@@ -96,6 +96,13 @@ def run(settings: Settings, place: Path) -> Result:
     both = (CHANGELOG_ON, CHANGELOG_OFF)
     sides = {name: partial(WindowSide.of(settings, side=name).run, place) for name in both}
     figures = {name: _figures(measured, settings.warm_up) for name, (measured,) in alternate(sides).items()}
+    size, slide = settings.window_batches, settings.slide_batches
+    remarks = [
+        f"{settings.rows_per_batch:,} rows of {settings.value_bytes:,} bytes and {settings.keys:,} keys per batch; a"
+        f" row is in {size / slide:g} windows. Medians of {settings.batches - settings.warm_up} checkpoints.",
+    ]
+    if figures[CHANGELOG_ON]["materializations"] < settings.parallelism:
+        remarks.append("The state was not materialized while it was measured: run more batches.")
     on, off = (figures[name]["full_bytes"] for name in both)
     return Result(
         figures={"sides": figures},
@@ -104,7 +111,7 @@ def run(settings: Settings, place: Path) -> Result:
             for name, measure in (("medians", "median"), ("maxima", "max"))
         ],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(settings, figures[CHANGELOG_ON]),
+        remarks=remarks,
     )
 
 
@@ -142,17 +149,3 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
         "materialized": f"{figures['materializations']}",
         "batch ms": f"{figures['batch_ms']['median']:,.0f}",
     }
-
-
-def _remarks(settings: Settings, on: dict[str, Any]) -> list[str]:
-    size, slide = settings.window_batches, settings.slide_batches
-    lines = [
-        f"{settings.rows_per_batch:,} rows of {settings.value_bytes:,} bytes and {settings.keys:,} keys per batch;"
-        f" windows of {size} batches, one every {slide}, so a row is in {size / slide:g} windows. Medians of"
-        f" {settings.batches - settings.warm_up} checkpoints.",
-        "full: what a restart would read, materialized state and log. new: stored for one checkpoint. stored: the files"
-        " of materialized state that the retained checkpoints need. Every batch's output was checked.",
-    ]
-    if on["materializations"] < settings.parallelism:
-        lines.append("The state was not materialized while it was measured: run more batches.")
-    return lines

@@ -251,14 +251,14 @@ class TestRecovery:
         """What the restarts are asked for; the processes only leave some files behind, and say what they measured."""
         asked: list[dict[str, Any]] = []
 
-        def build(_: Any, __: str, request: dict[str, Any], work: Path, *more: Any) -> None:
+        def build(_: Any, __: str, request: dict[str, Any], work: Path, **more: Any) -> None:
             fields = request["fields"]
             for name in ("checkpoint", "local"):
                 (work / name).mkdir()
                 (work / name / "side").write_text(fields["side"])
                 (work / name / "built").write_text(str(fields["parallelism"]))
 
-        def restart(_: str, request: dict[str, Any], work: Path, __: Any) -> dict[str, Any]:
+        def restart(_: str, request: dict[str, Any], work: Path, **more: Any) -> dict[str, Any]:
             arguments = request["fields"]
             assert (work / "checkpoint" / "side").read_text() == arguments["side"]
             (work / "checkpoint" / "side").write_text("gone on with")
@@ -436,18 +436,17 @@ time.sleep(60)
     def test_the_largest_sum_is_held_against_the_limit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         calls: list[tuple[str, dict[str, Any]]] = []
 
-        def child(function: str, arguments: dict[str, Any], _: Path, watch: Any = None) -> Any:
-            calls.append((arguments["method"], arguments))
-            progress = [{"durationMs": {"triggerExecution": 500}, "numInputRows": 30}] * arguments["fields"]["batches"]
+        def call(self: memory.MemorySide, method: str, place: Path, **more: Any) -> Any:
+            calls.append((method, more))
+            progress = [{"durationMs": {"triggerExecution": 500}, "numInputRows": 30}] * self.batches
             return {"progress": progress, "checkpoints": [{"materialized": 2}]}
 
-        monkeypatch.setattr(memory, "run_in_child", child)
+        monkeypatch.setattr(memory.MemorySide, "call", call)
         monkeypatch.setattr(memory.Sampler, "peak_bytes", 1_200_000_000)
         result = memory.run(memory.Settings(keys=100, value_bytes=10, rows_per_batch=30, updates=45), tmp_path)
 
         assert [name for name, _ in calls] == ["measure", "check"]
-        assert calls[0][1]["fields"]["batches"] == 6
-        assert len(calls[1][1]["arguments"]["progress"]) == 6
+        assert len(calls[1][1]["progress"]) == 6
         [target] = result.targets
         assert (target.value, target.limit, target.met) == (1.2e9, 1e9, False)
         assert result.figures["rows_per_s"] == 60
