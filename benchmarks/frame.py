@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
 
@@ -167,6 +165,10 @@ def _option(described: dataclasses.Field[Any], kind: Any) -> click.Option:
 
 
 def _print(benchmark: Benchmark, about: dict[str, Any], result: Result) -> None:
+    # Not at the top: the processes of sides do without it.
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
     console.print(f"{benchmark.name}: {benchmark.description}")
     console.print(f"{machine.one_line(about)}\nbenchmarks/README.md explains the figures.")

@@ -62,15 +62,11 @@ def run(settings: Settings, place: Path) -> Result:
     sizes, rounds, rows_per_batch = sorted(set(settings.keys)), settings.rounds, settings.rows_per_batch
     if rows_per_batch > min(*sizes, settings.materialization_keys):
         raise click.UsageError(f"{rows_per_batch} rows per batch are more than the fewest keys.")
-    by_size: dict[str, dict[str, Any]] = {
-        f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes
-    }
+    by_size: dict[str, Any] = {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes}
     off = {"materialization": False}
     state = {"keys": settings.materialization_keys, "built_with": off}
-    by_state: dict[str, dict[str, Any]] = {
-        RUNNING: {**state, "options": {"materialization_interval_s": 0.0}},
-        NOT_RUNNING: {**state, "options": off},
-    }
+    running = {"materialization_interval_s": 0.0}
+    by_state = {RUNNING: {**state, "options": running}, NOT_RUNNING: {**state, "options": off}}
     needed = 150 * (sum(sizes) + 2 * settings.materialization_keys)
     require_space(place, needed, "Give another --directory, or fewer keys.")
     click.echo("states of different sizes ...", err=True)
@@ -92,9 +88,9 @@ def run(settings: Settings, place: Path) -> Result:
         targets=targets_of(growing, materializing),
         rows=[_row(name, each) for part in ("sizes", "materialization") for name, each in figures[part].items()],
         remarks=[
-            f"Medians (and maxima) of {rounds} batches, each of which changes {rows_per_batch:,} keys. A"
-            f" materialization ran in {len(pairs)} of {rounds} batches of {settings.materialization_keys:,} keys; only these and those"
-            " of the same rounds without count. Every batch's output was checked.",
+            f"Medians (and maxima) of {rounds} batches that change {rows_per_batch:,} keys each. All were checked.",
+            f"A materialization ran in {len(pairs)} of {rounds} batches of {settings.materialization_keys:,} keys; only"
+            " these and those of the same rounds without count.",
         ],
     )
 
@@ -140,16 +136,13 @@ def _values(batches: _Batches, measure: str) -> list[float]:
 
 
 def _figures(batches: _Batches) -> dict[str, Any]:
-    return {
-        **{
-            f"{measure.removesuffix('_s')}_ms": Distribution.of(
-                1000 * each for each in _values(batches, measure)
-            ).to_json()
-            for measure in (*_MEASURES, "restore_s")
-        },
-        "changes": statistics.median(_values(batches, "changes")),
-        "with_upkeep": statistics.mean(_values(batches, "has_slice")),
+    figures: dict[str, Any] = {
+        f"{measure.removesuffix('_s')}_ms": Distribution.of(1000 * batch[measure] for batch in batches).to_json()
+        for measure in (*_MEASURES, "restore_s")
     }
+    figures["changes"] = statistics.median(_values(batches, "changes"))
+    figures["with_upkeep"] = statistics.mean(_values(batches, "has_slice"))
+    return figures
 
 
 def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:

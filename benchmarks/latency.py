@@ -244,20 +244,19 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
 def _remarks(settings: Settings, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]) -> list[str]:
     late = ", ".join(f"{1000 * each['sent_late_s']:,.0f} ms ({name})" for name, each in figures.items())
     lines = [
-        f"{settings.rate:,.0f} events/s, {settings.keys:,} possible keys. The events of the first {settings.warm_up:g} s"
+        f"{settings.rate:,.0f} events/s, {settings.keys:,} possible keys. Those of the first {settings.warm_up:g} s"
         f" are left out. Every batch's output was checked. Events were sent late, which counts, by up to {late}.",
     ]
     for name, each in figures.items():
         if not each["keeps_up"]:
             lines.append(
-                f"{name} does not keep up, so its latency grows with the length of the run: it committed"
-                f" {min(each['events_per_s_by_round']):,.0f} of {settings.rate:,.0f} events/s, and lacked"
-                f" {max(each['backlog_by_round']):,} when the last one came."
+                f"{name} does not keep up: it committed {min(each['events_per_s_by_round']):,.0f} of"
+                f" {settings.rate:,.0f} events/s, and lacked {max(each['backlog_by_round']):,} when the last one came."
             )
         if each["catches_up"]:
             lines.append(
-                f"{name} still worked off what had come while it started, so its latency is higher than later: it"
-                f" committed up to {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
+                f"{name} still worked off what had come while it started: it committed up to"
+                f" {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
             )
         if each["not_committed"]:
             lines.append(f"{name}: {each['not_committed']:,} events were not committed when the run ended.")

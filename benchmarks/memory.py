@@ -16,8 +16,7 @@ import click
 import statelog
 from benchmarks.child import processes_of, run_in_child
 from benchmarks.frame import Result, Target, option, require_space
-from benchmarks.payloads import PayloadSide
-from benchmarks.query import Recorder, count_checks, last_batch, rate_source, require, start, stop_when
+from benchmarks.query import PayloadSide, Recorder, count_checks, last_batch, rate_source, require, start, stop_when
 from statelog.options import TABLES
 
 _LIMIT_BYTES: Final = 1e9

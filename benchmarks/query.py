@@ -15,6 +15,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -27,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
+from benchmarks.processors import KeepPayload
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
 COUNTS: Final = "key long, n long"
@@ -175,6 +177,34 @@ class BatchSide(Side):
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PayloadSide(Side):
+    """Keeps a payload per key: rows of successive keys until each has one, then of random ones.
+
+    A key always has the same payload.
+    """
+
+    keys: int
+    value_bytes: int
+    rows_per_batch: int
+
+    def rows(self, source: DataFrame) -> DataFrame:
+        """Keys and payloads, from successive numbers in `value`."""
+        return source.select(self._key("value")).select("key", payload("key", self.value_bytes))
+
+    def output(self, source: DataFrame, options: statelog.Options) -> DataFrame:
+        """The query."""
+        return self.transform(self.rows(source), KeepPayload(), "key long, n long, found long", options)
+
+    def expected(self, session: SparkSession, ranges: Iterable[tuple[int, int]]) -> Iterator[Checks]:
+        """The checks of batches with these rows."""
+        return expected_counts(session, ranges, self.keys, self._key("id"), self.value_bytes)
+
+    def _key(self, number: str) -> Column:
+        column = F.col(number)
+        return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
+
+
 def make_session(
     name: str, parallelism: int, batches: int, directory: str, more: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -311,7 +341,11 @@ class _Files:
 
     def look(self) -> None:
         """Take down which files there are."""
-        self._live = dict(_sizes(str(self._folder)))
+        self._live = {}
+        for folder, _, names in os.walk(self._folder):
+            for path in (f"{folder}/{name}" for name in names if not name.endswith(".tmp")):
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    self._live[path] = os.stat(path).st_size
         for path, size in self._live.items():
             self._seen[path] = max(size, self._seen.get(path, 0))
 
@@ -323,15 +357,3 @@ class _Files:
             "files_seen": len(self._seen),
             "bytes_seen": sum(self._seen.values()),
         }
-
-
-def _sizes(folder: str) -> Iterator[tuple[str, int]]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    yield from _sizes(entry.path)
-                elif not entry.name.endswith(".tmp"):
-                    yield entry.path, entry.stat().st_size
-    except FileNotFoundError:
-        return  # removed since it was listed

@@ -22,8 +22,17 @@ import statelog
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.figures import median_ratio
 from benchmarks.frame import Result, Target, alternate, option, require_space
-from benchmarks.payloads import PayloadSide
-from benchmarks.query import Recorder, begun_s, count_checks, last_progress, rate_source, require, start, stop_when
+from benchmarks.query import (
+    PayloadSide,
+    Recorder,
+    begun_s,
+    count_checks,
+    last_progress,
+    rate_source,
+    require,
+    start,
+    stop_when,
+)
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock

@@ -139,7 +139,8 @@ def measure(location: str, environment: dict[str, str], directory: Path, setting
     attempts, seen = (sum(side[name] for side in sides.values()) for name in ("attempts", "puts"))
     if seen != attempts:
         raise click.ClickException(f"the client made {attempts} attempts, and the store saw {seen}")
-    lower_percent = _lower_percent(sides)
+    single, hedged = (sides[name]["latency_ms"].get("p99.9") for name in (SINGLE, HEDGED))
+    lower_percent = None if single is None or hedged is None else 100 * (1 - hedged / single)
     figures = {
         "sides": sides,
         "p99.9_lower_percent": lower_percent,
@@ -191,12 +192,6 @@ def _quantiles_ms(samples_s: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def _lower_percent(sides: dict[str, dict[str, Any]]) -> float | None:
-    """By how much hedging lowers the 99.9th percentile; None if there are too few samples."""
-    single, hedged = (sides[name]["latency_ms"].get("p99.9") for name in (SINGLE, HEDGED))
-    return None if single is None or hedged is None else 100 * (1 - hedged / single)
-
-
 def _row(name: str, side: dict[str, Any]) -> dict[str, str]:
     latency, counts = side["latency_ms"], side["counts"]
     return {
@@ -231,7 +226,7 @@ def object_name(number: int) -> str:
 
 
 @dataclass
-class _Writer:
+class Writer:
     """A side: writes objects and measures that."""
 
     store: Store
@@ -264,14 +259,14 @@ def write_objects(location: str, environment: dict[str, str], options: dict[str,
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(environment, NO_PROXY="127.0.0.1")
-    sides: dict[str, _Writer] = {}
+    sides: dict[str, Writer] = {}
     for name, timeout_s in {SINGLE: None, HEDGED: scale * _TIMEOUT_S}.items():
         recorder = Measurements()
         policy = RetryPolicy(timeout_s=timeout_s)
         new_races = partial(ThreadedRaces, 2 * concurrency)  # enough for the losers too
         slow = SlowStore(open_store(f"{location}/{name}"), scale)
         store = RetryingStore(slow, policy, clock=SystemClock(), recorder=recorder, new_races=new_races)
-        sides[name] = _Writer(store, slow, recorder, settings.object_bytes)
+        sides[name] = Writer(store, slow, recorder, settings.object_bytes)
     with ThreadPoolExecutor(concurrency) as pool:
         for side in sides.values():
             list(pool.map(side.write, range(-settings.warm_up, 0)))
@@ -284,6 +279,7 @@ def write_objects(location: str, environment: dict[str, str], options: dict[str,
     for side in sides.values():
         for number in range(0, requests, max(1, requests // _CHECKED)):
             side.check(number)
+    time.sleep(scale * latency_s(1.0))  # the last losers may still be on their way
     return {
         "took_s": took_s,
         "client_cpu_s": cpu_s,

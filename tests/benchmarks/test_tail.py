@@ -1,11 +1,8 @@
-"""The benchmark of tail latencies, with a server that knows just enough of S3."""
+"""The benchmark of tail latencies, with a directory for a server."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +10,19 @@ import click
 import pytest
 
 from benchmarks import tail
-from benchmarks.tail import HEDGED, SINGLE, SlowStore, latency_of, latency_s, object_name
+from benchmarks.tail import HEDGED, SINGLE, SlowStore, Writer, latency_of, latency_s, object_name
+from statelog.metrics import Measurements
 from statelog.storage import LocalStore
-
-
-class Bucket(BaseHTTPRequestHandler):
-    """Objects in a dictionary."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    objects: dict[str, bytes]
-
-    def do_PUT(self) -> None:
-        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, b"")
-
-    def do_GET(self) -> None:
-        data = self.objects.get(self.path)
-        self._answer(200 if data is not None else 404, data or b"")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("ETag", '"1"')
-        self.send_header("Last-Modified", "Sat, 21 Nov 2026 12:00:00 GMT")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def objects() -> dict[str, bytes]:
-    return {}
-
-
-@pytest.fixture
-def environment(objects: dict[str, bytes]) -> Iterator[dict[str, str]]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Bucket,), {"objects": objects})) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-            "AWS_ALLOW_HTTP": "true",
-        }
-        server.shutdown()
-        thread.join()
-
 
 SETTINGS = tail.Settings(requests=60, warm_up=5, block=25, scale=0.05, concurrency=4, object_bytes=100)
 
 
-def test_both_sides_write_the_same_objects_with_the_same_latencies(
-    objects: dict[str, bytes], environment: dict[str, str], tmp_path: Path
-) -> None:
-    result = tail.measure("s3://bucket/bench", environment, tmp_path, SETTINGS)
+def test_both_sides_write_the_same_objects_with_the_same_latencies(tmp_path: Path) -> None:
+    result = tail.measure(str(tmp_path / "store"), {}, tmp_path, SETTINGS)
 
-    names = [object_name(number) for number in range(-5, 60)]
     for side in (SINGLE, HEDGED):
-        assert sorted(path for path in objects if f"/{side}/" in path) == sorted(
-            f"/bucket/bench/{side}/{name}" for name in names
-        )
+        stored = [info.name for info in LocalStore(str(tmp_path / "store" / side)).list()]
+        assert sorted(stored) == sorted(object_name(number) for number in range(-5, 60))
     single, hedged = (result.figures["sides"][side] for side in (SINGLE, HEDGED))
     longest_ms = max(1000 * 0.05 * latency_of(object_name(number), 1) for number in range(60))
     assert single["injected_ms"]["max"] == hedged["injected_ms"]["max"] == pytest.approx(longest_ms)
@@ -92,13 +37,15 @@ def test_both_sides_write_the_same_objects_with_the_same_latencies(
     assert 130 <= result.figures["server_ms"]["samples"] <= hedged["attempts"] + 65
 
 
-def test_what_was_not_written_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, objects: dict[str, bytes], environment: dict[str, str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Bucket, "do_PUT", lambda self: (self.rfile.read(100), self._answer(200, b"")))
+def test_what_was_not_written_is_an_error(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    writer = Writer(store, SlowStore(store, 1), Measurements(), 100)
+    writer.write(1)
+    writer.check(1)
+    store.put(object_name(1), b"other content")
 
-    with pytest.raises(click.ClickException, match="404"):
-        tail.measure("s3://bucket/bench", environment, tmp_path, SETTINGS)
+    with pytest.raises(RuntimeError, match=f"written as {object_name(1)}"):
+        writer.check(1)
 
 
 class TestFigures:
