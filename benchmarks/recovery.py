@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -84,10 +85,18 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverySide(PayloadSide):
-    """A query that is killed, or goes on with what a killed one has left in its directory."""
+    """A query that is built with some subtasks and killed, and goes on with others, with or without local copies."""
 
     build_batches: int
+    small_batches: int
     batches: int
+    built_parallelism: int
+    keeps_local: bool
+
+    @property
+    def state(self) -> str:
+        """What it starts from."""
+        return f"{self.side}, {self.built_parallelism} subtasks"
 
     def build(self, directory: str) -> None:
         """Give each key its first row in a few large batches, then go on with small ones until killed."""
@@ -185,31 +194,16 @@ def _measured(progress: list[dict[str, Any]], recorder: Recorder, started_s: flo
     return measured
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to restart: what runs, the number of subtasks before and after, and whether local copies are there."""
-
-    side: str
-    built_parallelism: int
-    parallelism: int
-    keeps_local: bool = False
-
-    @property
-    def state(self) -> str:
-        """What it starts from."""
-        return f"{self.side}, {self.built_parallelism} subtasks"
-
-
 def run(settings: Settings, place: Path) -> Result:
     """Measure."""
     keys, value_bytes = settings.keys, settings.value_bytes
-    variants = variants_of(_SPARK_SIDES[settings.spark], settings.parallelism, settings.other_parallelism)
+    variants = variants_of(settings)
     require_space(place, 14 * keys * (value_bytes + 100), "Give another --directory, or fewer --keys.")
     built: dict[str, Any] = {}
     for variant in {each.state: each for each in variants.values()}.values():
         click.echo(f"building the state: {variant.state} ...", err=True)
-        built[variant.state] = _build(place, variant, settings)
-    restarts = {name: partial(_restart, place, variant, settings) for name, variant in variants.items()}
+        built[variant.state] = _build(place, variant)
+    restarts = {name: partial(_restart, place, variant) for name, variant in variants.items()}
     measured = alternate(restarts, settings.rounds)
     figures = {name: _figures(each) for name, each in measured.items()}
     on = built[variants[CHANGELOG_ON].state]
@@ -231,20 +225,28 @@ def run(settings: Settings, place: Path) -> Result:
     )
 
 
-def variants_of(spark: str, parallelism: int, other_parallelism: int) -> dict[str, Variant]:
+def variants_of(settings: Settings) -> dict[str, RecoverySide]:
     """The restarts that are measured, by name."""
+    own, other = settings.parallelism, settings.other_parallelism
+    spark = _SPARK_SIDES[settings.spark]
+
+    def variant(side: str, built: int = own, parallelism: int = own, keeps_local: bool = False) -> RecoverySide:
+        return RecoverySide.of(
+            settings, side=side, built_parallelism=built, parallelism=parallelism, keeps_local=keeps_local
+        )
+
     return {
-        CHANGELOG_ON: Variant(CHANGELOG_ON, parallelism, parallelism),
-        CHANGELOG_OFF: Variant(CHANGELOG_OFF, parallelism, parallelism),
-        _LOCAL_COPY: Variant(CHANGELOG_ON, parallelism, parallelism, keeps_local=True),
-        _FROM_OTHER: Variant(CHANGELOG_ON, other_parallelism, parallelism),
-        _TO_OTHER: Variant(CHANGELOG_ON, parallelism, other_parallelism),
-        spark: Variant(spark, parallelism, parallelism),
+        CHANGELOG_ON: variant(CHANGELOG_ON),
+        CHANGELOG_OFF: variant(CHANGELOG_OFF),
+        _LOCAL_COPY: variant(CHANGELOG_ON, keeps_local=True),
+        _FROM_OTHER: variant(CHANGELOG_ON, built=other),
+        _TO_OTHER: variant(CHANGELOG_ON, parallelism=other),
+        spark: variant(spark),
     }
 
 
 def targets_of(
-    measured: dict[str, list[dict[str, Any]]], variants: dict[str, Variant], built: dict[str, Any]
+    measured: dict[str, list[dict[str, Any]]], variants: dict[str, RecoverySide], built: dict[str, Any]
 ) -> list[Target]:
     """What the restore parts, by variant and round, are held against; `built` is the state with the changelog."""
     *_, spark = variants
@@ -266,10 +268,9 @@ def targets_of(
     return targets
 
 
-def _build(place: Path, variant: Variant, settings: Settings) -> dict[str, Any]:
+def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
     """Have a state built, kill the process, and keep what it leaves behind."""
     work = _fresh(place / "work")
-    side = RecoverySide.of(settings, side=variant.side, parallelism=variant.built_parallelism)
     checkpoint = work / "checkpoint"
 
     def is_over() -> bool:
@@ -277,16 +278,14 @@ def _build(place: Path, variant: Variant, settings: Settings) -> dict[str, Any]:
             first = int((work / _BUILT_FILE).read_text() or 0)
         except FileNotFoundError:
             return False
-        is_done = (checkpoint / "commits" / str(first + settings.small_batches)).exists()
-        return is_done and (not side.is_spark or _snapshot_version(checkpoint) > settings.build_batches)
+        is_done = (checkpoint / "commits" / str(first + side.small_batches)).exists()
+        return is_done and (not side.is_spark or _snapshot_version(checkpoint) > side.build_batches)
 
     started_s = time.monotonic()
-    environment = _environment(work)
-    side.call(
-        "build", work, in_child=partial(kill_child_when, is_over, environment=environment, timeout_s=_BUILD_TIMEOUT_S)
-    )
+    in_child = partial(kill_child_when, is_over, environment=_environment(work), timeout_s=_BUILD_TIMEOUT_S)
+    dataclasses.replace(side, parallelism=side.built_parallelism).call("build", work, in_child=in_child)
     built = {"build_s": time.monotonic() - started_s, **stored(side, checkpoint)}
-    saved = _saved(place, variant)
+    saved = _saved(place, side)
     saved.mkdir()
     for name in ("checkpoint", "local"):
         if (work / name).exists():
@@ -324,20 +323,19 @@ def _snapshot_version(checkpoint: Path) -> int:
     return min(versions, default=-1)
 
 
-def _restart(place: Path, variant: Variant, settings: Settings) -> dict[str, Any]:
+def _restart(place: Path, side: RecoverySide) -> dict[str, Any]:
     work = _fresh(place / "work")
-    saved = _saved(place, variant)
+    saved = _saved(place, side)
     shutil.copytree(saved / "checkpoint", work / "checkpoint")
-    if variant.keeps_local:
+    if side.keeps_local:
         shutil.copytree(saved / "local", work / "local")
-    side = RecoverySide.of(settings, side=variant.side, parallelism=variant.parallelism)
     in_child = partial(run_in_child, environment=_environment(work))
     measured: dict[str, Any] = side.call("measure", work, in_child=in_child, started_s=time.time())
     return measured
 
 
-def _saved(place: Path, variant: Variant) -> Path:
-    return place / re.sub(r"\W+", "-", variant.state)
+def _saved(place: Path, side: RecoverySide) -> Path:
+    return place / re.sub(r"\W+", "-", side.state)
 
 
 def _fresh(work: Path) -> Path:

@@ -310,7 +310,7 @@ class TestRecovery:
     def test_without_changes_after_a_materialization_there_is_no_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nor is there a target for more subtasks than cores."""
         monkeypatch.setattr(os, "cpu_count", lambda: 2)
-        variants = recovery.variants_of(recovery.PROCESSOR, 2, 3)
+        variants = recovery.variants_of(recovery.Settings(spark="processor"))
         measured = {name: [{"restore_s": 1.0}] for name in variants}
 
         targets = recovery.targets_of(measured, variants, {"base_bytes": 10, "changes_bytes": 0})
