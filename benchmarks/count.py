@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +12,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import batch_figures, checkpoint_figures, ratio, samples_of, shown
-from benchmarks.frame import Result, Target, alternate, option, require_measured
+from benchmarks.figures import rate_row, ratio, samples_of
+from benchmarks.frame import Result, Target, option, require_measured
 from benchmarks.processors import CountRows, count_batches
-from benchmarks.query import COUNTS, BatchSide, Checks, Recorder, expected_counts, random_key
+from benchmarks.query import COUNTS, BatchSide, Checks, Recorder, compare, expected_counts, random_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -69,8 +68,10 @@ def run(settings: Settings, place: Path) -> Result:
     if target_rows is not None:
         sides[_CHECKPOINTS] = CountSide.of(settings, side=STATELOG, rows_per_batch=target_rows)
     sides[SPARK] = CountSide.of(settings, side=SPARK, **spark)
-    measured = alternate({name: partial(each.run, place) for name, each in sides.items()}, settings.rounds)
-    figures = {name: _figures(each, measured[name], settings.warm_up) for name, each in sides.items()}
+    figures = compare(sides, place, settings.rounds, settings.warm_up)
+    for each in figures.values():
+        expected = changed_keys(each["rows_per_batch"], settings.keys)
+        each["expected_changed_keys_per_subtask"] = expected / settings.parallelism
     speedup = ratio(figures[STATELOG], figures[SPARK])
     of_ceiling = ratio(figures[STATELOG], figures[CEILING])
     checkpoint_ms = _target_ms(figures.get(_CHECKPOINTS))
@@ -84,9 +85,9 @@ def run(settings: Settings, place: Path) -> Result:
             Target("statelog / Spark transformWithState, rows/s", speedup, 25, "at_least"),
             Target("subtask's part plus commit time, median ms", checkpoint_ms, 50, "at_most"),
         ],
-        rows=[_row(name, side, figures[name]) for name, side in sides.items()],
+        rows=[rate_row(name, each) for name, each in figures.items()],
         remarks=[
-            samples_of(figures, settings.warm_up),
+            samples_of(figures.items(), settings.warm_up),
             f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
             *(
                 f"{name}: {each['changed_keys_per_subtask']:,.0f} keys and"
@@ -110,31 +111,9 @@ def rows_for_changed_keys(changed: int, keys: int) -> int | None:
     return math.ceil(math.log1p(-changed / keys) / math.log1p(-1 / keys))
 
 
-def _figures(side: CountSide, rounds: list[dict[str, Any]], warm_up: int) -> dict[str, Any]:
-    return {
-        **batch_figures(rounds, side.rows_per_batch, warm_up),
-        **checkpoint_figures(rounds, side.parallelism, warm_up),
-        "batches": side.batches,
-        "expected_changed_keys_per_subtask": changed_keys(side.rows_per_batch, side.keys) / side.parallelism,
-    }
-
-
 def _target_ms(figures: dict[str, Any] | None) -> float | None:
     """The median of the checkpoints, if they changed as many keys as the target is meant for."""
     if figures is None or figures["changed_keys_per_subtask"] < _TARGET_KEYS * (1 - _TARGET_KEYS_TOLERANCE):
         return None
     value: float = figures["checkpoint_ms"]["median"]
     return value
-
-
-def _row(name: str, side: CountSide, figures: dict[str, Any]) -> dict[str, str]:
-    return {
-        "side": name,
-        "rows per batch": f"{side.rows_per_batch:,}",
-        "rows/s": f"{figures['rows_per_s']:,.0f}",
-        "batch ms": shown(figures["batch_ms"]),
-        "checkpoint ms": shown(figures.get("checkpoint_ms")),
-        "commit ms": shown(figures.get("commit_ms")),
-        "state files": f"{figures['files_live']:,}" if side.side != CEILING else "",
-        "MB": f"{figures['bytes_live'] / 1e6:,.1f}" if side.side != CEILING else "",
-    }

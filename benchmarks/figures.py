@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -109,10 +110,27 @@ def median_ratio(one: Iterable[float], other: Iterable[float]) -> float:
     return statistics.median(float(first) / float(second) for first, second in zip(one, other, strict=True))
 
 
-def samples_of(figures: dict[str, dict[str, Any]], warm_up: int) -> str:
-    """A remark on the batches that were measured."""
-    counts = ", ".join(f"{name} {each['batch_ms']['samples']}" for name, each in figures.items())
-    return f"The first {warm_up} batches of every run are left out; measured batches: {counts}. All were checked."
+def samples_of(figures: Iterable[tuple[str, dict[str, Any]]], warm_up: int) -> str:
+    """A remark on the number of batches that were measured, by side."""
+    samples: Counter[str] = Counter()
+    for name, each in figures:
+        samples[name] += each["batch_ms"]["samples"]
+    shown = ", ".join(f"{name} {count}" for name, count in samples.items())
+    return f"The first {warm_up} batches of every run are left out; measured batches: {shown}. All were checked."
+
+
+def rate_row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    """A side's row of a table: rates, durations and files."""
+    return {
+        "side": name,
+        "rows per batch": f"{figures['rows_per_batch']:,}",
+        "rows/s": f"{figures['rows_per_s']:,.0f}",
+        "batch ms": shown(figures["batch_ms"]),
+        "checkpoint ms": shown(figures.get("checkpoint_ms")),
+        "commit ms": shown(figures.get("commit_ms")),
+        "state files": f"{figures['files_live']:,}" if figures["files_live"] else "",
+        "MB": f"{figures['bytes_live'] / 1e6:,.1f}" if figures["files_live"] else "",
+    }
 
 
 def shown(durations: dict[str, Any] | None, digits: int = 1) -> str:

@@ -1,8 +1,8 @@
 """Streaming queries that are measured: the sides, the session, the input, the batches, and the check of their output.
 
 A side is described in the benchmark's process, and made again from its fields in a process of its own. A benchmark of
-one processor on statelog and on Spark is a :class:`BatchSide` with two methods, ``output`` and ``expected``;
-``benchmarks/count.py`` is an example.
+one processor on statelog and on Spark is a :class:`BatchSide` with two methods, ``output`` and ``expected``, and
+:func:`compare`; ``benchmarks/count.py`` is an example.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+import click
 import numpy as np
 import numpy.typing as npt
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,6 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
+from benchmarks.figures import batch_figures, checkpoint_figures
+from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
@@ -175,6 +179,27 @@ class BatchSide(Side):
             "checkpoints": [dataclasses.asdict(each) for each in recorder.checkpoints if each.batch < self.batches],
             **files.to_json(),
         }
+
+
+def compare(sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: int) -> dict[str, dict[str, Any]]:
+    """The figures of sides that take turns."""
+
+    def run(side: BatchSide) -> dict[str, Any]:
+        measured = side.run(place)
+        # All sides together may take long; whoever has to stop the benchmark has seen something.
+        rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
+        click.echo(f"    {rate:,.0f} rows/s", err=True)
+        return measured
+
+    measured = alternate({name: partial(run, side) for name, side in sides.items()}, rounds)
+    return {
+        name: {
+            **dataclasses.asdict(side),
+            **batch_figures(measured[name], side.rows_per_batch, warm_up),
+            **checkpoint_figures(measured[name], side.parallelism, warm_up),
+        }
+        for name, side in sides.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +14,9 @@ from pyspark.sql import functions as F
 import statelog
 from benchmarks import operations
 from benchmarks.child import run_in_child
-from benchmarks.figures import batch_figures, checkpoint_figures, ratio, samples_of, shown
-from benchmarks.frame import Result, Target, alternate, option, require_measured
-from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random, random_key
+from benchmarks.figures import ratio, samples_of, shown
+from benchmarks.frame import Result, Target, option, require_measured
+from benchmarks.query import BatchSide, Checks, Recorder, compare, pseudo_random, random_key
 from benchmarks.state_expected import EXPECTED, ITEMS, InputBatch
 from benchmarks.state_processors import KINDS, OUTPUT, WINDOW_MS
 
@@ -129,21 +127,12 @@ def run(settings: Settings, place: Path) -> Result:
             sides[kind, mode, side] = StateSide.of(
                 settings, side=side, kind=kind, mode=mode, keys=keys, rows_per_batch=rows, batches=batches
             )
-    measured = alternate(
-        {", ".join(name): partial(_run_side, side, warm_up, place) for name, side in sides.items()}, settings.rounds
-    )
-    figures = {
-        name: {
-            **dataclasses.asdict(side),
-            **batch_figures(measured[", ".join(name)], side.rows_per_batch, warm_up),
-            **checkpoint_figures(measured[", ".join(name)], side.parallelism, warm_up),
-        }
-        for name, side in sides.items()
-    }
+    by_name = compare({", ".join(name): side for name, side in sides.items()}, place, settings.rounds, warm_up)
+    figures = dict(zip(sides, by_name.values(), strict=True))
     ratios = {pair: ratio(figures[*pair, STATELOG], figures[*pair, SPARK]) for pair in pairs}
     return Result(
         figures={
-            "sides": {", ".join(name): each for name, each in figures.items()},
+            "sides": by_name,
             "statelog_to_spark_rows_per_s": {", ".join(pair): value for pair, value in ratios.items()},
         },
         targets=[
@@ -152,7 +141,7 @@ def run(settings: Settings, place: Path) -> Result:
         ],
         rows=[_row(side, figures[name], ratios) for name, side in sides.items()],
         remarks=[
-            samples_of({", ".join(name): each for name, each in figures.items()}, warm_up),
+            samples_of(((side, each) for (_, _, side), each in figures.items()), warm_up),
             f"Spark has batches of {spark_rows:,} rows and statelog of {own_rows:,}; a batch's fixed cost is in both.",
         ],
     )
@@ -168,14 +157,6 @@ def _pairs(kinds: Sequence[str], mode: str) -> list[tuple[str, str]]:
         for each in modes
         if each == "row" or what.takes_frames is not None
     ]
-
-
-def _run_side(side: StateSide, warm_up: int, place: Path) -> dict[str, Any]:
-    measured = side.run(place)
-    # All sides together take long; whoever has to stop the benchmark has seen something.
-    rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
-    click.echo(f"    {rate:,.0f} rows/s", err=True)
-    return measured
 
 
 def _row(side: StateSide, figures: dict[str, Any], ratios: dict[tuple[str, str], float]) -> dict[str, str]:
