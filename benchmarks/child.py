@@ -16,12 +16,10 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["kill_child_when", "processes_of", "run_in_child"]
-
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SHOWN_LINES: Final = 40
 _POLL_S: Final = 0.05
-_ANSWERED: Final = "result.json"
+_RESULT: Final = "result.json"
 _LOG: Final = "output.log"
 
 
@@ -32,26 +30,10 @@ def run_in_child(
     environment: Mapping[str, str] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Call a function in a fresh process.
+    """Call ``module:name`` in a fresh process; arguments and result are what JSON can hold.
 
-    Parameters
-    ----------
-    function : str
-        ``module:name`` of a function that takes keyword arguments and returns a dict of what JSON can hold, or
-        nothing; then nothing is to be done with the result.
-    arguments : dict
-        Its arguments; what JSON can hold.
-    directory : Path
-        An existing directory for the arguments, the result and the child's output.
-    environment : dict of str, optional
-        More variables of the environment.
-    watch : callable, optional
-        Called again and again with the child's process id, which is also that of its session, while it runs.
-
-    Raises
-    ------
-    click.ClickException
-        If the child fails; shows the end of its output.
+    `directory` gets the child's output. `watch` is called again and again with the child's process id, which is also
+    that of its session. A failure is a click.ClickException with the end of the child's output.
     """
     with _child(function, arguments, directory, environment or {}) as child:
         while watch is not None and child.poll() is None:
@@ -60,8 +42,8 @@ def run_in_child(
         code = child.wait()
     if code != 0:
         raise _failed(function, code, directory)
-    answered: dict[str, Any] = json.loads((directory / _ANSWERED).read_text())
-    return answered
+    result: dict[str, Any] = json.loads((directory / _RESULT).read_text())
+    return result
 
 
 def kill_child_when(
@@ -72,21 +54,9 @@ def kill_child_when(
     environment: Mapping[str, str],
     timeout_s: float,
 ) -> None:
-    """Call a function in a fresh process, and kill that with all its descendants at some point; Linux only.
+    """Call a function in a fresh process, and kill that with all its descendants once `is_over`; Linux only.
 
-    Parameters
-    ----------
-    is_over : callable
-        Whether it is to be killed now; asked again and again.
-    function, arguments, directory, environment
-        As for :func:`run_in_child`.
-    timeout_s : float
-        How long to wait for it.
-
-    Raises
-    ------
-    click.ClickException
-        If the child ends before, or it takes too long.
+    A child that ends before, or takes too long, is a click.ClickException.
     """
     end_s = time.monotonic() + timeout_s
     with _child(function, arguments, directory, environment) as child:
@@ -109,8 +79,8 @@ def kill_child_when(
 def _child(
     function: str, arguments: dict[str, Any], directory: Path, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    asked = directory / "arguments.json"
-    asked.write_text(json.dumps(arguments))
+    arguments_file = directory / "arguments.json"
+    arguments_file.write_text(json.dumps(arguments))
     paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
     variables = {
         **os.environ,
@@ -119,7 +89,7 @@ def _child(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **environment,
     }
-    command = [sys.executable, "-m", "benchmarks.child", function, str(asked), str(directory / _ANSWERED)]
+    command = [sys.executable, "-m", "benchmarks.child", function, str(arguments_file), str(directory / _RESULT)]
     with (directory / _LOG).open("wb") as output:
         child = subprocess.Popen(
             command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -141,20 +111,19 @@ def _failed(function: str, code: int, directory: Path) -> click.ClickException:
 
 def processes_of(session: int) -> list[int]:
     """The processes of a session that still run."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             state, _, _, of, *_ = path.read_text().rpartition(")")[2].split()
             if int(of) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes
 
 
-def _main(function: str, asked: str, answered: str) -> None:
+def _main(function: str, arguments_file: str, result_file: str) -> None:
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)
-    result = call(**json.loads(Path(asked).read_text()))
-    Path(answered).write_text(json.dumps(result))
+    Path(result_file).write_text(json.dumps(call(**json.loads(Path(arguments_file).read_text()))))
 
 
 if __name__ == "__main__":

@@ -3,89 +3,108 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Iterator
+import random
+import secrets
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-import click
+import psutil
+import pyarrow as pa
 
 from benchmarks.child import run_in_child
-from benchmarks.distribution import Distribution
-from benchmarks.frame import Benchmark, Result, Target, alternate, require_space, scratch
-
-__all__ = ["BENCHMARK", "run"]
+from benchmarks.figures import Distribution, shown
+from benchmarks.frame import Result, Target, alternate, option, require_space
+from benchmarks.tail import s3_server
+from statelog import CheckpointMetrics, Observer, Options
+from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.coordinator import Coordinator
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
+from statelog.clock import SystemClock
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_log, open_retrying_store
+from statelog.log.references import SegmentRef
+from statelog.metrics import Measurements
+from statelog.runs import digests
+from statelog.runs.schema import StateDescriptor, StateKind, encode_schema
+from statelog.spark.rpc import RpcClient, RpcServer
+from statelog.storage import open_store
 
 _TENTH: Final = 0.1
+_ROOT: Final = "main"
+_PAYLOADS: Final = 257
+_CHECKED_SEGMENTS: Final = 1_000
+_INTERVAL_MS: Final = 100
 
 
-def run(
-    *,
-    store: str,
-    file_merging: str,
-    checkpoints: int,
-    subtasks: tuple[int, ...],
-    changeset_bytes: int,
-    total_bytes: int,
-    calls: str,
-    fresh_every: int,
-    directory: Path | None,
-) -> Result:
-    """Measure; the parameters are the options of the command."""
-    per_location = min(fresh_every or checkpoints, checkpoints)
-    if store == "s3" and file_merging == "across":
-        file_merging = "within"
-    sizes = {count: max(1, total_bytes // count) if total_bytes else changeset_bytes for count in subtasks}
-    figures: dict[str, Any] = {}
-    with scratch(directory) as place, _server(store) as location:
-        require_space(
-            place,
-            per_location * max(count * size for count, size in sizes.items()),
-            "Give another --directory, fewer --checkpoints, or --fresh-every 1000: a fresh location every"
-            " 1,000 checkpoints, the old one deleted.",
-        )
-        sides = {
-            f"{count} subtasks": partial(
-                _run_side,
-                place,
-                location,
-                file_merging=file_merging,
-                checkpoints=checkpoints,
-                subtasks=count,
-                changeset_bytes=size,
-                calls=calls,
-                per_location=per_location,
-            )
-            for count, size in sizes.items()
-        }
-        for name, (measured,) in alternate(sides, 1).items():
-            figures[name] = _figures(measured, per_location)
+@dataclass(frozen=True)
+class Settings:
+    store: str = option("local", "A directory, or an S3 server on this machine.", choices=["local", "s3"])
+    file_merging: str = option(
+        "across", "Append the checkpoints to a file, or write an object for each.", choices=["across", "within"]
+    )
+    checkpoints: int = option(10_000, "Per run.")
+    subtasks: tuple[int, ...] = option((2, 64), "One run for each number of subtasks.", most=32_768)
+    changeset_bytes: int = option(10_000, "Of every subtask.")
+    total_bytes: int = option(0, "Of all subtasks together, instead; 0 is not.", least=0)
+    calls: str = option("rpc", "Call over TCP, as tasks do, or directly.", choices=["rpc", "direct"])
+    fresh_every: int = option(
+        0, "Use a fresh location every so many checkpoints and delete the old one; 0 is never.", least=0
+    )
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    checkpoints, total_bytes = settings.checkpoints, settings.total_bytes
+    per_location = min(settings.fresh_every or checkpoints, checkpoints)
+    file_merging = "within" if settings.store == "s3" else settings.file_merging
+    loads = {}
+    for count in settings.subtasks:
+        size = max(1, total_bytes // count) if total_bytes else settings.changeset_bytes
+        loads[f"{count} subtasks"] = _Load(file_merging, checkpoints, count, size, settings.calls, per_location)
+    require_space(
+        place,
+        per_location * max(load.subtasks * load.changeset_bytes for load in loads.values()),
+        "Give another --directory, fewer --checkpoints, or --fresh-every 1000: a fresh location every"
+        " 1,000 checkpoints, the old one deleted.",
+    )
+    with _base(settings.store, place) as base:
+        measured = alternate({name: partial(load.run, place, base) for name, load in loads.items()})
+    figures = {name: _figures(one, per_location) for name, (one,) in measured.items()}
+    medians = [each["commit_ms"]["median"] for each in figures.values()]
+    ratio = Target("median commit: slowest / fastest number of subtasks", max(medians) / min(medians), 1.5, "at_most")
+    where = "all in one location"
+    if per_location < checkpoints:
+        where = f"in a fresh location every {per_location:,} checkpoints; files and bytes are those of the last one"
+    reads = ", ".join(f"{name} {each['log_read_s']:.2f} s" for name, each in figures.items())
     return Result(
-        figures={"store": store, "file_merging": file_merging, "runs": figures},
-        targets=_targets(figures) if total_bytes else [],
-        header=["run", "commit ms", "first 10%", "last 10%", "checkpoints/s", "files", "MB", "driver memory"],
+        figures={"store": settings.store, "file_merging": file_merging, "runs": figures},
+        targets=[ratio] if total_bytes else [],
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(file_merging, calls, checkpoints, per_location, figures),
+        remarks=[
+            f"{checkpoints:,} checkpoints per run, files merged {file_merging} checkpoints, calls {settings.calls},"
+            f" {where}.",
+            f"Every log was read back afterwards and its changesets checked; reading its entries took: {reads}.",
+        ],
     )
 
 
 @contextmanager
-def _server(store: str) -> Iterator[str | None]:
-    """The location of logs: None for a directory of the side, else a folder in a bucket of a server of its own."""
+def _base(store: str, place: Path) -> Iterator[str]:
+    """Where logs are: a directory, or a folder in a bucket of a server of its own."""
     if store == "local":
-        yield None
+        yield str(place)
         return
-    # Not at the top: the other benchmarks do without the server.
-    from tests.s3.server import RadosGateway, missing_programs
-
-    if missing := missing_programs():
-        raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
-    with RadosGateway() as server:
-        server.create_bucket("commit")
+    with s3_server("commit") as environment:
         before = dict(os.environ)
-        os.environ.update(server.environment)
+        os.environ.update(environment)
         try:
             yield "s3://commit/bench"
         finally:
@@ -93,123 +112,194 @@ def _server(store: str) -> Iterator[str | None]:
             os.environ.update(before)
 
 
-def _targets(figures: dict[str, Any]) -> list[Target]:
-    """With the same number of bytes, the number of subtasks must not matter much."""
-    medians = [each["commit_ms"]["median"] for each in figures.values()]
-    return [Target("median commit: slowest / fastest number of subtasks", max(medians) / min(medians), 1.5, "at_most")]
-
-
-def _run_side(place: Path, location: str | None, **arguments: Any) -> dict[str, Any]:
-    name = uuid.uuid4().hex
-    directory = place / name
-    directory.mkdir()
-    base = str(directory / "logs") if location is None else f"{location}/{name}"
-    return run_in_child("benchmarks.commit_side:run", {**arguments, "base": base}, directory)
-
-
 def _figures(measured: dict[str, Any], per_location: int) -> dict[str, Any]:
-    """Distributions in place of the samples.
-
-    The first and last tenth are those of a location's checkpoints, of all locations together.
-    """
+    """Distributions in place of the samples; the tenths are those of each location's checkpoints, all together."""
     commits_ms = [1000 * each for each in measured.pop("commit_s")]
     own_ms = [1000 * each for each in measured.pop("coordinator_commit_s")]
     tenth = max(1, int(per_location * _TENTH))
     first = [each for index, each in enumerate(commits_ms) if index % per_location < tenth]
     last = [each for index, each in enumerate(commits_ms) if index % per_location >= per_location - tenth]
-    figures = {
+    return {
         **measured,
         "commit_ms": Distribution.of(commits_ms).to_json(),
         "coordinator_commit_ms": Distribution.of(own_ms).to_json(),
         "first_tenth_median_ms": Distribution.of(first).median,
         "last_tenth_median_ms": Distribution.of(last or first).median,
+        "rss_growth_bytes": measured["rss_after_bytes"] - measured["rss_before_bytes"],
     }
-    before, after = measured["rss_before_bytes"], measured["rss_after_bytes"]
-    if before is not None and after is not None:
-        figures["rss_growth_bytes"] = after - before
-    return figures
 
 
-def _row(name: str, figures: dict[str, Any]) -> list[str]:
-    commit = figures["commit_ms"]
-    percentiles = [f"{key} {value:.2f}" for key, value in commit.items() if key.startswith("p")]
-    growth = figures.get("rss_growth_bytes")
-    return [
-        name,
-        ", ".join([f"{commit['median']:.2f}", *percentiles, f"max {commit['max']:.1f}"]),
-        f"{figures['first_tenth_median_ms']:.2f}",
-        f"{figures['last_tenth_median_ms']:.2f}",
-        f"{figures['checkpoints_per_s']:.0f}",
-        f"{figures['files']:,}",
-        f"{figures['bytes'] / 1e6:,.0f}",
-        "unknown" if growth is None else f"{growth / 1e6:+,.0f} MB",
-    ]
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    return {
+        "run": name,
+        "commit ms": shown(figures["commit_ms"], digits=2),
+        "first 10%": f"{figures['first_tenth_median_ms']:.2f}",
+        "last 10%": f"{figures['last_tenth_median_ms']:.2f}",
+        "checkpoints/s": f"{figures['checkpoints_per_s']:.0f}",
+        "files": f"{figures['files']:,}",
+        "MB": f"{figures['bytes'] / 1e6:,.0f}",
+        "driver memory": f"{figures['rss_growth_bytes'] / 1e6:+,.0f} MB",
+    }
 
 
-def _remarks(file_merging: str, calls: str, checkpoints: int, per_location: int, figures: dict[str, Any]) -> list[str]:
-    path = "over the real RPC" if calls == "rpc" else "called directly"
-    place = (
-        "all in one location"
-        if per_location == checkpoints
-        else f"in a fresh location every {per_location:,} checkpoints, the old one deleted; the tenths are those of"
-        " a location, files and bytes those of the last one"
-    )
-    reads = ", ".join(f"{name} {each['log_read_s']:.2f} s" for name, each in figures.items())
-    return [
-        f"{checkpoints:,} checkpoints per run, files merged {file_merging} checkpoints, coordinator {path}, {place}.",
-        "commit: from the last subtask's ack to its answer, medians and percentiles in ms. Every log was read back"
-        f" afterwards and its changesets checked; reading its entries took: {reads}.",
-    ]
+def measure(load: dict[str, Any], base: str) -> dict[str, Any]:
+    """Commit checkpoints below `base`, and read them back; RuntimeError if a log holds anything else."""
+    return _Load(**load).measure(base)
 
 
-BENCHMARK: Final = Benchmark(
-    name="commit",
-    description="Commit checkpoints without Spark: the coordinator, the log and the store alone.",
-    options=[
-        click.Option(
-            ["--store"],
-            type=click.Choice(["local", "s3"]),
-            default="local",
-            help="A directory, or an S3 server on this machine.",
-        ),
-        click.Option(
-            ["--file-merging"],
-            type=click.Choice(["across", "within"]),
-            default="across",
-            help="Append the checkpoints to a file, or write an object for each.",
-        ),
-        click.Option(["--checkpoints"], type=click.IntRange(min=1), default=10_000, help="Per run."),
-        click.Option(
-            ["--subtasks"],
-            type=click.IntRange(1, 32_768),
-            default=(2, 64),
-            multiple=True,
-            help="One run for each number of subtasks.",
-        ),
-        click.Option(["--changeset-bytes"], type=click.IntRange(min=1), default=10_000, help="Of every subtask."),
-        click.Option(
-            ["--total-bytes"],
-            type=click.IntRange(min=0),
-            default=0,
-            help="Of all subtasks together, instead; 0 is not.",
-        ),
-        click.Option(
-            ["--calls"],
-            type=click.Choice(["rpc", "direct"]),
-            default="rpc",
-            help="Call over TCP, as tasks do, or directly.",
-        ),
-        click.Option(
-            ["--fresh-every"],
-            type=click.IntRange(min=0),
-            default=0,
-            help="Use a fresh location every so many checkpoints and delete the old one; 0 is never.",
-        ),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For the logs; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+class _CommitTimes(Observer):
+    """Keeps only how long the commits took, so that it hardly adds to the memory that is measured."""
+
+    def __init__(self) -> None:
+        self.commit_s = array("d")
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        self.commit_s.append(metrics.commit_s)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Checkpoints, and what the tasks send for them; after some `per_location` the next location is used."""
+
+    file_merging: str
+    checkpoints: int
+    subtasks: int
+    changeset_bytes: int
+    calls: str
+    per_location: int
+
+    def run(self, place: Path, base: str) -> dict[str, Any]:
+        """Measure in a fresh process."""
+        directory = Path(tempfile.mkdtemp(dir=place))
+        arguments = {"load": asdict(self), "base": f"{base}/{directory.name}/logs"}
+        return run_in_child("benchmarks.commit:measure", arguments, directory)
+
+    @cached_property
+    def _payloads(self) -> list[bytes]:
+        source = random.Random(0)
+        return [source.randbytes(self.changeset_bytes) for _ in range(_PAYLOADS)]
+
+    @cached_property
+    def _checksums(self) -> list[bytes]:
+        return [digests.checksum(payload) for payload in self._payloads]
+
+    def _pick(self, batch: int, subtask: int) -> int:
+        """Which payload a subtask has in a batch."""
+        return (batch * self.subtasks + subtask) % _PAYLOADS
+
+    def measure(self, base: str) -> dict[str, Any]:
+        """Commit checkpoints and read them back, location by location."""
+        commit_s: list[float] = []
+        times = _CommitTimes()
+        total_s, rss_before_bytes = 0.0, 0
+        for done in range(0, self.checkpoints, self.per_location):
+            location, number = f"{base}/location-{done}", min(self.per_location, self.checkpoints - done)
+            coordinator = self._coordinator(location, times)
+            coordinator.open(0)
+            call = partial(_call, coordinator)
+            if self.calls == "rpc":
+                secret = os.urandom(32)
+                server = RpcServer("127.0.0.1", 0, secret, call)
+                client = RpcClient("127.0.0.1", server.port, secret)
+            for batch in range(number):
+                if batch == max(1, number // 100) and not rss_before_bytes:
+                    rss_before_bytes = _rss_bytes()
+                started_s = time.perf_counter()
+                commit_s.append(self._checkpoint(batch, client.call if self.calls == "rpc" else call))
+                total_s += time.perf_counter() - started_s
+            rss_after_bytes = _rss_bytes()
+            coordinator.close()
+            log_read_s = self._check_log(number, location)
+            store = open_store(location)
+            files = store.list()
+            if done + number < self.checkpoints:
+                store.delete([file.name for file in files])
+        return {
+            "checkpoints": self.checkpoints,
+            "subtasks": self.subtasks,
+            "changeset_bytes": self.changeset_bytes,
+            "checkpoints_per_s": self.checkpoints / total_s,
+            "files": len(files),
+            "bytes": sum(file.size_bytes for file in files),
+            "log_read_s": log_read_s,
+            "rss_before_bytes": rss_before_bytes or rss_after_bytes,
+            "rss_after_bytes": rss_after_bytes,
+            "commit_s": commit_s,
+            "coordinator_commit_s": list(times.commit_s),
+        }
+
+    def _checkpoint(self, batch: int, call: Callable[[Request, bytes], Reply]) -> float:
+        """All subtasks begin and ack a batch, one after the other; returns how long the last ack took."""
+        tasks = [
+            TaskId("query", "run", "main", "bench", batch, subtask, batch * self.subtasks + subtask)
+            for subtask in range(self.subtasks)
+        ]
+        for subtask, task in enumerate(tasks):
+            begun = call(Begin(task, subtask, 1, batch * _INTERVAL_MS), b"")
+            if not isinstance(begun, Begun) or begun.inline_bytes < self.changeset_bytes:
+                raise RuntimeError(f"changesets of {self.changeset_bytes} bytes would not travel with the acks")
+        elapsed_s = 0.0
+        for subtask, task in enumerate(tasks):
+            picked = self._pick(batch, subtask)
+            payload = self._payloads[picked]
+            segment = SegmentRef(task.subtask, task.attempt, self._checksums[picked], 0, len(payload), 1, 1)
+            ack = Ack(task, [segment], 0.0)
+            started_s = time.perf_counter()
+            reply = call(ack, payload)
+            elapsed_s = time.perf_counter() - started_s
+            if not isinstance(reply, Acked):
+                raise RuntimeError(f"the ack of subtask {subtask} in batch {batch} was answered with {reply}")
+        return elapsed_s
+
+    def _coordinator(self, location: str, observer: Observer) -> Coordinator:
+        state = StateDescriptor("n", StateKind.VALUE, pa.schema([("n", pa.int64())])).to_stored()
+        key_schema = encode_schema(pa.schema([("key", pa.int64())]))
+        # Nobody does what the coordinator orders here.
+        options = Options(file_merging=self.file_merging, materialization=False, observer=observer)
+        store = open_retrying_store(location, options, SystemClock(), Measurements())
+        return Coordinator(
+            OperatorConfig("query", "run", "main", "bench", self.subtasks, key_schema, [state]),
+            store=store,
+            location=location,
+            root=_ROOT,
+            log=open_log(store, _ROOT, options, SystemClock()),
+            options=options,
+            clock=SystemClock(),
+            new_token=lambda: secrets.token_bytes(16),
+            batch_time=lambda batch: BatchTime(batch * _INTERVAL_MS, 0),
+            measurements=Measurements(),
+            deletes_in_background=True,
+            slots=1,
+        )
+
+    def _check_log(self, checkpoints: int, location: str) -> float:
+        """Read the log as a restart would, and compare it with what was sent; how long reading took."""
+        store = open_store(location)
+        started_s = time.perf_counter()
+        entries = open_log(store, _ROOT, Options(file_merging=self.file_merging), SystemClock()).read()
+        read_s = time.perf_counter() - started_s
+        stored = [entry for entry in entries if isinstance(entry, Checkpoint)]
+        if [entry.batch for entry in stored] != list(range(checkpoints)):
+            raise RuntimeError(f"the log holds {len(stored)} checkpoints after {checkpoints} commits")
+        segments = [(self._pick(entry.batch, each.subtask), each) for entry in stored for each in entry.segments]
+        if any(segment.checksum != self._checksums[picked] for picked, segment in segments):
+            raise RuntimeError("the log does not name the changesets that were sent")
+        for picked, segment in segments[:: max(1, len(segments) // _CHECKED_SEGMENTS)]:
+            data = store.read(segment.name, offset=segment.offset, length=segment.length)
+            if data != self._payloads[picked]:
+                raise RuntimeError(f"the changeset of subtask {segment.subtask} in {segment.name} is not what was sent")
+        return read_s
+
+
+def _call(coordinator: Coordinator, request: Request, payload: bytes) -> Reply:
+    if isinstance(request, Begin):
+        return coordinator.begin(request)
+    if isinstance(request, Fetch):
+        return coordinator.fetch(request)
+    assert isinstance(request, Ack)
+    return coordinator.ack(request, payload)
+
+
+def _rss_bytes() -> int:
+    rss: int = psutil.Process().memory_info().rss
+    return rss

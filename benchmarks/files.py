@@ -2,81 +2,82 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import click
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from benchmarks.child import run_in_child
-from benchmarks.files_side import SPARK
-from benchmarks.frame import Benchmark, Result, Target, alternate, scratch
+import statelog
+from benchmarks.frame import Result, Target, alternate, option
+from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random
 
-__all__ = ["BENCHMARK", "run"]
-
+_SPARK: Final = "Spark"
 _MERGING: Final = ("off", "within", "across")
 _FILE_BYTES: Final = 32 << 20
+_WINDOW_BATCHES: Final = 10
+"""Length of a window; a batch has rows of one second."""
 
 
-def run(*, rows_per_batch: int, words: int, batches: int, parallelism: int, directory: Path | None) -> Result:
-    """Measure; the parameters are the options of the command."""
-    with scratch(directory) as place:
-        sides: dict[str, Callable[[], dict[str, Any]]] = {
-            side: partial(_run_side, side, rows_per_batch, words, batches, parallelism, place)
-            for side in (*_MERGING, SPARK)
-        }
-        measured = alternate(sides, 1)
-    figures = {side: _figures(rounds[0], batches) for side, rounds in measured.items()}
+@dataclass(frozen=True)
+class Settings:
+    rows_per_batch: int = option(5_000, "Rows of a batch.")
+    words: int = option(5_000, "Number of possible words.", least=2, most=10**8)
+    batches: int = option(100, "Checkpoints.", least=40)
+    parallelism: int = option(4, "Subtasks and state partitions.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesSide(BatchSide):
+    """Counts words in tumbling windows; its name is how files are merged."""
+
+    words: int
+    output_mode = "append"
+
+    def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
+        rows = source.select("timestamp", pseudo_random(self.words, F.col("value")).alias("word"))
+        rows = rows.withWatermark("timestamp", "0 seconds")
+        if self.is_spark:
+            window = F.window("timestamp", f"{_WINDOW_BATCHES} seconds")
+            return rows.groupBy(window, "word").agg(F.count(F.lit(1)).alias("n"))
+        windows = statelog.key_by(rows, "word").window(statelog.TumblingWindows(_WINDOW_BATCHES * 1000))
+        options = statelog.Options(file_merging=self.side, observer=recorder)
+        return windows.agg(statelog.Count().alias("n"), parallelism=self.parallelism, options=options)
+
+    def checks(self) -> list[Column]:
+        return [F.sum("n").alias("rows")]
+
+    def expected(self, session: SparkSession) -> Iterator[Checks]:
+        for batch in range(self.batches):
+            # The watermark is the time of the batch before.
+            is_end = batch > 1 and (batch - 1) % _WINDOW_BATCHES == 0
+            yield {"rows": _WINDOW_BATCHES * self.rows_per_batch if is_end else 0}
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    batches, rows_per_batch, words = settings.batches, settings.rows_per_batch, settings.words
+    sides = {name: FilesSide.of(settings, side=name) for name in (*_MERGING, _SPARK)}
+    measured = alternate({name: partial(side.run, place) for name, side in sides.items()})
+    figures = {name: _figures(one, batches) for name, (one,) in measured.items()}
     across = figures["across"]
+    per_checkpoint = (figures["within"]["files_created"] - 1) / batches
+    per_size = across["files_created"] / (-(-across["bytes_created"] // _FILE_BYTES))
     return Result(
         figures={"sides": figures},
         targets=[
-            Target(
-                "within: files created per checkpoint, without the claim",
-                (figures["within"]["files_created"] - 1) / batches,
-                1,
-                "at_most",
-            ),
-            Target(
-                "across: files created per 32 MiB written, rounded up",
-                across["files_created"] / (-(-across["bytes_created"] // _FILE_BYTES)),
-                1,
-                "at_most",
-            ),
+            Target("within: files created per checkpoint, without the claim", per_checkpoint, 1, "at_most"),
+            Target("across: files created per 32 MiB written, rounded up", per_size, 1, "at_most"),
         ],
-        header=[
-            "files merged",
-            "created / 100 checkpoints",
-            "deleted / 100 checkpoints",
-            "MB written",
-            "live at the end",
-            "MB live",
-        ],
-        rows=[_row(side, each) for side, each in figures.items()],
+        rows=[_row(name, each) for name, each in figures.items()],
         remarks=[
-            f"{batches} checkpoints of {parallelism} subtasks, {rows_per_batch:,} rows of {words:,} words each,"
-            " tumbling windows of ten batches. Files of the state only, looked at four times a second.",
-            "All windows had all of their rows. Spark keeps the files of 100 batches before it deletes any.",
+            f"{batches} checkpoints of {settings.parallelism} subtasks, {rows_per_batch:,} rows of {words:,} words"
+            " each, tumbling windows of ten batches. All windows had all of their rows.",
         ],
     )
-
-
-def _run_side(
-    side: str, rows_per_batch: int, words: int, batches: int, parallelism: int, place: Path
-) -> dict[str, Any]:
-    directory = place / uuid.uuid4().hex
-    directory.mkdir()
-    arguments = {
-        "side": side,
-        "rows_per_batch": rows_per_batch,
-        "words": words,
-        "batches": batches,
-        "parallelism": parallelism,
-        "directory": str(directory),
-    }
-    return run_in_child("benchmarks.files_side:run", arguments, directory)
 
 
 def _figures(measured: dict[str, Any], batches: int) -> dict[str, Any]:
@@ -89,36 +90,16 @@ def _figures(measured: dict[str, Any], batches: int) -> dict[str, Any]:
         "bytes_created": measured["bytes_seen"],
         "files_live": live,
         "bytes_live": measured["bytes_live"],
-        "windows": measured["windows"],
+        "windows": (batches - 2) // _WINDOW_BATCHES,
     }
 
 
-def _row(side: str, figures: dict[str, Any]) -> list[str]:
-    return [
-        side,
-        f"{figures['created_per_100']:,.0f}",
-        f"{figures['deleted_per_100']:,.0f}",
-        f"{figures['bytes_created'] / 1e6:,.1f}",
-        f"{figures['files_live']:,}",
-        f"{figures['bytes_live'] / 1e6:,.1f}",
-    ]
-
-
-_AT_LEAST_1: Final = click.IntRange(min=1)
-
-BENCHMARK: Final = Benchmark(
-    name="files",
-    description="Files created and deleted by a windowed word count: merged in every way, and Spark's own.",
-    options=[
-        click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=5_000, help="Rows of a batch."),
-        click.Option(["--words"], type=click.IntRange(2, 10**8), default=5_000, help="Number of possible words."),
-        click.Option(["--batches"], type=click.IntRange(min=40), default=100, help="Checkpoints."),
-        click.Option(["--parallelism"], type=_AT_LEAST_1, default=4, help="Subtasks and state partitions."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For checkpoints and scratch files; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    return {
+        "files merged": name,
+        "created / 100 checkpoints": f"{figures['created_per_100']:,.0f}",
+        "deleted / 100 checkpoints": f"{figures['deleted_per_100']:,.0f}",
+        "MB written": f"{figures['bytes_created'] / 1e6:,.1f}",
+        "live at the end": f"{figures['files_live']:,}",
+        "MB live": f"{figures['bytes_live'] / 1e6:,.1f}",
+    }

@@ -2,57 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import statistics
-import uuid
+import tempfile
+import time
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
+import statelog
 from benchmarks.child import run_in_child
-from benchmarks.distribution import Distribution
-from benchmarks.frame import Benchmark, Result, Target, require_space, scratch
-from statelog.local.policy import MERGE_POLICY
-
-__all__ = ["BENCHMARK", "NOT_RUNNING", "RUNNING", "growth", "longer_s", "run", "targets_of"]
+from benchmarks.figures import Distribution
+from benchmarks.frame import Result, Target, option, require_space
+from benchmarks.processors import CountRows
+from benchmarks.query import COUNTS, Numbers, Recorder, check_of, count_checks, make_session, require, start
+from statelog.local.policy import MergePolicy
+from statelog.local.runs import JOB_FOLDER
 
 RUNNING: Final = "materialization running"
 NOT_RUNNING: Final = "not running"
+
 _MEASURES: Final = {"commit_s": "commit time", "subtask_s": "the subtasks' part", "batch_s": "batch"}
 _MIN_PAIRS: Final = 5
+_POLL_S: Final = 0.005
+_BUILD_ROWS: Final = 1_000_000
+_SETTLING_BATCHES: Final = 60
+_JOBS: Final = f"local/statelog/*/*/*/{JOB_FOLDER}/job.msgpack"
+# Queries without new rows should leave the processor to the one that has some.
+_SPARK: Final = {"spark.sql.streaming.pollingDelay": "100ms"}
+
+_Batches = list[dict[str, Any]]
 
 
-def run(
-    *,
-    keys: tuple[int, ...],
-    rows_per_batch: int,
-    rounds: int,
-    warm_up: int,
-    materialization_keys: int,
-    parallelism: int,
-    directory: Path | None,
-) -> Result:
-    """Measure; the parameters are the options of the command."""
-    if rows_per_batch > min(*keys, materialization_keys):
+@dataclass(frozen=True)
+class Settings:
+    keys: tuple[int, ...] = option(
+        (100_000, 1_000_000, 10_000_000), "One state for each number of keys.", least=100, most=10**8
+    )
+    rows_per_batch: int = option(10_000, "Keys that a batch changes.")
+    rounds: int = option(40, "Batches of each state.")
+    warm_up: int = option(2, "Batches before them.", least=0)
+    materialization_keys: int = option(
+        1_000_000, "Keys of the two states of which one is materialized.", least=100, most=10**8
+    )
+    parallelism: int = option(2, "Subtasks and cores.")
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    sizes, rounds, rows_per_batch = sorted(set(settings.keys)), settings.rounds, settings.rows_per_batch
+    if rows_per_batch > min(*sizes, settings.materialization_keys):
         raise click.UsageError(f"{rows_per_batch} rows per batch are more than the fewest keys.")
-    sizes = sorted(set(keys))
-    by_size: dict[str, dict[str, Any]] = {
-        f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes
-    }
+    by_size: dict[str, Any] = {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes}
     off = {"materialization": False}
-    by_state: dict[str, dict[str, Any]] = {
-        RUNNING: {"keys": materialization_keys, "built_with": off, "options": {"materialization_interval_s": 0.0}},
-        NOT_RUNNING: {"keys": materialization_keys, "built_with": off, "options": off},
-    }
-    with scratch(directory) as place:
-        require_space(place, 150 * (sum(sizes) + 2 * materialization_keys), "Give another --directory, or fewer keys.")
-        measure = partial(_measure, place, rows_per_batch, rounds, warm_up, parallelism)
-        click.echo("states of different sizes ...", err=True)
-        growing = measure(by_size)
-        click.echo("with and without a materialization ...", err=True)
-        upkeep = measure(by_state)
+    state = {"keys": settings.materialization_keys, "built_with": off}
+    running = {"materialization_interval_s": 0.0}
+    by_state = {RUNNING: {**state, "options": running}, NOT_RUNNING: {**state, "options": off}}
+    needed = 150 * (sum(sizes) + 2 * settings.materialization_keys)
+    require_space(place, needed, "Give another --directory, or fewer keys.")
+    click.echo("states of different sizes ...", err=True)
+    growing = _run_queries(place, settings, by_size)
+    click.echo("with and without a materialization ...", err=True)
+    upkeep = _run_queries(place, settings, by_state)
     pairs = [pair for pair in zip(upkeep[RUNNING], upkeep[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
     materializing = {RUNNING: [pair[0] for pair in pairs], NOT_RUNNING: [pair[1] for pair in pairs]}
     figures: dict[str, Any] = {
@@ -66,22 +86,18 @@ def run(
     return Result(
         figures=figures,
         targets=targets_of(growing, materializing),
-        header=["state", "batches", "commit ms", "subtasks' part ms", "batch ms", "changes", "with upkeep"],
         rows=[_row(name, each) for part in ("sizes", "materialization") for name, each in figures[part].items()],
         remarks=[
-            f"Medians (and maxima) of {rounds} batches, each of which changes {rows_per_batch:,} keys; the queries have"
-            " their batches in turn. The ratios are made of medians of paired differences.",
-            f"A materialization ran in {len(pairs)} of {rounds} batches of {materialization_keys:,} keys; only these"
-            " and those of the same rounds without count. With upkeep: share of the batches with a slice of a"
-            " materialization or of a large merge. Every batch's output was checked.",
+            f"Medians (and maxima) of {rounds} batches that change {rows_per_batch:,} keys each. All were checked.",
+            f"A materialization ran in {len(pairs)} of {rounds} batches of {settings.materialization_keys:,} keys; only"
+            " these and those of the same rounds without count.",
         ],
     )
 
 
 def growth(one: Sequence[float], other: Sequence[float]) -> float:
     """How many times as large as `one` its pair `other` is: by the median of the differences."""
-    differences = [second - first for first, second in zip(one, other, strict=True)]
-    return 1 + statistics.median(differences) / statistics.median(one)
+    return 1 + longer_s(one, other) / statistics.median(one)
 
 
 def longer_s(one: Sequence[float], other: Sequence[float]) -> float:
@@ -89,24 +105,16 @@ def longer_s(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.median(second - first for first, second in zip(one, other, strict=True))
 
 
-def targets_of(
-    growing: dict[str, list[dict[str, Any]]], materializing: dict[str, list[dict[str, Any]]]
-) -> list[Target]:
-    """What batches with more state, and with a materialization, are held against.
-
-    Parameters
-    ----------
-    growing : dict of str to list of dict
-        The batches by size, the smallest first.
-    materializing : dict of str to list of dict
-        The batches with and without a materialization.
-    """
+def targets_of(growing: dict[str, _Batches], materializing: dict[str, _Batches]) -> list[Target]:
+    """What batches with more state (the smallest first), and with a materialization, are held against."""
     (smallest, base), *larger = growing.items()
-    targets = []
-    for name, batches in larger:
-        for measure, shown in _MEASURES.items():
-            ratio = growth(_values(base, measure), _values(batches, measure))
-            targets.append(Target(f"{shown}: {name} / {smallest}", ratio, 1.3, "at_most"))
+    targets = [
+        Target(
+            f"{shown}: {name} / {smallest}", growth(_values(base, measure), _values(batches, measure)), 1.3, "at_most"
+        )
+        for name, batches in larger
+        for measure, shown in _MEASURES.items()
+    ]
     running, not_running = materializing[RUNNING], materializing[NOT_RUNNING]
     commit = longer = None
     if len(running) >= _MIN_PAIRS:
@@ -115,87 +123,159 @@ def targets_of(
     if len(with_slice) >= _MIN_PAIRS:
         pairs = [[batches[number] for number in with_slice] for batches in (not_running, running)]
         longer = 1000 * longer_s(*(_values(batches, "batch_s") for batches in pairs))
+    slice_ms = 1000 * MergePolicy().slice_s
     return [
         *targets,
         Target("commit time: with a materialization / without", commit, 1.2, "at_most"),
-        Target("batch: longer with a slice of a materialization, ms", longer, 1000 * MERGE_POLICY.slice_s, "at_most"),
+        Target("batch: longer with a slice of a materialization, ms", longer, slice_ms, "at_most"),
     ]
 
 
-def _measure(
-    place: Path, rows_per_batch: int, rounds: int, warm_up: int, parallelism: int, queries: dict[str, Any]
-) -> dict[str, list[dict[str, Any]]]:
-    directory = place / uuid.uuid4().hex
-    directory.mkdir()
-    arguments = {
-        "queries": queries,
-        "rows_per_batch": rows_per_batch,
-        "rounds": rounds,
-        "warm_up": warm_up,
-        "parallelism": parallelism,
-        "directory": str(directory),
-    }
-    return run_in_child("benchmarks.growth_side:run", arguments, directory)
-
-
-def _values(batches: Sequence[dict[str, Any]], measure: str) -> list[float]:
+def _values(batches: _Batches, measure: str) -> list[float]:
     return [batch[measure] for batch in batches]
 
 
-def _figures(batches: list[dict[str, Any]]) -> dict[str, Any]:
+def _figures(batches: _Batches) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        f"{measure.removesuffix('_s')}_ms": Distribution.of(1000 * batch[measure] for batch in batches).to_json()
+        for measure in (*_MEASURES, "restore_s")
+    }
+    figures["changes"] = statistics.median(_values(batches, "changes"))
+    figures["with_upkeep"] = statistics.mean(_values(batches, "has_slice"))
+    return figures
+
+
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    durations = {"commit ms": "commit_ms", "subtasks' part ms": "subtask_ms", "batch ms": "batch_ms"}
     return {
-        **{
-            f"{measure.removesuffix('_s')}_ms": Distribution.of(
-                1000 * each for each in _values(batches, measure)
-            ).to_json()
-            for measure in (*_MEASURES, "restore_s")
-        },
-        "changes": statistics.median(_values(batches, "changes")),
-        "with_upkeep": statistics.mean(_values(batches, "has_slice")),
+        "state": name,
+        "batches": str(figures["batch_ms"]["samples"]),
+        **{column: f"{figures[each]['median']:.1f} ({figures[each]['max']:.1f})" for column, each in durations.items()},
+        "changes": f"{figures['changes']:,.0f}",
+        "with upkeep": f"{figures['with_upkeep']:.0%}",
     }
 
 
-def _row(name: str, figures: dict[str, Any]) -> list[str]:
-    return [
-        name,
-        str(figures["batch_ms"]["samples"]),
-        *(
-            f"{figures[measure]['median']:.1f} ({figures[measure]['max']:.1f})"
-            for measure in ("commit_ms", "subtask_ms", "batch_ms")
-        ),
-        f"{figures['changes']:,.0f}",
-        f"{figures['with_upkeep']:.0%}",
-    ]
+def _run_queries(place: Path, settings: Settings, queries: dict[str, Any]) -> dict[str, _Batches]:
+    directory = Path(tempfile.mkdtemp(dir=place))
+    arguments = {"queries": queries, "options": dataclasses.asdict(settings), "directory": str(directory)}
+    return run_in_child("benchmarks.growth:run_queries", arguments, directory)
 
 
-_AT_LEAST_1: Final = click.IntRange(min=1)
+def run_queries(queries: dict[str, dict[str, Any]], options: dict[str, Any], directory: str) -> dict[str, _Batches]:
+    """Build the states, let upkeep come to its end, and measure batches in turn; in a process of its own.
 
-BENCHMARK: Final = Benchmark(
-    name="growth",
-    description="The same changes to states of different sizes, and with a materialization running.",
-    options=[
-        click.Option(
-            ["--keys"],
-            type=click.IntRange(100, 10**8),
-            default=(100_000, 1_000_000, 10_000_000),
-            multiple=True,
-            help="One state for each number of keys.",
-        ),
-        click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=10_000, help="Keys that a batch changes."),
-        click.Option(["--rounds"], type=_AT_LEAST_1, default=40, help="Batches of each state."),
-        click.Option(["--warm-up"], type=click.IntRange(min=0), default=2, help="Batches before them."),
-        click.Option(
-            ["--materialization-keys"],
-            type=click.IntRange(100, 10**8),
-            default=1_000_000,
-            help="Keys of the two states of which one is materialized.",
-        ),
-        click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks and cores."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For checkpoints and scratch files; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+    Each query has a number of `keys`, options with which it is `built_with`, and `options` afterwards; None to go on.
+    """
+    settings = Settings(**options)
+    session = make_session("growth", settings.parallelism, 1000, directory, _SPARK)
+    fed = {
+        name: _Fed(session, Path(directory) / str(number), query["keys"], settings)
+        for number, (name, query) in enumerate(queries.items())
+    }
+    for name, query in queries.items():
+        fed[name].start(query["built_with"])
+        fed[name].build()
+    for one in fed.values():
+        one.settle()
+    for name, query in queries.items():
+        if query["options"] is not None:
+            fed[name].query.stop()
+            fed[name].start(query["options"])
+    measured: dict[str, _Batches] = {name: [] for name in queries}
+    for number in range(settings.warm_up + settings.rounds):
+        names = list(queries)
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            batch = fed[name].batch()
+            if number >= settings.warm_up:
+                measured[name].append(batch)
+    for one in fed.values():
+        one.query.stop()
+    session.stop()
+    return measured
+
+
+class _Fed:
+    """A query that counts rows by key, and has a batch whenever it is given a file."""
+
+    query: StreamingQuery
+    _recorder: Recorder
+
+    def __init__(self, session: SparkSession, directory: Path, keys: int, settings: Settings) -> None:
+        self._session = session
+        self._directory = directory
+        self._rows = min(settings.rows_per_batch, keys)
+        self._parallelism = settings.parallelism
+        self._counts = np.zeros(keys, np.int64)
+        self._files = 0
+        self._had_job = False
+        for folder in ("input", "unfinished"):
+            (directory / folder).mkdir(parents=True)
+
+    def start(self, options: dict[str, Any]) -> None:
+        """Start it, for the first time or again."""
+        self._recorder = Recorder()
+        local_directory = str(self._directory / "local")
+        source = self._session.readStream.schema("key long").option("maxFilesPerTrigger", 1)
+        counts = statelog.key_by(source.parquet(str(self._directory / "input")), "key").transformWithState(
+            CountRows(),
+            COUNTS,
+            "update",
+            "None",
+            parallelism=self._parallelism,
+            options=statelog.Options(**options, local_directory=local_directory, observer=self._recorder),
+        )
+        self.query = start(counts, count_checks(), str(self._directory))
+
+    def build(self) -> None:
+        """Give every key its first row."""
+        for first in range(0, len(self._counts), _BUILD_ROWS):
+            self._feed(np.arange(first, min(first + _BUILD_ROWS, len(self._counts))))
+
+    def settle(self) -> None:
+        """Run batches until no materialization or large merge goes on in them."""
+        quiet = 0
+        for _ in range(_SETTLING_BATCHES):
+            quiet = 0 if self.batch()["has_slice"] else quiet + 1
+            if quiet == 2:
+                return
+
+    def batch(self) -> dict[str, Any]:
+        """Change as many keys as always, evenly spread and other ones every time."""
+        stride = len(self._counts) // self._rows
+        return self._feed(np.arange(self._rows) * stride + self._files % stride)
+
+    def _feed(self, keys: Numbers) -> dict[str, Any]:
+        number, self._files = self._files, self._files + 1
+        started_s = time.time()
+        file = self._directory / "unfinished" / f"{number}.parquet"
+        pq.write_table(pa.table({"key": keys}), file)
+        file.rename(self._directory / "input" / file.name)
+        progress = self._wait(number)
+        self._counts[keys] += 1
+        require("the query", [progress], [check_of(keys, self._counts[keys])], number)
+        jobs = list(self._directory.glob(_JOBS))
+        had_job, self._had_job = self._had_job, bool(jobs)
+        checkpoint = self._recorder.checkpoints[-1]
+        if checkpoint.batch != number:
+            raise RuntimeError(f"the newest checkpoint is {checkpoint.batch} after batch {number}")
+        return {
+            "batch_s": progress["durationMs"]["triggerExecution"] / 1000,
+            "commit_s": checkpoint.commit_s,
+            "subtask_s": checkpoint.subtask_s,
+            "restore_s": checkpoint.restore_s,
+            "changes": checkpoint.changes,
+            # Whether one was in progress before or after the batch, and whether it went on in the batch.
+            "has_job": had_job or self._had_job,
+            "has_slice": any(job.stat().st_mtime >= started_s for job in jobs),
+        }
+
+    def _wait(self, number: int) -> dict[str, Any]:
+        while self.query.isActive:
+            last = self.query.lastProgress
+            if last is not None and last["batchId"] == number and last["numInputRows"]:
+                entry: dict[str, Any] = json.loads(last.json)
+                return entry
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"the query failed: {self.query.exception()}")

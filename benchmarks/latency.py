@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import uuid
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,183 +14,201 @@ from typing import Any, Final
 import click
 import numpy as np
 import numpy.typing as npt
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.child import run_in_child
-from benchmarks.distribution import Distribution
-from benchmarks.frame import Benchmark, Result, alternate, scratch
-from benchmarks.latency_events import EventSender
-from benchmarks.latency_side import AGGREGATION, SPARK, STATELOG
+import statelog
+from benchmarks.events import EventSender
+from benchmarks.figures import Distribution, median_ratio
+from benchmarks.frame import Result, alternate, option
+from benchmarks.processors import CountRows
+from benchmarks.query import (
+    COUNTS,
+    Side,
+    begun_s,
+    count_checks,
+    expected_counts,
+    last_progress,
+    random_key,
+    require,
+    start,
+    stop_when,
+)
 
-__all__ = ["BENCHMARK", "Schedule", "figures_of", "run"]
+STATELOG: Final = "statelog"
+SPARK: Final = "Spark transformWithState"
+AGGREGATION: Final = "Spark aggregation in the JVM"
 
-_FRACTIONS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_PERCENTILES: Final = ("p50", "p90", "p99")
 _MIN_THROUGHPUT: Final = 0.95
 """A side keeps up if it commits at least this share of the rate: it commits whole batches, so not exactly the rate."""
 _MAX_THROUGHPUT: Final = 1.05
 """A side that commits more than this share of the rate still works off what has come while it started."""
 _START_S: Final = 120
 """What a query may take to start."""
+_BATCHES_PER_S: Final = 50
+"""Far more than there can be."""
+
+_Round = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Which events there are, and which of them are measured.
-
-    Parameters
-    ----------
-    rate : float
-        Events per second.
-    warm_up_s, measured_s : float
-        Events of the first seconds are left out; those of so many seconds after them are measured, and then there
-        are no more.
-    """
-
-    rate: float
-    warm_up_s: float
-    measured_s: float
+class Settings:
+    rate: float = option(5_000.0, "Events per second.", above=0)
+    keys: int = option(100_000, "Number of possible keys.", least=2, most=10**8)
+    seconds: float = option(60.0, "Events of so many seconds are measured.", above=0)
+    warm_up: float = option(60.0, "First seconds to leave out.", least=0)
+    drain: float = option(120.0, "Seconds to wait after the last event for those that are not committed.", least=0)
+    parallelism: int = option(2, "Subtasks, state partitions and cores.")
+    rounds: int = option(1, "How often every side runs.")
 
     @property
     def first(self) -> int:
         """The first event that is measured."""
-        return round(self.rate * self.warm_up_s)
+        return round(self.rate * self.warm_up)
 
     @property
-    def end(self) -> int:
-        """How many events there are."""
-        return round(self.rate * (self.warm_up_s + self.measured_s))
+    def events(self) -> int:
+        """How many there are."""
+        return round(self.rate * self.length_s)
 
-    def due_s(self, events: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """When events are due, from the start on."""
-        return events / self.rate
+    @property
+    def length_s(self) -> float:
+        """From the first event to the last."""
+        return self.warm_up + self.seconds
 
 
-def run(
-    *,
-    rate: float,
-    keys: int,
-    seconds: float,
-    warm_up: float,
-    drain: float,
-    parallelism: int,
-    rounds: int,
-    directory: Path | None,
-) -> Result:
-    """Measure; the parameters are the options of the command."""
-    schedule = Schedule(rate, warm_up, seconds)
-    if schedule.end == schedule.first:
-        raise click.UsageError(f"In {seconds:g} s there is no event at {rate:g} per second.")
-    with scratch(directory) as place:
-        sides: dict[str, Callable[[], dict[str, Any]]] = {
-            side: partial(_run_side, side, schedule, keys, drain, parallelism, place)
-            for side in (STATELOG, SPARK, AGGREGATION)
-        }
-        measured = alternate(sides, rounds)
-    figures = {side: figures_of(each, schedule) for side, each in measured.items()}
-    ratios = {side: _ratios(figures[STATELOG], figures[side]) for side in (SPARK, AGGREGATION)}
+@dataclass(frozen=True, kw_only=True)
+class LatencySide(Side):
+    """Counts events by key until all are committed, or it takes too long."""
+
+    events: int
+    keys: int
+    timeout_s: float
+    address: tuple[str, int]
+
+    def measure(self, directory: str) -> _Round:
+        """For each batch its first event, the one after its last, and when it was committed; and the time of the end.
+
+        The output of every batch is checked.
+        """
+        session = self.session(directory, int(self.timeout_s * _BATCHES_PER_S))
+        host, port = self.address
+        lines = session.readStream.format("socket").option("host", host).option("port", port).load()
+        rows = lines.select(random_key(self.keys, F.col("value").cast("long")))
+        if self.side == AGGREGATION:
+            output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
+        else:
+            output = self.transform(rows, CountRows(), COUNTS, statelog.Options())
+        stopped_s = 0.0
+
+        def is_over(query: StreamingQuery) -> bool:
+            nonlocal stopped_s
+            stopped_s = time.time()
+            last = last_progress(query)
+            is_late = time.monotonic() > end_s
+            return is_late or (last is not None and _events_to(last, "endOffset") >= self.events)
+
+        end_s = time.monotonic() + self.timeout_s
+        # Spark also tells that there was nothing to do, and observes nothing then.
+        query = start(output, count_checks(), directory)
+        progress = [entry for entry in stop_when(query, is_over) if entry["observedMetrics"]]
+        ranges = [(_events_to(entry, "startOffset"), _events_to(entry, "endOffset")) for entry in progress]
+        counted = [entry["numInputRows"] for entry in progress]
+        if counted != [end - first for first, end in ranges]:
+            raise RuntimeError(f"{self.side}: the batches read {counted} rows, of the lines {ranges}")
+        require(self.side, progress, expected_counts(session, ranges, self.keys))
+        session.stop()
+        return {"batches": [_batch(*each) for each in zip(progress, ranges, strict=True)], "stopped_s": stopped_s}
+
+
+def _events_to(entry: dict[str, Any], name: str) -> int:
+    """How many events there are up to an offset: Spark's is the number of the last line, or nothing."""
+    [source] = entry["sources"]
+    return 0 if source[name] is None else int(source[name]) + 1
+
+
+def _batch(entry: dict[str, Any], events: tuple[int, int]) -> dict[str, Any]:
+    took_ms = entry["durationMs"]["triggerExecution"]
+    # The last thing that a trigger does is to commit its batch.
+    committed_s = begun_s(entry) + took_ms / 1000
+    return {"first": events[0], "end": events[1], "committed_s": committed_s, "duration_ms": took_ms}
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    if settings.events == settings.first:
+        raise click.UsageError(f"In {settings.seconds:g} s there is no event at {settings.rate:g} per second.")
+    sides = {name: partial(_run_side, name, settings, place) for name in (STATELOG, SPARK, AGGREGATION)}
+    figures = {name: figures_of(each, settings) for name, each in alternate(sides, settings.rounds).items()}
+    ratios = {name: _ratios(figures[STATELOG], figures[name]) for name in (SPARK, AGGREGATION)}
     return Result(
         figures={"sides": figures, "statelog_to": ratios},
         targets=[],
-        header=[
-            "side",
-            "keeps up",
-            "events/s",
-            "batches",
-            "batch ms",
-            *(f"{name} ms" for name in _FRACTIONS),
-            "max ms",
-        ],
-        rows=[_row(side, each) for side, each in figures.items()],
-        remarks=_remarks(schedule, keys, figures, ratios),
+        rows=[_row(name, each) for name, each in figures.items()],
+        remarks=_remarks(settings, figures, ratios),
     )
 
 
-def figures_of(rounds: Sequence[dict[str, Any]], schedule: Schedule) -> dict[str, Any]:
-    """Figures of a side: percentiles of all rounds' events, and those of each round.
+def _run_side(name: str, settings: Settings, place: Path) -> _Round:
+    directory = Path(tempfile.mkdtemp(dir=place))
+    # A new query runs a batch without events first, in which most of what it needs is started.
+    is_ready = (directory / "checkpoint" / "commits" / "0").exists
+    timeout_s = _START_S + settings.length_s + settings.drain
+    with EventSender(settings.rate, settings.events, is_ready) as sender:
+        side = LatencySide.of(settings, side=name, events=settings.events, timeout_s=timeout_s, address=sender.address)
+        measured = side.call("measure", directory)
+    return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
 
-    Parameters
-    ----------
-    rounds : sequence of dict
-        What :func:`benchmarks.latency_side.run` returned, with the sender's ``started_s`` and ``latest_s``, by round.
-    schedule : Schedule
-        The events.
 
-    Returns
-    -------
-    dict
-        With fewer than 300 events there is no ``p99``.
+def figures_of(rounds: Sequence[_Round], settings: Settings) -> dict[str, Any]:
+    """Figures of a side over all rounds and by round; with fewer than 300 events there is no ``p99``.
+
+    A round is what :meth:`LatencySide.measure` returned, with the sender's ``started_s`` and ``latest_s``.
     """
-    latencies = [_latencies_ms(one, schedule) for one in rounds]
-    throughputs = [_throughput(one, schedule) for one in rounds]
-    durations = [batch["duration_ms"] for one in rounds for batch in _measured_batches(one, schedule)]
+    latencies = [_latencies_ms(one, settings) for one in rounds]
+    throughputs = [_throughput(one, settings) for one in rounds]
+    # Of the batches with events that are measured.
+    durations = [batch["duration_ms"] for one in rounds for batch in one["batches"] if batch["end"] > settings.first]
     return {
         "events": sum(map(len, latencies)),
         "latency_ms": _percentiles(np.concatenate(latencies)),
         "latency_ms_by_round": [_percentiles(one) for one in latencies],
-        "not_committed": sum(max(0, schedule.end - _committed(one)) for one in rounds),
+        "not_committed": sum(settings.events - _committed(one) for one in rounds),
         "batch_ms": Distribution.of(durations).to_json() if durations else None,
         "events_per_s_by_round": throughputs,
-        "keeps_up": all(one >= _MIN_THROUGHPUT * schedule.rate for one in throughputs),
-        "catches_up": any(one > _MAX_THROUGHPUT * schedule.rate for one in throughputs),
-        "backlog_by_round": [_backlog(one, schedule) for one in rounds],
+        "keeps_up": all(one >= _MIN_THROUGHPUT * settings.rate for one in throughputs),
+        "catches_up": any(one > _MAX_THROUGHPUT * settings.rate for one in throughputs),
+        # Events that were not committed when the last one came in.
+        "backlog_by_round": [settings.events - _committed(one, one["started_s"] + settings.length_s) for one in rounds],
         "sent_late_s": max(one["latest_s"] for one in rounds),
         "by_round": list(rounds),
     }
 
 
-def _run_side(side: str, schedule: Schedule, keys: int, drain: float, parallelism: int, place: Path) -> dict[str, Any]:
-    directory = place / uuid.uuid4().hex
-    directory.mkdir()
-    # A new query runs a batch without events first, in which most of what it needs is started.
-    is_ready = (directory / "checkpoint" / "commits" / "0").exists
-    with EventSender(schedule.rate, schedule.end, is_ready) as sender:
-        host, port = sender.address
-        arguments = {
-            "side": side,
-            "host": host,
-            "port": port,
-            "events": schedule.end,
-            "keys": keys,
-            "parallelism": parallelism,
-            "timeout_s": _START_S + schedule.warm_up_s + schedule.measured_s + drain,
-            "directory": str(directory),
-        }
-        measured = run_in_child("benchmarks.latency_side:run", arguments, directory)
-    return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
-
-
-def _latencies_ms(one: dict[str, Any], schedule: Schedule) -> npt.NDArray[np.float64]:
+def _latencies_ms(one: _Round, settings: Settings) -> npt.NDArray[np.float64]:
     """Of each measured event; of one that was not committed, how long it had waited at the end."""
-    events = np.arange(schedule.first, schedule.end)
+    events = np.arange(settings.first, settings.events)
     ends = np.array([batch["end"] for batch in one["batches"]], np.int64)
     committed_s = np.array([*(batch["committed_s"] for batch in one["batches"]), one["stopped_s"]])
     waited_s: npt.NDArray[np.float64] = committed_s[np.searchsorted(ends, events, side="right")] - one["started_s"]
-    return 1000 * (waited_s - schedule.due_s(events))
+    return 1000 * (waited_s - events / settings.rate)
 
 
 def _percentiles(latencies_ms: npt.NDArray[np.float64]) -> dict[str, float | None]:
     distribution = Distribution.of(latencies_ms.tolist())
-    p99 = distribution.percentile("p99")
-    return {
-        **{name: distribution.quantile(fraction) for name, fraction in _FRACTIONS.items() if name != "p99"},
-        "p99": p99,
-        "max": distribution.maximum,
-    }
+    return {**{name: distribution.percentile(name) for name in _PERCENTILES}, "max": distribution.maximum}
 
 
-def _measured_batches(one: dict[str, Any], schedule: Schedule) -> list[dict[str, Any]]:
-    """The batches with events that are measured."""
-    return [batch for batch in one["batches"] if batch["end"] > schedule.first]
+def _committed(one: _Round, until_s: float = np.inf) -> int:
+    """How many events were committed until some time."""
+    return max((batch["end"] for batch in one["batches"] if batch["committed_s"] <= until_s), default=0)
 
 
-def _committed(one: dict[str, Any]) -> int:
-    """How many events are committed in the end."""
-    return max((batch["end"] for batch in one["batches"]), default=0)
-
-
-def _throughput(one: dict[str, Any], schedule: Schedule) -> float:
+def _throughput(one: _Round, settings: Settings) -> float:
     """Events committed per second while the measured ones came in; 0 if there were not two commits meanwhile."""
-    begin_s = one["started_s"] + schedule.warm_up_s
-    meanwhile = [batch for batch in one["batches"] if begin_s <= batch["committed_s"] <= begin_s + schedule.measured_s]
+    begin_s = one["started_s"] + settings.warm_up
+    meanwhile = [batch for batch in one["batches"] if begin_s <= batch["committed_s"] <= begin_s + settings.seconds]
     if len(meanwhile) < 2:
         return 0.0
     first, *_, last = meanwhile
@@ -197,89 +216,51 @@ def _throughput(one: dict[str, Any], schedule: Schedule) -> float:
     return rate
 
 
-def _backlog(one: dict[str, Any], schedule: Schedule) -> int:
-    """How many events were not committed when the last one came in."""
-    end_s = one["started_s"] + schedule.warm_up_s + schedule.measured_s
-    return schedule.end - max((batch["end"] for batch in one["batches"] if batch["committed_s"] <= end_s), default=0)
-
-
 def _ratios(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float | None]:
     """Percentiles of one side divided by those of another: medians of the rounds' ratios."""
-    pairs = list(zip(one["latency_ms_by_round"], other["latency_ms_by_round"], strict=True))
+    first, second = one["latency_ms_by_round"], other["latency_ms_by_round"]
     return {
-        name: None if pairs[0][0][name] is None else statistics.median(a[name] / b[name] for a, b in pairs)
-        for name in _FRACTIONS
+        name: None if first[0][name] is None else median_ratio(*((each[name] for each in of) for of in (first, second)))
+        for name in _PERCENTILES
     }
 
 
-def _row(side: str, figures: dict[str, Any]) -> list[str]:
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     batches = figures["batch_ms"]
     at_least = "> " if figures["not_committed"] else ""
-    return [
-        side,
-        "yes" if figures["keeps_up"] else "NO",
-        f"{statistics.median(figures['events_per_s_by_round']):,.0f}",
-        f"{batches['samples']}" if batches else "0",
-        f"{batches['median']:,.0f}" if batches else "",
-        *("" if value is None else f"{at_least}{value:,.0f}" for value in figures["latency_ms"].values()),
-    ]
+    return {
+        "side": name,
+        "keeps up": "yes" if figures["keeps_up"] else "NO",
+        "events/s": f"{statistics.median(figures['events_per_s_by_round']):,.0f}",
+        "batches": f"{batches['samples']}" if batches else "0",
+        "batch ms": f"{batches['median']:,.0f}" if batches else "",
+        **{
+            f"{each} ms": "" if value is None else f"{at_least}{value:,.0f}"
+            for each, value in figures["latency_ms"].items()
+        },
+    }
 
 
-def _remarks(
-    schedule: Schedule, keys: int, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]
-) -> list[str]:
+def _remarks(settings: Settings, figures: dict[str, Any], ratios: dict[str, dict[str, float | None]]) -> list[str]:
+    late = ", ".join(f"{1000 * each['sent_late_s']:,.0f} ms ({name})" for name, each in figures.items())
     lines = [
-        f"{schedule.rate:,.0f} events/s, evenly spaced, {keys:,} possible keys, all alike. Latency: from the time an"
-        " event was due until its batch was committed; the events of a batch are not independent.",
-        f"The events of the first {schedule.warm_up_s:g} s of every run are left out. Every batch's output was checked."
-        " Events were sent late, which counts, by up to "
-        + ", ".join(f"{1000 * each['sent_late_s']:,.0f} ms ({side})" for side, each in figures.items())
-        + ".",
+        f"{settings.rate:,.0f} events/s, {settings.keys:,} possible keys. Those of the first {settings.warm_up:g} s"
+        f" are left out. Every batch's output was checked. Events were sent late, which counts, by up to {late}.",
     ]
-    for side, each in figures.items():
+    for name, each in figures.items():
         if not each["keeps_up"]:
             lines.append(
-                f"{side} does not keep up, so its latency grows with the length of the run: it committed"
-                f" {min(each['events_per_s_by_round']):,.0f} of {schedule.rate:,.0f} events/s, and lacked"
-                f" {max(each['backlog_by_round']):,} when the last one came."
+                f"{name} does not keep up: it committed {min(each['events_per_s_by_round']):,.0f} of"
+                f" {settings.rate:,.0f} events/s, and lacked {max(each['backlog_by_round']):,} when the last one came."
             )
         if each["catches_up"]:
             lines.append(
-                f"{side} still worked off what had come while it started, so its latency is higher than later: it"
-                f" committed up to {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
+                f"{name} still worked off what had come while it started: it committed up to"
+                f" {max(each['events_per_s_by_round']):,.0f} events/s. Give a longer --warm-up."
             )
         if each["not_committed"]:
-            lines.append(f"{side}: {each['not_committed']:,} events were not committed when the run ended.")
-    for side, values in ratios.items():
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value is not None)
-        lines.append(f"statelog / {side}: {shown}")
+            lines.append(f"{name}: {each['not_committed']:,} events were not committed when the run ended.")
+    for name, values in ratios.items():
+        shown = ", ".join(f"{percentile} {value:.2f}" for percentile, value in values.items() if value is not None)
+        lines.append(f"statelog / {name}: {shown}")
     return lines
-
-
-_POSITIVE: Final = click.FloatRange(min=0, min_open=True)
-_AT_LEAST_1: Final = click.IntRange(min=1)
-
-BENCHMARK: Final = Benchmark(
-    name="latency",
-    description="From an event to its committed result, at a constant rate: statelog, and Spark in Python and JVM.",
-    options=[
-        click.Option(["--rate"], type=_POSITIVE, default=5_000, help="Events per second."),
-        click.Option(["--keys"], type=click.IntRange(2, 10**8), default=100_000, help="Number of possible keys."),
-        click.Option(["--seconds"], type=_POSITIVE, default=60, help="Events of so many seconds are measured."),
-        click.Option(["--warm-up"], type=click.FloatRange(min=0), default=60, help="First seconds to leave out."),
-        click.Option(
-            ["--drain"],
-            type=click.FloatRange(min=0),
-            default=120,
-            help="Seconds to wait after the last event for those that are not committed.",
-        ),
-        click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks, state partitions and cores."),
-        click.Option(["--rounds"], type=_AT_LEAST_1, default=1, help="How often every side runs."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For checkpoints and scratch files; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)

@@ -7,12 +7,11 @@ import platform
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["children_cpu_s", "describe", "one_line", "rss_bytes"]
+import psutil
 
 
 def describe() -> dict[str, Any]:
@@ -20,7 +19,7 @@ def describe() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu": _cpu_model(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "java": _java_version(),
@@ -36,26 +35,6 @@ def one_line(machine: dict[str, Any]) -> str:
         f" {machine['system']}, Python {machine['python']}, Java {machine['java']}, Spark {machine['spark']},"
         f" PyArrow {machine['pyarrow']}"
     )
-
-
-def rss_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except FileNotFoundError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def children_cpu_s() -> float:
-    """Processor time that the children of this process which still run have used; Linux only."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid():
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_model() -> str:

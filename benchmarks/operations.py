@@ -7,22 +7,18 @@ thing with every key. Its cost is the batch's time without that of a batch whose
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructType
 
+from benchmarks.figures import median_ratio
 from benchmarks.frame import Result, Target
-from benchmarks.state_rows import OUTPUT, TTL_MS
+from benchmarks.state_processors import OUTPUT, TTL_MS
 from benchmarks.subtask import BatchRun, Subtask
-from statelog.convert.times import TimeMode
-
-__all__ = ["as_result", "measure"]
 
 _NUMBER: Final = StructType().add("n", LongType())
 _HELD: Final = 10
@@ -38,8 +34,7 @@ _LARGEST_GROWTH: Final = 1.3
 class _Acting(StatefulProcessor):
     """Has states of all kinds, and does with them what it is told to; returns nothing."""
 
-    def __init__(self) -> None:
-        self.act: Callable[[_Acting], Any] = _nothing
+    act: Callable[[_Acting], Any]
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -63,12 +58,11 @@ def _nothing(states: _Acting) -> None:
     pass
 
 
-def _fill(states: _Acting, entries: int = _HELD) -> None:
+def _fill(states: _Acting, entries: int) -> None:
     states.value.update((1,))
     states.expiring.update((1,))
     states.list.appendList([(number,) for number in range(entries)])
-    for number in range(entries):
-        states.map.updateValue((number,), (number,))
+    _put(states, 0, entries)
 
 
 def _append(states: _Acting, count: int) -> None:
@@ -98,132 +92,101 @@ _APPEND: Final = "list append"
 _PUT: Final = "map put"
 _GET: Final = "map get, first of a batch"
 
-
-@dataclass(frozen=True)
-class _Cost:
-    """Time of an operation, microseconds."""
-
-    process_us: float
-    changeset_us: float
-
-    @classmethod
-    def of(cls, done: BatchRun, count: int, baseline: BatchRun | None = None) -> _Cost:
-        process_s, changeset_s = done.process_s, done.changeset_s
-        if baseline is not None:
-            process_s -= baseline.process_s
-            changeset_s -= baseline.changeset_s
-        return cls(process_s * 1e6 / count, changeset_s * 1e6 / count)
-
-    @property
-    def us(self) -> float:
-        return self.process_us + self.changeset_us
+_Cost = tuple[float, float]
+"""Time of an operation, microseconds: for processing, and for the changeset."""
 
 
 def measure(keys: int, entries: Sequence[int], repetitions: int) -> dict[str, Any]:
-    """Measure all operations.
+    """Costs by operation, and by number of entries (ascending) those that should not depend on it.
 
-    Parameters
-    ----------
-    keys : int
-        Keys of a batch; each has one operation, and 10 entries in its list and its map.
-    entries : sequence of int
-        How many entries the few lists and maps have that grow, ascending.
-    repetitions : int
-        How often each operation is measured; in turn, with the empty processor before each.
-
-    Returns
-    -------
-    dict
-        Costs by operation in microseconds, and by number of entries those that should not depend on it.
+    A batch has an operation for each of `keys`, with 10 entries in its list and its map. All take turns, with the
+    processor that does nothing before each.
     """
+    growth = _growth_costs(entries, repetitions)
     return {
         "operations": _summaries(_operation_costs(keys, repetitions)),
         "growth": {
-            name: {str(size): each for size, each in _summaries(costs).items()}
-            for name, costs in _growth_costs(entries, repetitions).items()
+            name: {str(size): each for size, each in _summaries(costs).items()} for name, costs in growth.items()
         },
     }
 
 
-def _operation_costs(keys: int, repetitions: int) -> dict[Any, list[_Cost]]:
-    processor, subtask = _subtask(keys, _HELD)
-    timer_processor, timers = _subtask(keys, 0)
-    timer_processor.act = lambda states: states.handle.registerTimer(_REGISTERED_MS)
-    timers.run(_keys(keys))
-    columns = _keys(keys)
-    costs: dict[Any, list[_Cost]] = {name: [] for name in (_EMPTY, *_OPERATIONS, _FIRE)}
+def _operation_costs(keys: int, repetitions: int) -> dict[str, list[_Cost]]:
+    states = _Filled(keys, _HELD)
+    timers = _Filled(keys, 0)
+    timers.subtask.run(timers.data, act=lambda states: states.handle.registerTimer(_REGISTERED_MS))
+    no_rows = timers.subtask.data([])
+    costs: dict[str, list[_Cost]] = {name: [] for name in (_EMPTY, *_OPERATIONS, _FIRE)}
     for _ in range(repetitions):
         for name, act in _OPERATIONS.items():
-            processor.act = _nothing
-            baseline = subtask.run(columns, keep=False)
-            processor.act = act
-            done = subtask.run(columns, keep=False)
-            costs[_EMPTY].append(_Cost.of(baseline, keys))
-            costs[name].append(_Cost.of(done, keys, baseline))
-        costs[_FIRE].append(_Cost.of(timers.run(now_ms=_NOW_MS, keep=False), keys))
+            empty = states.run(_nothing)
+            costs[_EMPTY].append(_cost(empty, keys))
+            costs[name].append(_cost(states.run(act), keys, empty))
+        costs[_FIRE].append(_cost(timers.subtask.run(no_rows, now_ms=_NOW_MS, keep=False, act=_nothing), keys))
     return costs
 
 
-def _growth_costs(entries: Sequence[int], repetitions: int) -> dict[str, dict[Any, list[_Cost]]]:
-    """Costs with lists and maps of several sizes, which take turns."""
+def _growth_costs(entries: Sequence[int], repetitions: int) -> dict[str, dict[int, list[_Cost]]]:
+    """Costs with lists and maps of several sizes."""
     each = _GROWTH_OPERATIONS // _GROWTH_KEYS
-    columns = _keys(_GROWTH_KEYS)
-    made = {size: _subtask(_GROWTH_KEYS, size) for size in entries}
-    costs: dict[str, dict[Any, list[_Cost]]] = {name: {size: [] for size in entries} for name in (_APPEND, _PUT, _GET)}
-    acts: dict[str, tuple[int, Callable[..., Any]]] = {
-        _APPEND: (_GROWTH_OPERATIONS, lambda states, size: _append(states, each)),
-        _PUT: (_GROWTH_OPERATIONS, lambda states, size: _put(states, size, each)),
-        _GET: (_GROWTH_KEYS, lambda states, size: states.map.getValue((size // 2,))),
+    filled = {size: _Filled(_GROWTH_KEYS, size) for size in entries}
+    acts: dict[str, tuple[int, Callable[[int], Callable[[_Acting], Any]]]] = {
+        _APPEND: (_GROWTH_OPERATIONS, lambda size: partial(_append, count=each)),
+        _PUT: (_GROWTH_OPERATIONS, lambda size: partial(_put, first=size, count=each)),
+        _GET: (_GROWTH_KEYS, lambda size: lambda states: states.map.getValue((size // 2,))),
     }
+    costs: dict[str, dict[int, list[_Cost]]] = {name: defaultdict(list) for name in acts}
     for _ in range(repetitions):
         for name, (count, act) in acts.items():
-            for size, (processor, subtask) in made.items():
-                processor.act = _nothing
-                baseline = subtask.run(columns, keep=False)
-                processor.act = partial(act, size=size)
-                costs[name][size].append(_Cost.of(subtask.run(columns, keep=False), count, baseline))
+            for size, states in filled.items():
+                empty = states.run(_nothing)
+                costs[name][size].append(_cost(states.run(act(size)), count, empty))
     return costs
 
 
-def _subtask(keys: int, entries: int) -> tuple[_Acting, Subtask]:
-    """A subtask whose keys have values in every state; without entries it is empty."""
-    processor = _Acting()
-    subtask = Subtask(processor, OUTPUT, TimeMode.PROCESSING_TIME)
-    if entries:
-        processor.act = lambda states: _fill(states, entries)
-        subtask.run(_keys(keys))
-    return processor, subtask
+class _Filled:
+    """A subtask whose keys have values in every state, and so many entries; without entries it is empty."""
+
+    def __init__(self, keys: int, entries: int) -> None:
+        self.subtask = Subtask(_Acting(), "key long", OUTPUT, "ProcessingTime")
+        self.data = self.subtask.data([(key,) for key in range(keys)])
+        if entries:
+            self.subtask.run(self.data, act=partial(_fill, entries=entries))
+
+    def run(self, act: Callable[[_Acting], Any]) -> BatchRun:
+        """Do something with every key, and forget it."""
+        return self.subtask.run(self.data, keep=False, act=act)
 
 
-def _keys(count: int) -> dict[str, pa.Array]:
-    return {"key": pa.array(np.arange(count))}
+def _cost(done: BatchRun, count: int, empty: BatchRun | None = None) -> _Cost:
+    process_s, changeset_s = (empty.process_s, empty.changeset_s) if empty else (0.0, 0.0)
+    return (done.process_s - process_s) * 1e6 / count, (done.changeset_s - changeset_s) * 1e6 / count
 
 
 def _summaries(costs: dict[Any, list[_Cost]]) -> dict[Any, dict[str, Any]]:
     return {
         name: {
-            "us": statistics.median(cost.us for cost in each),
-            "process_us": statistics.median(cost.process_us for cost in each),
-            "changeset_us": statistics.median(cost.changeset_us for cost in each),
-            "us_by_repetition": [cost.us for cost in each],
+            "us": statistics.median(map(sum, each)),
+            "process_us": statistics.median(process for process, _ in each),
+            "changeset_us": statistics.median(changeset for _, changeset in each),
+            "us_by_repetition": list(map(sum, each)),
         }
         for name, each in costs.items()
     }
 
 
 def as_result(measured: dict[str, Any]) -> Result:
-    """What :func:`measure` found, as the result of the command."""
+    """The result of the command, from that of :func:`measure`."""
     growth = {name: _growth(measured["growth"][name]) for name in (_APPEND, _PUT)}
-    rows = [[name, "", *_cells(each)] for name, each in measured["operations"].items()]
+    rows = [_row(name, "", each) for name, each in measured["operations"].items()]
     for name, by_size in measured["growth"].items():
-        rows.extend([name, f"{int(size):,}", *_cells(each)] for size, each in by_size.items())
+        rows.extend(_row(name, f"{int(size):,}", each) for size, each in by_size.items())
     return Result(
         figures={**measured, "largest_to_smallest": growth},
         targets=[
             Target(f"{name}: cost with the most entries / with the fewest", value, _LARGEST_GROWTH, "at_most")
             for name, value in growth.items()
         ],
-        header=["operation", "entries", "us", "of it calls and reading", "collecting and encoding"],
         rows=rows,
         remarks=[
             "us: microseconds per operation, median of the repetitions, less those of a processor that does nothing,"
@@ -236,12 +199,17 @@ def as_result(measured: dict[str, Any]) -> Result:
 
 def _growth(by_size: dict[str, dict[str, Any]]) -> float | None:
     """How much dearer the largest is than the smallest: the median of the repetitions' ratios."""
-    sizes = sorted(by_size, key=int)
-    if len(sizes) < 2:
+    if len(by_size) < 2:
         return None
-    pairs = zip(by_size[sizes[-1]]["us_by_repetition"], by_size[sizes[0]]["us_by_repetition"], strict=True)
-    return statistics.median(float(large) / float(small) for large, small in pairs)
+    smallest, *_, largest = (by_size[size]["us_by_repetition"] for size in sorted(by_size, key=int))
+    return median_ratio(largest, smallest)
 
 
-def _cells(cost: dict[str, Any]) -> list[str]:
-    return [f"{cost[name]:,.2f}" for name in ("us", "process_us", "changeset_us")]
+def _row(name: str, entries: str, cost: dict[str, Any]) -> dict[str, str]:
+    return {
+        "operation": name,
+        "entries": entries,
+        "us": f"{cost['us']:,.2f}",
+        "of it calls and reading": f"{cost['process_us']:,.2f}",
+        "collecting and encoding": f"{cost['changeset_us']:,.2f}",
+    }

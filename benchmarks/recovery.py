@@ -9,126 +9,250 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
+import statelog
 from benchmarks.child import kill_child_when, run_in_child
-from benchmarks.frame import Benchmark, Result, Target, alternate, require_space, scratch
-from benchmarks.recovery_side import BUILT_FILE, CHANGELOG_OFF, CHANGELOG_ON, DEDUPLICATION, PROCESSOR
+from benchmarks.figures import median_ratio
+from benchmarks.frame import Result, Target, alternate, option, require_space
+from benchmarks.query import (
+    PayloadSide,
+    Recorder,
+    begun_s,
+    count_checks,
+    last_progress,
+    rate_source,
+    require,
+    start,
+    stop_when,
+)
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
 from statelog.log.open import open_log
-from statelog.options import Options
 from statelog.storage import LocalStore
 
-__all__ = ["BENCHMARK", "Variant", "run", "targets_of", "variants_of"]
+CHANGELOG_ON: Final = "changelog on"
+CHANGELOG_OFF: Final = "changelog off"
+DEDUPLICATION: Final = "Spark deduplication"
+PROCESSOR: Final = "Spark transformWithState"
 
 _SPARK_SIDES: Final = {"deduplication": DEDUPLICATION, "processor": PROCESSOR}
-_BUILD_TIMEOUT_S: Final = 3600
 _LOCAL_COPY: Final = "with local copy"
 _FROM_OTHER: Final = "from other parallelism"
 _TO_OTHER: Final = "to other parallelism"
-_PARTS: Final = ("total_s", "start_up_s", "log_s", "restore_s", "processing_s", "later_batch_s")
+_PARTS: Final = {
+    "total_s": "total s",
+    "start_up_s": "start-up",
+    "log_s": "log",
+    "restore_s": "restore",
+    "processing_s": "processing",
+    "later_batch_s": "later batch",
+}
+_BUILD_TIMEOUT_S: Final = 3600
+_POLL_S: Final = 0.05
+_BUILT_FILE: Final = "built"
+"""Holds the first batch after the state is built."""
+# So that a snapshot is there when the process is killed soon; by default the interval is a minute.
+_SPARK: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "1s"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A way to restart.
+@dataclass(frozen=True)
+class Settings:
+    keys: int = option(200_000, "Number of keys.", least=100, most=10**8)
+    value_bytes: int = option(100, "Size of a key's value.")
+    build_batches: int = option(10, "Batches that build the state.")
+    rows_per_batch: int = option(2_000, "Of all other batches.")
+    small_batches: int = option(10, "Before the process is killed.")
+    batches: int = option(5, "After the restart.", least=2)
+    parallelism: int = option(2, "Subtasks, state partitions and cores.")
+    other_parallelism: int = option(3, "Subtasks before or after some restarts.")
+    spark: str = option(
+        "deduplication",
+        "What keeps Spark's state: a deduplication, or the same processor, which takes long to build it.",
+        choices=list(_SPARK_SIDES),
+    )
+    rounds: int = option(3, "How often to restart in every way.")
 
-    Parameters
-    ----------
-    side : str
-        What runs.
-    built_parallelism, parallelism : int
-        Number of subtasks before the restart and after it.
-    keeps_local : bool
-        Whether the local copies are still there.
-    """
 
-    side: str
+@dataclass(frozen=True, kw_only=True)
+class RecoverySide(PayloadSide):
+    """A query that is built with some subtasks and killed, and goes on with others, with or without local copies."""
+
+    build_batches: int
+    small_batches: int
+    batches: int
     built_parallelism: int
-    parallelism: int
-    keeps_local: bool = False
+    keeps_local: bool
 
     @property
     def state(self) -> str:
         """What it starts from."""
         return f"{self.side}, {self.built_parallelism} subtasks"
 
+    def build(self, directory: str) -> None:
+        """Give each key its first row in a few large batches, then go on with small ones until killed."""
+        session = self.session(directory, 100, _SPARK)
+        built = Path(directory) / _BUILT_FILE
+        for size in (-(-self.keys // self.build_batches), self.rows_per_batch):
+            is_small = size == self.rows_per_batch
 
-def run(
-    *,
-    keys: int,
-    value_bytes: int,
-    build_batches: int,
-    rows_per_batch: int,
-    small_batches: int,
-    batches: int,
-    parallelism: int,
-    other_parallelism: int,
-    spark: str,
-    rounds: int,
-    directory: Path | None,
-) -> Result:
-    """Measure; the parameters are the options of the command."""
-    variants = variants_of(_SPARK_SIDES[spark], parallelism, other_parallelism)
-    sizes = {"keys": keys, "value_bytes": value_bytes, "rows_per_batch": rows_per_batch}
-    with scratch(directory) as place:
-        require_space(place, 14 * keys * (value_bytes + 100), "Give another --directory, or fewer --keys.")
-        built: dict[str, Any] = {}
-        for variant in {each.state: each for each in variants.values()}.values():
-            click.echo(f"building the state: {variant.state} ...", err=True)
-            built[variant.state] = _build(place, variant, build_batches, small_batches, sizes)
-        runs: dict[str, Callable[[], dict[str, Any]]] = {
-            name: partial(_restart, place, variant, {**sizes, "batches": batches}) for name, variant in variants.items()
-        }
-        measured = alternate(runs, rounds)
+            def is_built(query: StreamingQuery, is_small: bool = is_small) -> bool:
+                progress = last_progress(query)
+                if is_small and progress is not None and not built.exists():
+                    built.write_text(str(progress["batchId"]))
+                return not is_small and progress is not None and _offset(progress, "endOffset") >= self.keys
+
+            self._batches(session, size, Recorder(), directory, is_built)
+
+    def measure(self, directory: str, started_s: float = 0.0) -> dict[str, Any]:
+        """Go on for some batches; the process was started at `started_s`."""
+        session = self.session(directory, 100, _SPARK)
+        if self.is_spark:
+            # The native library that Spark would load with its first state is no part of a state.
+            jvm: Any = session.sparkContext._jvm
+            jvm.org.rocksdb.RocksDB.loadLibrary()
+        recorder = Recorder()
+        progress = self._batches(
+            session, self.rows_per_batch, recorder, directory, lambda query: len(query.recentProgress) >= self.batches
+        )[: self.batches]
+        self._check(session, progress)
+        session.stop()
+        return _measured(progress, recorder, started_s)
+
+    def _batches(
+        self,
+        session: SparkSession,
+        rows_per_batch: int,
+        recorder: Recorder,
+        directory: str,
+        is_over: Callable[[StreamingQuery], bool],
+    ) -> list[dict[str, Any]]:
+        source = rate_source(session, rows_per_batch, self.parallelism)
+        local = f"{directory}/local"
+        options = statelog.Options(changelog=self.side == CHANGELOG_ON, local_directory=local, observer=recorder)
+        if self.side == DEDUPLICATION:
+            new = self.rows(source).dropDuplicates(["key", "payload"])
+            output = new.select("key", F.lit(1).alias("n"), F.length("payload").alias("found"))
+        else:
+            output = self.output(source, options)
+        return stop_when(start(output, count_checks("found"), directory), is_over, _POLL_S)
+
+    def _check(self, session: SparkSession, progress: list[dict[str, Any]]) -> None:
+        ranges = [(_offset(entry, "startOffset"), _offset(entry, "endOffset")) for entry in progress]
+        _, *expected = self.expected(session, [(0, ranges[0][0]), *ranges])
+        if self.side == DEDUPLICATION:  # all keys had a row before
+            expected = [dict.fromkeys(each, 0) for each in expected]
+        require(self.side, progress, expected, progress[0]["batchId"])
+
+
+def _offset(progress: Any, name: str) -> int:
+    """How many rows a query has read before or after a batch, since its first start."""
+    [source] = progress["sources"]
+    return 0 if source[name] is None else int(source[name]["offset"])
+
+
+def _measured(progress: list[dict[str, Any]], recorder: Recorder, started_s: float) -> dict[str, Any]:
+    first, *later = progress
+    first_begun_s = begun_s(first)
+    first_s = first["durationMs"]["triggerExecution"] / 1000
+    measured = {
+        "batch": first["batchId"],
+        "rows": [each["numInputRows"] for each in progress],
+        "total_s": first_begun_s + first_s - started_s,
+        "start_up_s": first_begun_s - started_s,
+        "first_batch_s": first_s,
+        "later_batch_s": statistics.median(each["durationMs"]["triggerExecution"] for each in later) / 1000,
+        "log_s": 0.0,
+    }
+    if recorder.restores:
+        (opened, opened_s), *_ = recorder.restores
+        checkpoint = recorder.checkpoints[0]
+        measured["log_s"] = opened.log_s
+        measured["log_entries"] = opened.log_entries
+        if opened_s < first_begun_s:
+            measured["start_up_s"] -= opened.log_s
+        measured["restore_s"] = checkpoint.restore_s
+        measured["restored_bytes"] = checkpoint.restored_bytes
+        measured["later_restore_s"] = statistics.median(each.restore_s for each in recorder.checkpoints[1:])
+    else:
+        [operator] = first["stateOperators"]
+        partitions = operator["numShufflePartitions"]
+        metrics = operator["customMetrics"]
+        measured["restore_s"] = metrics["rocksdbLoadLatencyMs"] / 1000 / partitions
+        measured["replay_s"] = metrics["rocksdbReplayChangeLogLatencyMs"] / 1000 / partitions
+        measured["changelogs"] = metrics["rocksdbNumReplayChangelogFiles"] / partitions
+    measured["processing_s"] = measured["total_s"] - measured["start_up_s"] - measured["log_s"] - measured["restore_s"]
+    return measured
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    keys, value_bytes = settings.keys, settings.value_bytes
+    variants = variants_of(settings)
+    require_space(place, 14 * keys * (value_bytes + 100), "Give another --directory, or fewer --keys.")
+    built: dict[str, Any] = {}
+    for variant in {each.state: each for each in variants.values()}.values():
+        click.echo(f"building the state: {variant.state} ...", err=True)
+        built[variant.state] = _build(place, variant)
+    restarts = {name: partial(_restart, place, variant) for name, variant in variants.items()}
+    measured = alternate(restarts, settings.rounds)
     figures = {name: _figures(each) for name, each in measured.items()}
+    on = built[variants[CHANGELOG_ON].state]
     return Result(
         figures={"built": built, "restarts": figures},
-        targets=targets_of(measured, variants, built[variants[CHANGELOG_ON].state]),
-        header=["restart", "total s", "start-up", "log", "restore", "processing", "later batch", "MB fetched"],
+        targets=targets_of(measured, variants, on),
         rows=[_row(name, each) for name, each in figures.items()],
-        remarks=_remarks(keys, value_bytes, batches, rounds, built[variants[CHANGELOG_ON].state], figures),
+        remarks=[
+            f"{keys:,} keys with {value_bytes} bytes each; seconds, medians of {settings.rounds} restarts. Later batch:"
+            f" median of the {settings.batches - 1} batches after the first. Every batch's output was checked.",
+            f"changelog on: {on['base_bytes'] / 1e6:,.1f} MB of {on['base_through'] + 1} batches are materialized, then"
+            f" follow {on['changes_bytes'] / 1e6:,.1f} MB of changes of {on['batch'] - on['base_through']} batches.",
+            *(
+                f"{name}, last round: {last['changelogs']:.0f} changelogs after the snapshot: {last['replay_s']:.3f} s"
+                for name, (*_, last) in measured.items()
+                if "changelogs" in last
+            ),
+        ],
     )
 
 
-def variants_of(spark: str, parallelism: int, other_parallelism: int) -> dict[str, Variant]:
+def variants_of(settings: Settings) -> dict[str, RecoverySide]:
     """The restarts that are measured, by name."""
+    own, other = settings.parallelism, settings.other_parallelism
+    spark = _SPARK_SIDES[settings.spark]
+
+    def variant(side: str, built: int = own, parallelism: int = own, keeps_local: bool = False) -> RecoverySide:
+        return RecoverySide.of(
+            settings, side=side, built_parallelism=built, parallelism=parallelism, keeps_local=keeps_local
+        )
+
     return {
-        CHANGELOG_ON: Variant(CHANGELOG_ON, parallelism, parallelism),
-        CHANGELOG_OFF: Variant(CHANGELOG_OFF, parallelism, parallelism),
-        _LOCAL_COPY: Variant(CHANGELOG_ON, parallelism, parallelism, keeps_local=True),
-        _FROM_OTHER: Variant(CHANGELOG_ON, other_parallelism, parallelism),
-        _TO_OTHER: Variant(CHANGELOG_ON, parallelism, other_parallelism),
-        spark: Variant(spark, parallelism, parallelism),
+        CHANGELOG_ON: variant(CHANGELOG_ON),
+        CHANGELOG_OFF: variant(CHANGELOG_OFF),
+        _LOCAL_COPY: variant(CHANGELOG_ON, keeps_local=True),
+        _FROM_OTHER: variant(CHANGELOG_ON, built=other),
+        _TO_OTHER: variant(CHANGELOG_ON, parallelism=other),
+        spark: variant(spark),
     }
 
 
 def targets_of(
-    measured: dict[str, list[dict[str, Any]]], variants: dict[str, Variant], built: dict[str, Any]
+    measured: dict[str, list[dict[str, Any]]], variants: dict[str, RecoverySide], built: dict[str, Any]
 ) -> list[Target]:
-    """What the restore parts are held against; ratios are those of one round.
-
-    Parameters
-    ----------
-    measured : dict of str to list of dict
-        What :func:`benchmarks.recovery_side.restart` returned, by variant and round.
-    variants : dict of str to Variant
-        The variants.
-    built : dict
-        What is stored of the state with the changelog.
-    """
-    [spark] = [name for name, variant in variants.items() if variant.side in _SPARK_SIDES.values()]
+    """What the restore parts, by variant and round, are held against; `built` is the state with the changelog."""
+    *_, spark = variants
 
     def ratio(one: str, other: str) -> float:
-        pairs = zip(measured[one], measured[other], strict=True)
-        ratios: list[float] = [first["restore_s"] / second["restore_s"] for first, second in pairs]
-        return statistics.median(ratios)
+        return median_ratio(*((each["restore_s"] for each in measured[name]) for name in (one, other)))
 
     has_both = built["base_bytes"] > 0 and built["changes_bytes"] > 0
     targets = [
@@ -144,34 +268,24 @@ def targets_of(
     return targets
 
 
-def _build(
-    place: Path, variant: Variant, build_batches: int, small_batches: int, sizes: dict[str, Any]
-) -> dict[str, Any]:
+def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
     """Have a state built, kill the process, and keep what it leaves behind."""
-    side = variant.side
     work = _fresh(place / "work")
     checkpoint = work / "checkpoint"
 
     def is_over() -> bool:
         try:
-            first = int((work / BUILT_FILE).read_text() or 0)
+            first = int((work / _BUILT_FILE).read_text() or 0)
         except FileNotFoundError:
             return False
-        is_done = (checkpoint / "commits" / str(first + small_batches)).exists()
-        return is_done and (side not in _SPARK_SIDES.values() or _snapshot_version(checkpoint) > build_batches)
+        is_done = (checkpoint / "commits" / str(first + side.small_batches)).exists()
+        return is_done and (not side.is_spark or _snapshot_version(checkpoint) > side.build_batches)
 
-    asked = {
-        **sizes,
-        "side": side,
-        "parallelism": variant.built_parallelism,
-        "build_batches": build_batches,
-        "directory": str(work),
-        "local_directory": str(work / "local"),
-    }
     started_s = time.monotonic()
-    kill_child_when(is_over, "benchmarks.recovery_side:build", asked, work, _environment(work), _BUILD_TIMEOUT_S)
-    built = {"build_s": time.monotonic() - started_s, **_stored(side, checkpoint)}
-    saved = _saved(place, variant)
+    in_child = partial(kill_child_when, is_over, environment=_environment(work), timeout_s=_BUILD_TIMEOUT_S)
+    dataclasses.replace(side, parallelism=side.built_parallelism).call("build", work, in_child=in_child)
+    built = {"build_s": time.monotonic() - started_s, **stored(side, checkpoint)}
+    saved = _saved(place, side)
     saved.mkdir()
     for name in ("checkpoint", "local"):
         if (work / name).exists():
@@ -179,19 +293,18 @@ def _build(
     return built
 
 
-def _stored(side: str, checkpoint: Path) -> dict[str, Any]:
+def stored(side: RecoverySide, checkpoint: Path) -> dict[str, Any]:
     """What the killed process has stored."""
-    if side in _SPARK_SIDES.values():
-        folder = checkpoint / "state"
-        files = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-        return {"snapshot_version": _snapshot_version(checkpoint), "files": len(files), "bytes": sum(files)}
+    if side.is_spark:
+        sizes = [path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file()]
+        return {"snapshot_version": _snapshot_version(checkpoint), "files": len(sizes), "bytes": sum(sizes)}
     store = LocalStore(str(checkpoint / "statelog"))
     [operator] = operators_of(store)
-    history = History(open_log(store, operator, Options(), SystemClock()).read())
+    history = History(open_log(store, operator, statelog.Options(), SystemClock()).read())
     latest = history.latest_record
     base_map = latest.base_map if latest else None
     if latest is None or base_map is None:
-        raise click.ClickException(f"{side}: the killed process has left no checkpoint behind")
+        raise click.ClickException(f"{side.side}: the killed process has left no checkpoint behind")
     later = list(history.between(base_map.through + 1, latest.batch))
     return {
         "batch": latest.batch,
@@ -210,25 +323,19 @@ def _snapshot_version(checkpoint: Path) -> int:
     return min(versions, default=-1)
 
 
-def _restart(place: Path, variant: Variant, arguments: dict[str, Any]) -> dict[str, Any]:
+def _restart(place: Path, side: RecoverySide) -> dict[str, Any]:
     work = _fresh(place / "work")
-    saved = _saved(place, variant)
+    saved = _saved(place, side)
     shutil.copytree(saved / "checkpoint", work / "checkpoint")
-    if variant.keeps_local:
+    if side.keeps_local:
         shutil.copytree(saved / "local", work / "local")
-    asked = {
-        **arguments,
-        "side": variant.side,
-        "parallelism": variant.parallelism,
-        "directory": str(work),
-        "local_directory": str(work / "local"),
-        "started_s": time.time(),
-    }
-    return run_in_child("benchmarks.recovery_side:restart", asked, work, _environment(work))
+    in_child = partial(run_in_child, environment=_environment(work))
+    measured: dict[str, Any] = side.call("measure", work, in_child=in_child, started_s=time.time())
+    return measured
 
 
-def _saved(place: Path, variant: Variant) -> Path:
-    return place / re.sub(r"\W+", "-", variant.state)
+def _saved(place: Path, side: RecoverySide) -> Path:
+    return place / re.sub(r"\W+", "-", side.state)
 
 
 def _fresh(work: Path) -> Path:
@@ -239,10 +346,8 @@ def _fresh(work: Path) -> Path:
 
 def _environment(work: Path) -> dict[str, str]:
     """A process that is killed leaves its temporary files behind, so they are made here."""
-    return {
-        "TMPDIR": str(work / "tmp"),
-        "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={work / 'tmp'} -XX:-UsePerfData",
-    }
+    java = f"-Djava.io.tmpdir={work / 'tmp'} -XX:-UsePerfData"
+    return {"TMPDIR": str(work / "tmp"), "JAVA_TOOL_OPTIONS": java}
 
 
 def _figures(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -250,67 +355,12 @@ def _figures(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {**medians, "restored_bytes": rounds[-1].get("restored_bytes"), "by_round": rounds}
 
 
-def _row(name: str, figures: dict[str, Any]) -> list[str]:
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     fetched = figures["restored_bytes"]
-    return [
-        name,
-        *(f"{figures[part]:.3f}" if part in ("log_s", "restore_s") else f"{figures[part]:.2f}" for part in _PARTS),
-        "" if fetched is None else f"{fetched / 1e6:,.1f}",
-    ]
-
-
-def _remarks(
-    keys: int, value_bytes: int, batches: int, rounds: int, on: dict[str, Any], figures: dict[str, Any]
-) -> list[str]:
-    lines = [
-        f"{keys:,} keys with {value_bytes} bytes each; seconds from the start of the process to the end of its first"
-        f" batch, medians of {rounds} restarts. Later batch: median of the {batches - 1} batches after it.",
-        f"changelog on: {on['base_bytes'] / 1e6:,.1f} MB of {on['base_through'] + 1} batches are materialized, then"
-        f" follow {on['changes_bytes'] / 1e6:,.1f} MB of changes of {on['batch'] - on['base_through']} batches.",
-        "restore: statelog's slowest subtask from begin until its state could be read; Spark's time to load its state"
-        " store, mean of the partitions. Every batch's output was checked.",
-    ]
-    for each in figures.values():
-        last = each["by_round"][-1]
-        if "changelogs" in last:
-            lines.append(
-                f"Spark, last round: {last['changelogs']:.0f} changelogs after its snapshot took"
-                f" {last['replay_s']:.3f} s of it."
-            )
-    return lines
-
-
-_AT_LEAST_1: Final = click.IntRange(min=1)
-
-BENCHMARK: Final = Benchmark(
-    name="recovery",
-    description="Restart after kill -9: the time to the first batch, with and without changelog, and Spark's own.",
-    options=[
-        click.Option(["--keys"], type=click.IntRange(100, 10**8), default=200_000, help="Number of keys."),
-        click.Option(["--value-bytes"], type=_AT_LEAST_1, default=100, help="Size of a key's value."),
-        click.Option(["--build-batches"], type=_AT_LEAST_1, default=10, help="Batches that build the state."),
-        click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=2_000, help="Of all other batches."),
-        click.Option(["--small-batches"], type=_AT_LEAST_1, default=10, help="Before the process is killed."),
-        click.Option(["--batches"], type=click.IntRange(min=2), default=5, help="After the restart."),
-        click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks, state partitions and cores."),
-        click.Option(
-            ["--other-parallelism"],
-            type=_AT_LEAST_1,
-            default=3,
-            help="Subtasks before or after some restarts.",
-        ),
-        click.Option(
-            ["--spark"],
-            type=click.Choice(list(_SPARK_SIDES)),
-            default="deduplication",
-            help="What keeps Spark's state: a deduplication, or the same processor, which takes long to build it.",
-        ),
-        click.Option(["--rounds"], type=_AT_LEAST_1, default=3, help="How often to restart in every way."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For checkpoints and scratch files; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+    return {
+        "restart": name,
+        **{
+            column: f"{figures[part]:.{3 if part in ('log_s', 'restore_s') else 2}f}" for part, column in _PARTS.items()
+        },
+        "MB fetched": "" if fetched is None else f"{fetched / 1e6:,.1f}",
+    }

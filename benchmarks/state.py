@@ -2,103 +2,148 @@
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+import statelog
 from benchmarks import operations
 from benchmarks.child import run_in_child
-from benchmarks.frame import Benchmark, Result, Target, alternate, scratch
-from benchmarks.sides import batch_figures, checkpoint_figures, ratio, shown
-from benchmarks.state_kinds import KINDS
-
-__all__ = ["BENCHMARK", "SPARK", "STATELOG", "run"]
+from benchmarks.figures import ratio, samples_of, shown
+from benchmarks.frame import Result, Target, option, require_measured
+from benchmarks.query import BatchSide, Checks, Recorder, compare, pseudo_random, random_key
+from benchmarks.state_expected import EXPECTED, ITEMS, InputBatch
+from benchmarks.state_processors import KINDS, OUTPUT, WINDOW_MS
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
 
 _LEAST_RATIO: Final = 10
+_SPREAD_MS: Final = 2000
+"""How far the event times of a batch lie apart, and the delay of the watermark: so no row is late."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """What one side of one kind is run with."""
+@dataclass(frozen=True)
+class Settings:
+    part: str = option(
+        "kinds", "kinds: queries, beside Spark's; ops: inside a subtask, without Spark.", choices=["kinds", "ops"]
+    )
+    kind: tuple[str, ...] = option((), "May be repeated; by default all.", choices=list(KINDS))
+    mode: str = option("both", "Processors.", choices=["row", "pandas", "both"])
+    rows_per_batch: int = option(100_000, "Of statelog.")
+    batches: int = option(8, "Of statelog.")
+    spark_rows_per_batch: int = option(5_000, "Of Spark's own.")
+    spark_batches: int = option(4, "Of Spark's own.")
+    equal_sizes: bool = option(False, "Give statelog Spark's rows per batch.")
+    keys: int = option(1_000_000, "Possible keys of value, timer and ttl.", least=2, most=10**8)
+    entry_keys: int = option(20_000, "Possible keys of list, map and window.", least=2, most=10**8)
+    parallelism: int = option(2, "Subtasks, state partitions and cores.")
+    warm_up: int = option(2, "First batches to leave out.", least=0)
+    rounds: int = option(1, "How often every side runs.")
+    operation_keys: int = option(50_000, "ops: keys of a batch.")
+    entries: tuple[int, ...] = option(
+        (10, 1_000, 100_000), "ops: sizes of the lists and maps that grow; may be repeated."
+    )
+    repetitions: int = option(5, "ops: how often each is measured.")
 
-    side: str
+
+@dataclass(frozen=True, kw_only=True)
+class StateSide(BatchSide):
+    """Runs the processor of a kind, and for lists one more batch in which they are read."""
+
     kind: str
     mode: str
-    rows_per_batch: int
     keys: int
-    batches: int
+    start_ms = 1_700_000_000_000
+
+    @property
+    def batches_to_check(self) -> int:
+        return self.batches + ("checks" in KINDS[self.kind].columns)
+
+    def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
+        what = KINDS[self.kind]
+        is_check = F.col("value") >= self.rows_per_batch * self.batches
+        columns = self._columns(F.col("value"), F.unix_millis("timestamp"), is_check)
+        rows = source.select([columns[name].alias(name) for name in ("key", *what.columns)])
+        if "time" in what.columns:
+            rows = rows.withWatermark("time", f"{_SPREAD_MS} milliseconds")
+        options = statelog.Options(observer=recorder)
+        if self.kind == "window" and not self.is_spark:
+            windows = statelog.key_by(rows, "key").window(statelog.TumblingWindows(WINDOW_MS))
+            return windows.agg(statelog.Count().alias("n"), parallelism=self.parallelism, options=options)
+        uses_frames = self.mode == "pandas"
+        make: Any = what.takes_frames if uses_frames else what.takes_rows
+        return self.transform(rows, make(), OUTPUT, options, time_mode=what.time_mode, uses_frames=uses_frames)
+
+    def expected(self, session: SparkSession) -> Iterator[Checks]:
+        return EXPECTED[self.kind](self._input(session))
+
+    def _input(self, session: SparkSession) -> Iterator[InputBatch]:
+        """The same input, batch by batch."""
+        for batch, (first, end) in enumerate(self.ranges):
+            is_check = batch >= self.batches
+            columns = self._columns(F.col("id"), F.lit(self.start_ms + batch * 1000), F.lit(is_check))
+            names = ("key", "item", "time_ms")
+            rows = session.range(first, end).select(*(columns[name].alias(name) for name in names)).toArrow()
+            key, item, time_ms = (column.to_numpy() for column in rows.columns)
+            yield InputBatch(key, item, time_ms, _SPREAD_MS, is_check)
+
+    def _columns(self, number: Column, batch_ms: Column, checks: Column) -> dict[str, Column]:
+        """The input columns, from the number of a row and the time of its batch."""
+        time_ms = batch_ms - pseudo_random(_SPREAD_MS, number, F.lit(2))
+        return {
+            "key": random_key(self.keys, number),
+            "item": pseudo_random(ITEMS, number, F.lit(1)),
+            "time": F.timestamp_millis(time_ms),
+            "time_ms": time_ms,
+            "checks": checks,
+        }
 
 
-def run(
-    *,
-    part: str,
-    kind: tuple[str, ...],
-    mode: str,
-    rows_per_batch: int,
-    batches: int,
-    spark_rows_per_batch: int,
-    spark_batches: int,
-    equal_sizes: bool,
-    keys: int,
-    entry_keys: int,
-    parallelism: int,
-    warm_up: int,
-    rounds: int,
-    operation_keys: int,
-    entries: tuple[int, ...],
-    repetitions: int,
-    directory: Path | None,
-) -> Result:
-    """Measure; the parameters are the options of the command."""
-    if part == "ops":
-        arguments = {"keys": operation_keys, "entries": sorted(set(entries)), "repetitions": repetitions}
-        with scratch(directory) as place:
-            return operations.as_result(run_in_child("benchmarks.operations:measure", arguments, place))
-    if min(batches, spark_batches) <= warm_up:
-        raise click.UsageError(f"{min(batches, spark_batches)} batches leave nothing after {warm_up} to warm up.")
-    own_rows = spark_rows_per_batch if equal_sizes else rows_per_batch
-    pairs = _pairs(kind or tuple(KINDS), mode)
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    if settings.part == "ops":
+        sizes = {"entries": sorted(set(settings.entries)), "repetitions": settings.repetitions}
+        arguments = {"keys": settings.operation_keys, **sizes}
+        return operations.as_result(run_in_child("benchmarks.operations:measure", arguments, place))
+    warm_up, spark_rows = settings.warm_up, settings.spark_rows_per_batch
+    require_measured(min(settings.batches, settings.spark_batches), warm_up)
+    pairs = _pairs(settings.kind or tuple(KINDS), settings.mode)
     if not pairs:
         raise click.UsageError("There is nothing to measure: a window takes rows only.")
-    sides = {
-        (one, how, side): _Side(side, one, how, rows, entry_keys if KINDS[one].has_few_keys else keys, count)
-        for one, how in pairs
-        for side, rows, count in ((STATELOG, own_rows, batches), (SPARK, spark_rows_per_batch, spark_batches))
-    }
-    with scratch(directory) as place:
-        runs: dict[str, Callable[[], dict[str, Any]]] = {
-            ", ".join(name): partial(_run_side, side, parallelism, warm_up, place) for name, side in sides.items()
-        }
-        measured = alternate(runs, rounds)
-    figures = {
-        name: {
-            **dataclasses.asdict(side),
-            **batch_figures(measured[", ".join(name)], side.rows_per_batch, warm_up),
-            **checkpoint_figures(measured[", ".join(name)], parallelism, warm_up),
-        }
-        for name, side in sides.items()
-    }
-    ratios = {(one, how): ratio(figures[one, how, STATELOG], figures[one, how, SPARK]) for one, how in pairs}
+    own_rows = spark_rows if settings.equal_sizes else settings.rows_per_batch
+    sides: dict[tuple[str, ...], StateSide] = {}
+    for kind, mode in pairs:
+        keys = settings.entry_keys if KINDS[kind].has_few_keys else settings.keys
+        for side, rows, batches in (
+            (STATELOG, own_rows, settings.batches),
+            (SPARK, spark_rows, settings.spark_batches),
+        ):
+            sides[kind, mode, side] = StateSide.of(
+                settings, side=side, kind=kind, mode=mode, keys=keys, rows_per_batch=rows, batches=batches
+            )
+    by_name = compare({", ".join(name): side for name, side in sides.items()}, place, settings.rounds, warm_up)
+    figures = dict(zip(sides, by_name.values(), strict=True))
+    ratios = {pair: ratio(figures[*pair, STATELOG], figures[*pair, SPARK]) for pair in pairs}
     return Result(
         figures={
-            "sides": {", ".join(name): each for name, each in figures.items()},
+            "sides": by_name,
             "statelog_to_spark_rows_per_s": {", ".join(pair): value for pair, value in ratios.items()},
         },
         targets=[
-            Target(f"{one}, {how}: statelog / Spark, rows/s", value, _LEAST_RATIO, "at_least")
-            for (one, how), value in ratios.items()
+            Target(f"{kind}, {mode}: statelog / Spark, rows/s", value, _LEAST_RATIO, "at_least")
+            for (kind, mode), value in ratios.items()
         ],
-        header=["state", "mode", "side", "rows per batch", "keys", "rows/s", "ratio", "batch ms", "checkpoint ms"],
         rows=[_row(side, figures[name], ratios) for name, side in sides.items()],
-        remarks=_remarks(warm_up, own_rows, spark_rows_per_batch, figures),
+        remarks=[
+            samples_of(((side, each) for (_, _, side), each in figures.items()), warm_up),
+            f"Spark has batches of {spark_rows:,} rows and statelog of {own_rows:,}; a batch's fixed cost is in both.",
+        ],
     )
 
 
@@ -106,101 +151,23 @@ def _pairs(kinds: Sequence[str], mode: str) -> list[tuple[str, str]]:
     """The kinds and modes to measure, in the order of the kinds."""
     modes = ("row", "pandas") if mode == "both" else (mode,)
     return [
-        (one, how)
-        for one, what in KINDS.items()
-        if one in kinds
-        for how in modes
-        if how == "row" or what.takes_frames is not None
+        (kind, each)
+        for kind, what in KINDS.items()
+        if kind in kinds
+        for each in modes
+        if each == "row" or what.takes_frames is not None
     ]
 
 
-def _run_side(side: _Side, parallelism: int, warm_up: int, place: Path) -> dict[str, Any]:
-    directory = place / uuid.uuid4().hex
-    directory.mkdir()
-    arguments = {**dataclasses.asdict(side), "parallelism": parallelism, "directory": str(directory)}
-    measured = run_in_child("benchmarks.state_side:run", arguments, directory)
-    # All sides together take long; whoever has to stop the benchmark has seen something.
-    rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
-    click.echo(f"    {rate:,.0f} rows/s", err=True)
-    return measured
-
-
-def _row(side: _Side, figures: dict[str, Any], ratios: dict[tuple[str, str], float]) -> list[str]:
-    return [
-        side.kind,
-        side.mode,
-        side.side,
-        f"{side.rows_per_batch:,}",
-        f"{side.keys:,}",
-        f"{figures['rows_per_s']:,.0f}",
-        f"{ratios[side.kind, side.mode]:.1f}" if side.side == STATELOG else "",
-        shown(figures["batch_ms"]),
-        shown(figures.get("checkpoint_ms")),
-    ]
-
-
-def _remarks(warm_up: int, own_rows: int, spark_rows: int, figures: dict[Any, dict[str, Any]]) -> list[str]:
-    samples = dict.fromkeys((STATELOG, SPARK), 0)
-    for (_, _, side), each in figures.items():
-        samples[side] += each["batch_ms"]["samples"]
-    lines = [
-        f"rows/s: rows per batch / median batch. The first {warm_up} batches of every run are left out; measured"
-        f" batches of all kinds: statelog {samples[STATELOG]}, Spark {samples[SPARK]}.",
-        "Every batch's output was checked.",
-    ]
-    if own_rows == spark_rows:
-        lines.append("Both sides have batches of the same size; a batch's fixed cost in Spark is in both.")
-    else:
-        lines.append(
-            f"Spark has batches of {spark_rows:,} rows and statelog of {own_rows:,}: the fixed cost of a batch weighs"
-            " more on Spark's side. --equal-sizes gives statelog Spark's."
-        )
-    if any(name[0] == "window" for name in figures):
-        lines.append("window: statelog's windows API beside a processor for Spark with a map and a timer per window.")
-    return lines
-
-
-_AT_LEAST_1: Final = click.IntRange(min=1)
-_KEYS: Final = click.IntRange(2, 10**8)
-
-BENCHMARK: Final = Benchmark(
-    name="state",
-    description="Every kind of state beside Spark's own transformWithState; costs of single operations.",
-    options=[
-        click.Option(
-            ["--part"],
-            type=click.Choice(["kinds", "ops"]),
-            default="kinds",
-            help="kinds: queries, beside Spark's; ops: inside a subtask, without Spark.",
-        ),
-        click.Option(
-            ["--kind"], type=click.Choice(list(KINDS)), multiple=True, help="May be repeated; by default all."
-        ),
-        click.Option(["--mode"], type=click.Choice(["row", "pandas", "both"]), default="both", help="Processors."),
-        click.Option(["--rows-per-batch"], type=_AT_LEAST_1, default=100_000, help="Of statelog."),
-        click.Option(["--batches"], type=_AT_LEAST_1, default=8, help="Of statelog."),
-        click.Option(["--spark-rows-per-batch"], type=_AT_LEAST_1, default=5_000, help="Of Spark's own."),
-        click.Option(["--spark-batches"], type=_AT_LEAST_1, default=4, help="Of Spark's own."),
-        click.Option(["--equal-sizes"], is_flag=True, help="Give statelog Spark's rows per batch."),
-        click.Option(["--keys"], type=_KEYS, default=1_000_000, help="Possible keys of value, timer and ttl."),
-        click.Option(["--entry-keys"], type=_KEYS, default=20_000, help="Possible keys of list, map and window."),
-        click.Option(["--parallelism"], type=_AT_LEAST_1, default=2, help="Subtasks, state partitions and cores."),
-        click.Option(["--warm-up"], type=click.IntRange(min=0), default=2, help="First batches to leave out."),
-        click.Option(["--rounds"], type=_AT_LEAST_1, default=1, help="How often every side runs."),
-        click.Option(["--operation-keys"], type=_AT_LEAST_1, default=50_000, help="ops: keys of a batch."),
-        click.Option(
-            ["--entries"],
-            type=_AT_LEAST_1,
-            multiple=True,
-            default=(10, 1_000, 100_000),
-            help="ops: sizes of the lists and maps that grow; may be repeated.",
-        ),
-        click.Option(["--repetitions"], type=_AT_LEAST_1, default=5, help="ops: how often each is measured."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For checkpoints and scratch files; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+def _row(side: StateSide, figures: dict[str, Any], ratios: dict[tuple[str, str], float]) -> dict[str, str]:
+    return {
+        "state": side.kind,
+        "mode": side.mode,
+        "side": side.side,
+        "rows per batch": f"{side.rows_per_batch:,}",
+        "keys": f"{side.keys:,}",
+        "rows/s": f"{figures['rows_per_s']:,.0f}",
+        "ratio": f"{ratios[side.kind, side.mode]:.1f}" if side.side == STATELOG else "",
+        "batch ms": shown(figures["batch_ms"]),
+        "checkpoint ms": shown(figures.get("checkpoint_ms")),
+    }

@@ -2,183 +2,216 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
+import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
+import psutil
 
-from benchmarks import machine
 from benchmarks.child import run_in_child
-from benchmarks.distribution import MIN_SAMPLES, Distribution
-from benchmarks.fault_proxy import ProxyProcess, Rule
-from benchmarks.frame import Benchmark, Result, Target, scratch
-from benchmarks.latency_table import latency_of, latency_s
-from benchmarks.tail_side import HEDGED, SINGLE, object_name
-from statelog.metrics import Metric
+from benchmarks.figures import Distribution
+from benchmarks.frame import Result, Target, option
+from statelog.clock import SystemClock
+from statelog.metrics import Measurements, Metric
+from statelog.storage import Store, open_store
+from statelog.storage.races import Races
+from statelog.storage.retry import RetryingStore, RetryPolicy
+from statelog.testing.faults import FaultPlan, FaultStore
 
-__all__ = ["BENCHMARK", "measure", "run"]
+SINGLE: Final = "single"
+HEDGED: Final = "hedged"
 
-_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
-_MIN_SAMPLES: Final = {"p50": 1, "p90": 30, "p95": 60, **MIN_SAMPLES}
+_PERCENTILES: Final = ("p50", "p90", "p95", "p99", "p99.9")
 _TIMEOUT_S: Final = 1.0
 _SEED: Final = 158
 _ATTEMPTS: Final = (Metric.UPLOAD_REQUESTS, Metric.UPLOAD_HEDGES, Metric.UPLOAD_RETRIES)
-_BUCKET: Final = "tail"
+_CHECKED: Final = 200
 
 
-def run(*, store: str, directory: Path | None, **size: Any) -> Result:
-    """Measure; the parameters are the options of the command."""
-    # Not at the top: the other benchmarks do without the server.
+# FLIP-158, "DFS write latency": 500 streams of 5 MB objects, in seconds. The ends are not in its table; they are
+# assumed. No lognormal distribution has these quantiles.
+_QUANTILES: Final = (
+    (0.0, 0.300),
+    (0.5, 0.459),
+    (0.9, 0.740),
+    (0.95, 0.833),
+    (0.99, 1.039),
+    (0.999, 3.202),
+    (1.0, 4.000),
+)
+
+
+def latency_s(share: float) -> float:
+    """The latency below which this share of the writes is, interpolated between the logarithms of the quantiles."""
+    for (low, low_s), (high, high_s) in pairwise(_QUANTILES):
+        if low <= share <= high:
+            part = (share - low) / (high - low)
+            return math.exp((1 - part) * math.log(low_s) + part * math.log(high_s))
+    raise ValueError(f"{share} is not between 0 and 1")
+
+
+def latency_of(name: str, number: int) -> float:
+    """The latency of the n-th request for an object, from 1: sides that differ in something else have the same."""
+    return latency_s(random.Random(f"{_SEED} {name} {number}").random())
+
+
+class SlowStore(FaultStore):
+    """Delays each write to another store by `scale` times FLIP-158's latencies; threads may share it."""
+
+    def __init__(self, inner: Store, scale: float) -> None:
+        super().__init__(inner, FaultPlan())
+        self._scale = scale
+        self._lock = threading.Lock()
+        self._numbers: Counter[str] = Counter()
+        self.late_s: list[float] = []
+        """How much longer than planned the delays were."""
+        self.server_s: list[float] = []
+        """How long the other store took then."""
+
+    @property
+    def puts(self) -> int:
+        """Writes that have begun."""
+        return self._numbers.total()
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        with self._lock:
+            self._numbers[name] += 1
+            number = self._numbers[name]
+        until_s = time.perf_counter() + self._scale * latency_of(name, number)
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+        begun_s = time.perf_counter()
+        self.late_s.append(begun_s - until_s)
+        super().put(name, data)
+        self.server_s.append(time.perf_counter() - begun_s)
+
+
+@dataclass(frozen=True)
+class Settings:
+    store: str = option("s3", "Kind of store.", choices=["s3"])
+    requests: int = option(20_000, "Of each side.")
+    warm_up: int = option(500, "Requests of each side left out.", least=0)
+    block: int = option(4_000, "Requests until the sides change.")
+    scale: float = option(1.0, "Factor of FLIP-158's latencies.", above=0)
+    concurrency: int = option(128, "Objects written at a time.")
+    object_bytes: int = option(1_000, "Of every object.")
+
+
+def run(settings: Settings, place: Path) -> Result:
+    """Measure."""
+    with s3_server("tail") as environment:
+        return measure(f"{settings.store}://tail/bench", environment, place, settings)
+
+
+@contextmanager
+def s3_server(bucket: str) -> Iterator[dict[str, str]]:
+    """A server with a bucket, and what a store takes from the environment to find it."""
+    # Not at the top: most benchmarks do without the server.
     from tests.s3.server import RadosGateway, missing_programs
 
     if missing := missing_programs():
         raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
-    with scratch(directory) as place, RadosGateway() as server:
-        server.create_bucket(_BUCKET)
-        return measure(f"{store}://{_BUCKET}/bench", server.environment, place, **size)
+    with RadosGateway() as server:
+        server.create_bucket(bucket)
+        yield server.environment
 
 
-def measure(
-    location: str,
-    environment: dict[str, str],
-    directory: Path,
-    *,
-    requests: int,
-    warm_up: int,
-    block: int,
-    scale: float,
-    concurrency: int,
-    object_bytes: int,
-) -> Result:
-    """Measure with a server that runs already.
-
-    Parameters
-    ----------
-    location : str
-        A folder there, as statelog takes it.
-    environment : dict of str to str
-        What the store takes from the environment; the server's address as ``AWS_ENDPOINT_URL``.
-    directory : Path
-        For files of the client's process.
-    requests, warm_up, block, scale, concurrency, object_bytes
-        The options of the command.
-
-    Raises
-    ------
-    click.ClickException
-        If the proxy saw other requests than the client says it made.
-    """
-    server_before_s = machine.children_cpu_s()
-    rule = Rule("latency", method="PUT", path=f"/(?:{SINGLE}|{HEDGED})/([^/?]+)", scale=scale)
-    with ProxyProcess(urlsplit(environment["AWS_ENDPOINT_URL"]).port or 80, [rule], seed=_SEED) as proxy:
-        measured = run_in_child(
-            "benchmarks.tail_side:run",
-            {
-                "location": location,
-                "environment": {**environment, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"},
-                "requests": requests,
-                "warm_up": warm_up,
-                "block": block,
-                "concurrency": concurrency,
-                "object_bytes": object_bytes,
-                "timeout_s": _TIMEOUT_S * scale,
-            },
-            directory,
-        )
-        # The last losers may still be on their way.
-        time.sleep(scale * latency_s(1.0))
-        proxied = proxy.report()
-    server_cpu_s = machine.children_cpu_s() - server_before_s
+def measure(location: str, environment: dict[str, str], directory: Path, settings: Settings) -> Result:
+    """Measure with a server that runs already; click.ClickException if its store saw other requests than were made."""
+    scale = settings.scale
+    server_before_s = _children_cpu_s()
+    arguments = {"location": location, "environment": environment, "options": asdict(settings)}
+    measured = run_in_child("benchmarks.tail:write_objects", arguments, directory)
+    server_cpu_s = _children_cpu_s() - server_before_s
     sides = {name: _figures(side, scale) for name, side in measured.pop("sides").items()}
-    attempts = sum(side["attempts"] for side in sides.values())
-    if proxied["counts"]["PUT"] != attempts:
-        raise click.ClickException(f"the client made {attempts} attempts, and the proxy saw {proxied['counts']['PUT']}")
+    attempts, seen = (sum(side[name] for side in sides.values()) for name in ("attempts", "puts"))
+    if seen != attempts:
+        raise click.ClickException(f"the client made {attempts} attempts, and the store saw {seen}")
+    single, hedged = (sides[name]["latency_ms"].get("p99.9") for name in (SINGLE, HEDGED))
+    lower_percent = None if single is None or hedged is None else 100 * (1 - hedged / single)
     figures = {
         "sides": sides,
-        "p99.9_lower_percent": _lower_percent(sides),
-        **measured,
-        "proxy_cpu_s": proxied["cpu_s"],
+        "p99.9_lower_percent": lower_percent,
         "server_cpu_s": server_cpu_s,
-        "proxy_late_ms": _quantiles_ms(proxied["late_s"]),
-        "server_ms": _quantiles_ms(proxied["upstream_s"]),
+        "late_ms": _quantiles_ms(measured.pop("late_s")),
+        "server_ms": _quantiles_ms(measured.pop("server_s")),
+        **measured,
     }
     return Result(
         figures=figures,
         targets=[
-            Target("p99.9 with hedges lower by, %", figures["p99.9_lower_percent"], 40, "at_least"),
+            Target("p99.9 with hedges lower by, %", lower_percent, 40, "at_least"),
             Target("requests more with hedges, %", sides[HEDGED]["extra_requests_percent"], 5, "at_most"),
         ],
-        header=["side", *(f"{name} ms" for name in _QUANTILES), "max ms", "hedges", "retries", "more requests"],
         rows=[_row(name, side) for name, side in sides.items()],
-        remarks=_remarks(figures, scale, concurrency, object_bytes),
+        remarks=_remarks(figures, settings),
     )
 
 
+def _children_cpu_s() -> float:
+    """Processor time that the children of this process which still run have used."""
+    children = [each.as_dict(["cpu_times"])["cpu_times"] for each in psutil.Process().children()]
+    return float(sum(times.user + times.system for times in children if times is not None))
+
+
 def _figures(measured: dict[str, Any], scale: float) -> dict[str, Any]:
-    """Figures of a side."""
     latencies_s, counts, warm_up = measured["latencies_s"], measured["counts"], measured["warm_up_counts"]
     extra = counts.get(Metric.UPLOAD_HEDGES, 0) + counts.get(Metric.UPLOAD_RETRIES, 0)
-    injected_s = [scale * latency_of(_SEED, object_name(number), 1) for number in range(len(latencies_s))]
+    injected_s = [scale * latency_of(object_name(number), 1) for number in range(len(latencies_s))]
     return {
         "requests": len(latencies_s),
         "latency_ms": _quantiles_ms(latencies_s),
         "injected_ms": _quantiles_ms(injected_s),
         "added_ms": _quantiles_ms(took - injected for took, injected in zip(latencies_s, injected_s, strict=True)),
         "counts": counts,
+        "puts": measured["puts"],
         "attempts": sum(each.get(metric, 0) for each in (counts, warm_up) for metric in _ATTEMPTS),
         "extra_requests_percent": 100 * extra / len(latencies_s),
     }
 
 
 def _quantiles_ms(samples_s: Iterable[float]) -> dict[str, Any]:
-    """The quantiles for which there are enough samples, and the maximum."""
+    """The percentiles for which there are enough samples, and the maximum."""
     distribution = Distribution.of(1000 * each for each in samples_s)
-    count = len(distribution.samples)
-    allowed = {name: share for name, share in _QUANTILES.items() if count >= _MIN_SAMPLES[name]}
     return {
-        "samples": count,
-        **{name: distribution.quantile(share) for name, share in allowed.items()},
+        "samples": len(distribution.samples),
+        **distribution.percentiles(_PERCENTILES),
         "max": distribution.maximum,
     }
 
 
-def _lower_percent(sides: dict[str, dict[str, Any]]) -> float | None:
-    """By how much hedging lowers the 99.9th percentile; None if there are too few samples."""
-    single, hedged = (sides[name]["latency_ms"].get("p99.9") for name in (SINGLE, HEDGED))
-    return None if single is None or hedged is None else 100 * (1 - hedged / single)
-
-
-def _row(name: str, side: dict[str, Any]) -> list[str]:
+def _row(name: str, side: dict[str, Any]) -> dict[str, str]:
     latency, counts = side["latency_ms"], side["counts"]
-    return [
-        name,
-        *(f"{latency[quantile]:.0f}" if quantile in latency else "" for quantile in _QUANTILES),
-        f"{latency['max']:.0f}",
-        f"{counts.get(Metric.UPLOAD_HEDGES, 0):,}",
-        f"{counts.get(Metric.UPLOAD_RETRIES, 0):,}",
-        f"{side['extra_requests_percent']:.2f}%",
-    ]
+    return {
+        "side": name,
+        **{f"{each} ms": f"{latency[each]:.0f}" if each in latency else "" for each in (*_PERCENTILES, "max")},
+        "hedges": f"{counts.get(Metric.UPLOAD_HEDGES, 0):,}",
+        "retries": f"{counts.get(Metric.UPLOAD_RETRIES, 0):,}",
+        "more requests": f"{side['extra_requests_percent']:.2f}%",
+    }
 
 
-def _remarks(figures: dict[str, Any], scale: float, concurrency: int, object_bytes: int) -> list[str]:
+def _remarks(figures: dict[str, Any], settings: Settings) -> list[str]:
     single = figures["sides"][SINGLE]
-    cores = os.cpu_count() or 1
-    parts = ("client", "proxy", "server", "machine")
-    share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in parts}
+    share = {name: 100 * figures[f"{name}_cpu_s"] / figures["took_s"] for name in ("client", "server", "machine")}
     others = 2 * share["machine"] - sum(share.values())
     return [
-        f"{single['requests']:,} objects of {object_bytes:,} bytes per side in turn, {concurrency} at a time, in"
-        f" {figures['took_s']:.0f} s. Latencies of FLIP-158 times {scale:g}, equal for the same object on both sides.",
-        f"Injected: {_shown(single['injected_ms'])} ms. Client, proxy and server add, without hedges:"
-        f" {_shown(single['added_ms'])} ms.",
-        f"The server took {_shown(figures['server_ms'])} ms; the proxy was late by"
-        f" {_shown(figures['proxy_late_ms'])} ms.",
-        f"Processor time, 100% is one of {cores} cores: client {share['client']:.0f}%, proxy {share['proxy']:.0f}%,"
-        f" server {share['server']:.0f}%, other processes {max(others, 0):.0f}%.",
+        f"{single['requests']:,} objects per side, {settings.concurrency} at a time, in {figures['took_s']:.0f} s."
+        f" Injected: {_shown(single['injected_ms'])} ms; added without hedges: {_shown(single['added_ms'])} ms.",
+        f"The server took {_shown(figures['server_ms'])} ms; delays were late by {_shown(figures['late_ms'])} ms.",
+        f"Processor time, 100% is one of {os.cpu_count() or 1} cores: client {share['client']:.0f}%, server"
+        f" {share['server']:.0f}%, other processes {max(others, 0):.0f}%.",
     ]
 
 
@@ -186,24 +219,85 @@ def _shown(quantiles: dict[str, Any]) -> str:
     return ", ".join(f"{name} {quantiles[name]:.1f}" for name in ("p50", "p99", "p99.9", "max") if name in quantiles)
 
 
-BENCHMARK: Final = Benchmark(
-    name="tail",
-    description="Write objects to a store whose latencies have a long tail, with hedges and without.",
-    options=[
-        click.Option(["--store"], type=click.Choice(["s3"]), default="s3", help="Kind of store."),
-        click.Option(["--requests"], type=click.IntRange(min=1), default=20_000, help="Of each side."),
-        click.Option(["--warm-up"], type=click.IntRange(min=0), default=500, help="Requests of each side left out."),
-        click.Option(["--block"], type=click.IntRange(min=1), default=4_000, help="Requests until the sides change."),
-        click.Option(
-            ["--scale"], type=click.FloatRange(0, min_open=True), default=1.0, help="Factor of FLIP-158's latencies."
-        ),
-        click.Option(["--concurrency"], type=click.IntRange(min=1), default=128, help="Objects written at a time."),
-        click.Option(["--object-bytes"], type=click.IntRange(min=1), default=1_000, help="Of every object."),
-        click.Option(
-            ["--directory"],
-            type=click.Path(file_okay=False, path_type=Path),
-            help="For files of the client; by default one in the repository.",
-        ),
-    ],
-    run=run,
-)
+def object_name(number: int) -> str:
+    """The name of an object, equal on both sides; those below 0 are written to warm up."""
+    return f"{number:08}" if number >= 0 else f"warm-up-{-number:08}"
+
+
+@dataclass
+class Writer:
+    """A side: writes objects and measures that."""
+
+    store: Store
+    slow: SlowStore
+    recorder: Measurements
+    object_bytes: int
+    warm_up: dict[str, int] = field(default_factory=dict)
+    latencies_s: list[float] = field(default_factory=list)
+
+    def write(self, number: int) -> float:
+        """Write an object; how long that took."""
+        data = self._content(number)
+        started_s = time.perf_counter()
+        self.store.put(object_name(number), data)
+        return time.perf_counter() - started_s
+
+    def check(self, number: int) -> None:
+        """RuntimeError if an object is not there."""
+        if self.store.read(object_name(number)) != self._content(number):
+            raise RuntimeError(f"{self.store!r} does not have what was written as {object_name(number)}")
+
+    def _content(self, number: int) -> bytes:
+        return random.Random(number).randbytes(self.object_bytes)
+
+
+def write_objects(location: str, environment: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """Write objects in blocks, in turn on both sides, into folders of `location`; in a process of its own."""
+    settings = Settings(**options)
+    requests, block, concurrency, scale = settings.requests, settings.block, settings.concurrency, settings.scale
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ.update(environment, NO_PROXY="127.0.0.1")
+    sides: dict[str, Writer] = {}
+    for name, timeout_s in {SINGLE: None, HEDGED: scale * _TIMEOUT_S}.items():
+        recorder = Measurements()
+        policy = RetryPolicy(timeout_s=timeout_s)
+        new_races = partial(Races, 2 * concurrency)  # enough for the losers too
+        slow = SlowStore(open_store(f"{location}/{name}"), scale)
+        store = RetryingStore(slow, policy, clock=SystemClock(), recorder=recorder, new_races=new_races)
+        sides[name] = Writer(store, slow, recorder, settings.object_bytes)
+    with ThreadPoolExecutor(concurrency) as pool:
+        for side in sides.values():
+            list(pool.map(side.write, range(-settings.warm_up, 0)))
+            side.warm_up = side.recorder.take().counts
+        before_s = _times_s()
+        for first in range(0, requests, block):
+            for side in sides.values():
+                side.latencies_s += pool.map(side.write, range(first, min(first + block, requests)))
+        took_s, cpu_s, machine_cpu_s = (after - before for before, after in zip(before_s, _times_s(), strict=True))
+    for side in sides.values():
+        for number in range(0, requests, max(1, requests // _CHECKED)):
+            side.check(number)
+    time.sleep(scale * latency_s(1.0))  # the last losers may still be on their way
+    return {
+        "took_s": took_s,
+        "client_cpu_s": cpu_s,
+        "machine_cpu_s": machine_cpu_s,
+        "late_s": [each for side in sides.values() for each in side.slow.late_s],
+        "server_s": [each for side in sides.values() for each in side.slow.server_s],
+        "sides": {
+            name: {
+                "latencies_s": side.latencies_s,
+                "counts": side.recorder.take().counts,
+                "warm_up_counts": side.warm_up,
+                "puts": side.slow.puts,
+            }
+            for name, side in sides.items()
+        },
+    }
+
+
+def _times_s() -> tuple[float, float, float]:
+    """Time, and processor time of this process and of everything on the machine."""
+    machine = psutil.cpu_times()
+    return time.perf_counter(), time.process_time(), sum(machine) - machine.idle - machine.iowait

@@ -9,28 +9,17 @@ import click
 import pytest
 
 from benchmarks import window_space
-from benchmarks.window_space_side import CHANGELOG_OFF, CHANGELOG_ON, expected_windows
+from benchmarks.window_space import CHANGELOG_OFF, CHANGELOG_ON, WindowSide
 
 MB = 1_000_000
-OPTIONS: dict[str, Any] = {
-    "rows_per_batch": 10,
-    "keys": 5,
-    "value_bytes": 100,
-    "window_batches": 3,
-    "slide_batches": 1,
-    "batches": 9,
-    "warm_up": 4,
-    "max_log_to_base": 1.0,
-    "parallelism": 2,
-}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, directory: Path, log_mb: list[int], **options: Any) -> Any:
-    """Run it on children whose state takes 10 MB, with a log of these sizes, and 12 MB without the changelog."""
+    """Run it on sides whose state takes 10 MB, with a log of these sizes, and 12 MB without the changelog."""
 
-    def child(_: str, arguments: dict[str, Any], __: Path) -> dict[str, Any]:
-        is_on = arguments["side"] == CHANGELOG_ON
-        sizes = [99] * arguments["batches"] if is_on else [2] * arguments["batches"]
+    def measured(self: WindowSide, place: Path) -> dict[str, Any]:
+        is_on = self.side == CHANGELOG_ON
+        sizes = [99] * self.batches if is_on else [2] * self.batches
         if is_on:
             sizes[-len(log_mb) :] = log_mb
         checkpoints = [
@@ -45,11 +34,12 @@ def run(monkeypatch: pytest.MonkeyPatch, directory: Path, log_mb: list[int], **o
             }
             for batch, size in enumerate(sizes)
         ]
-        ran = [{"batch": batch, "triggerExecution": 500} for batch in range(arguments["batches"])]
+        ran = [{"batch": batch, "triggerExecution": 500} for batch in range(self.batches)]
         return {"checkpoints": checkpoints, "batches": ran, "bytes_live": 30 * MB}
 
-    monkeypatch.setattr(window_space, "run_in_child", child)
-    return window_space.run(**{**OPTIONS, **options}, directory=directory)
+    monkeypatch.setattr(WindowSide, "run", measured)
+    asked = {"window_batches": 3, "batches": 9, "warm_up": 4, **options}
+    return window_space.run(window_space.Settings(**asked), directory)
 
 
 def test_medians_and_maxima_of_full_checkpoints_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,7 +49,7 @@ def test_medians_and_maxima_of_full_checkpoints_are_compared(monkeypatch: pytest
         (pytest.approx(16 / 12), True),
         (pytest.approx(24 / 12), False),
     ]
-    assert [row[1] for row in result.rows] == ["16.0 (max 24.0)", "12.0 (max 12.0)"]
+    assert [row["full MB"] for row in result.rows] == ["16.0 (max 24.0)", "12.0 (max 12.0)"]
     assert result.figures["sides"][CHANGELOG_ON]["log_bytes"] == {"samples": 5, "median": 6 * MB, "max": 14 * MB}
 
 
@@ -86,9 +76,10 @@ def test_a_run_that_ends_too_soon_is_refused(
 def test_expected_windows_are_those_between_two_watermarks(size: int, slide: int) -> None:
     sums = [(7 * batch) % 11 for batch in range(50)]
 
-    expected = list(expected_windows(sums, 10, 100, size, slide))
+    settings = window_space.Settings(rows_per_batch=10, value_bytes=100, window_batches=size, slide_batches=slide)
 
-    assert len({CHANGELOG_OFF, CHANGELOG_ON}) == 2
+    expected = list(WindowSide.of(settings, side=CHANGELOG_OFF).expected_windows(sums))
+
     for batch, found in enumerate(expected):
         returned = [
             (start, start + size)

@@ -1,11 +1,10 @@
-"""The fault proxy of the benchmarks, in front of a small server."""
+"""The fault proxy, in front of a small server."""
 
 from __future__ import annotations
 
 import http.client
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fault_proxy import FaultProxy, ProxyProcess, Rule, proxy_in_thread
-from benchmarks.latency_table import latency_of, latency_s
+from tests.s3.fault_proxy import FaultProxy, Rule, proxy_in_thread
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -25,14 +23,7 @@ class Upstream(BaseHTTPRequestHandler):
     seen: list[tuple[str, str, bytes, dict[str, str]]]
 
     def do_any(self) -> None:
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.seen.append((self.command, self.path, body, dict(self.headers)))
         answer = b"%s %s %s" % (self.command.encode(), self.path.encode(), body)
         if self.command == "DELETE":
@@ -87,11 +78,11 @@ def proxy(upstream: tuple[int, list[Any]]) -> Iterator[FaultProxy]:
         yield running
 
 
-def connect(proxy: FaultProxy | ProxyProcess, timeout_s: float = 30) -> closing[http.client.HTTPConnection]:
+def connect(proxy: FaultProxy, timeout_s: float = 30) -> closing[http.client.HTTPConnection]:
     return closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout_s))
 
 
-def ask(proxy: FaultProxy | ProxyProcess, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def ask(proxy: FaultProxy, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     with connect(proxy) as connection:
         connection.request(method, path, body)
         answer = connection.getresponse()
@@ -117,13 +108,6 @@ class TestPassingOn:
                 if method == "HEAD":
                     assert answer.headers["Content-Length"] == str(len("HEAD /bucket/a "))
         assert proxy.counts == {"passed": 7, "PUT": 2, "GET": 3, "HEAD": 1, "DELETE": 1}
-        assert len(proxy.upstream_s) == 7
-
-    def test_a_chunked_body(self, proxy: FaultProxy, seen: list[Any]) -> None:
-        with connect(proxy) as connection:
-            connection.request("PUT", "/x", iter([b"one", b"two"]), encode_chunked=True)
-            assert connection.getresponse().read() == b"PUT /x onetwo"
-        assert seen[0][2] == b"onetwo"
 
     def test_headers_stay_as_they_are(self, proxy: FaultProxy, seen: list[Any]) -> None:
         with connect(proxy) as connection:
@@ -222,59 +206,3 @@ class TestFaults:
     def test_a_server_that_is_gone(self) -> None:
         with proxy_in_thread(FaultProxy(9)) as proxy, pytest.raises((ConnectionError, http.client.HTTPException)):
             ask(proxy, "GET", "/x")
-
-
-class TestLatency:
-    def test_quantiles_are_those_of_the_flip(self) -> None:
-        shares = [0.5, 0.9, 0.95, 0.99, 0.999]
-        assert [latency_s(share) for share in shares] == pytest.approx([0.459, 0.740, 0.833, 1.039, 3.202])
-        # Half-way between p99 and p99.9: the mean of their logarithms.
-        assert latency_s(0.9945) == pytest.approx((1.039 * 3.202) ** 0.5)
-        drawn = sorted(latency_of(1, f"{number}", 1) for number in range(50_000))
-        assert [drawn[int(share * 50_000)] for share in shares[:4]] == pytest.approx(
-            [0.459, 0.740, 0.833, 1.039], rel=0.015
-        )
-        assert 0.3 <= drawn[0] < drawn[-1] <= 4.0
-
-    def test_the_same_request_has_the_same_latency(self) -> None:
-        assert latency_of(1, "x", 1) == latency_of(1, "x", 1)
-        assert len({latency_of(1, "x", 1), latency_of(2, "x", 1), latency_of(1, "y", 1), latency_of(1, "x", 2)}) == 4
-
-    def test_a_request_takes_its_time_and_then_reaches_the_server(
-        self, upstream: tuple[int, list[Any]], seen: list[Any]
-    ) -> None:
-        rules = [Rule("latency", method="PUT", path="/(?:one|two)/(.*)", scale=0.1)]
-        with proxy_in_thread(FaultProxy(upstream[0], rules, seed=8)) as proxy, connect(proxy) as connection:
-            for path, name, number in [("/one/x", "x", 1), ("/two/x", "x", 1), ("/one/x", "x", 2), ("/one/y", "y", 1)]:
-                started_s = time.perf_counter()
-                connection.request("PUT", path, b"1")
-                connection.getresponse().read()
-                took_s = time.perf_counter() - started_s
-                expected_s = 0.1 * latency_of(8, name, number)
-                assert expected_s <= took_s < expected_s + 5
-            connection.request("GET", "/one/x")
-            connection.getresponse().read()
-            assert proxy.counts == {"latency": 4, "PUT": 4, "passed": 1, "GET": 1}
-            assert len(proxy.late_s) == 4
-            assert min(proxy.late_s) >= -0.001
-        assert len(seen) == 5
-
-
-def test_a_proxy_in_a_process_of_its_own(upstream: tuple[int, list[Any]]) -> None:
-    def statuses(proxy: ProxyProcess) -> list[int]:
-        return [ask(proxy, "GET", "/x")[0] for _ in range(2)]
-
-    with ProxyProcess(upstream[0], [Rule("slow_down", times=1)], seed=3) as proxy:
-        assert statuses(proxy) == [503, 200]
-        proxy.set_rules([Rule("slow_down", path="x$", times=1)])
-        assert statuses(proxy) == [503, 200]
-        report = proxy.report()
-    assert report["counts"] == {"slow_down": 2, "passed": 2, "GET": 4}
-    assert report["cpu_s"] > 0
-    assert proxy._process.returncode == 0
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_is_between_0_and_1(share: float) -> None:
-    with pytest.raises(ValueError, match="not between"):
-        latency_s(share)

@@ -13,11 +13,11 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.latency_events import EventSender
-from benchmarks.latency_side import AGGREGATION, SPARK, STATELOG
+from benchmarks.events import EventSender
+from benchmarks.latency import AGGREGATION, SPARK, STATELOG
 
 RATE = 200.0
-SCHEDULE = latency.Schedule(RATE, warm_up_s=1, measured_s=4)
+SETTINGS = latency.Settings(rate=RATE, warm_up=1, seconds=4)
 STARTED_S = 1_000.0
 
 
@@ -33,19 +33,22 @@ def batches(*committed: tuple[int, float]) -> dict[str, Any]:
 
 def steady(batch_s: float, events_per_batch: int, delay_s: float = 0.5) -> dict[str, Any]:
     """A round of equal batches until all events are committed."""
-    count = -(-SCHEDULE.end // events_per_batch)
+    count = -(-SETTINGS.events // events_per_batch)
     return batches(
-        *((min(SCHEDULE.end, number * events_per_batch), number * batch_s + delay_s) for number in range(1, count + 1))
+        *(
+            (min(SETTINGS.events, number * events_per_batch), number * batch_s + delay_s)
+            for number in range(1, count + 1)
+        )
     )
 
 
 class TestFigures:
     def test_an_event_waits_from_when_it_was_due_until_its_batch_is_committed(self) -> None:
         source = random.Random(3)
-        ends = [*sorted(source.sample(range(1, SCHEDULE.end), 30)), SCHEDULE.end]
+        ends = [*sorted(source.sample(range(1, SETTINGS.events), 30)), SETTINGS.events]
         committed = [(end, end / RATE + source.random()) for end in ends]
 
-        figures = latency.figures_of([batches(*committed)], SCHEDULE)
+        figures = latency.figures_of([batches(*committed)], SETTINGS)
 
         waited = []
         for event in range(200, 1000):
@@ -63,7 +66,7 @@ class TestFigures:
         assert figures["not_committed"] == 0
 
     def test_a_side_that_commits_at_the_rate_keeps_up(self) -> None:
-        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100)], SCHEDULE)
+        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100)], SETTINGS)
 
         assert figures["events_per_s_by_round"] == [pytest.approx(RATE)]
         assert figures["keeps_up"]
@@ -74,21 +77,21 @@ class TestFigures:
     def test_a_side_that_falls_behind_in_one_round_does_not_keep_up(self) -> None:
         slow = steady(batch_s=0.6, events_per_batch=100)
 
-        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100), slow], SCHEDULE)
+        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100), slow], SETTINGS)
 
         assert figures["events_per_s_by_round"] == [pytest.approx(RATE), pytest.approx(100 / 0.6)]
         assert not figures["keeps_up"]
         assert figures["not_committed"] == 0
 
     def test_a_side_that_commits_more_than_the_rate_works_off_its_start(self) -> None:
-        figures = latency.figures_of([steady(batch_s=0.4, events_per_batch=100, delay_s=1.5)], SCHEDULE)
+        figures = latency.figures_of([steady(batch_s=0.4, events_per_batch=100, delay_s=1.5)], SETTINGS)
 
         assert figures["events_per_s_by_round"] == [pytest.approx(250)]
         assert figures["keeps_up"]
         assert figures["catches_up"]
 
     def test_events_that_are_never_committed_count_with_what_they_waited(self) -> None:
-        figures = latency.figures_of([batches((300, 4.0))], SCHEDULE)
+        figures = latency.figures_of([batches((300, 4.0))], SETTINGS)
 
         assert figures["not_committed"] == 700
         assert figures["latency_ms"]["max"] == pytest.approx(1000 * (9 - 300 / RATE))
@@ -96,9 +99,9 @@ class TestFigures:
         assert not figures["keeps_up"]
 
     def test_few_events_have_no_p99(self) -> None:
-        schedule = latency.Schedule(RATE, warm_up_s=3.6, measured_s=1.4)
+        settings = latency.Settings(rate=RATE, warm_up=3.6, seconds=1.4)
 
-        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100)], schedule)
+        figures = latency.figures_of([steady(batch_s=0.5, events_per_batch=100)], settings)
 
         assert figures["events"] == 280
         assert figures["latency_ms"]["p99"] is None
@@ -106,27 +109,27 @@ class TestFigures:
 
 class TestRun:
     def run(self, monkeypatch: pytest.MonkeyPatch, directory: Path, **options: Any) -> Any:
-        """Run it on children that read the events, and commit all at a time that depends on the side."""
+        """Run it on sides that read the events, and commit all at a time that depends on the side."""
         late_s = {STATELOG: 0.25, SPARK: 4, AGGREGATION: 0.125}
 
-        def child(function: str, arguments: dict[str, Any], directory: Path) -> dict[str, Any]:
+        def measured(self: latency.LatencySide, method: str, directory: Path) -> dict[str, Any]:
             with (
-                socket.create_connection((arguments["host"], arguments["port"])) as connection,
+                socket.create_connection(self.address) as connection,
                 connection.makefile() as lines,
             ):
                 commits = directory / "checkpoint" / "commits"
                 commits.mkdir(parents=True)
                 (commits / "0").touch()
                 begun_s = time.time()
-                events = [int(next(lines)) for _ in range(arguments["events"])]
-            assert events == list(range(arguments["events"]))
-            committed_s = begun_s + arguments["events"] / 1000 + late_s[arguments["side"]]
-            batch = {"first": 0, "end": arguments["events"], "committed_s": committed_s, "duration_ms": 10}
+                events = [int(next(lines)) for _ in range(self.events)]
+            assert events == list(range(self.events))
+            committed_s = begun_s + self.events / 1000 + late_s[self.side]
+            batch = {"first": 0, "end": self.events, "committed_s": committed_s, "duration_ms": 10}
             return {"batches": [batch], "stopped_s": committed_s}
 
-        monkeypatch.setattr(latency, "run_in_child", child)
-        asked = {"rate": 1000.0, "keys": 10, "seconds": 0.4, "warm_up": 0.1, "drain": 1, "parallelism": 2, "rounds": 2}
-        return latency.run(**{**asked, **options}, directory=directory)
+        monkeypatch.setattr(latency.LatencySide, "call", measured)
+        asked = {"rate": 1000.0, "seconds": 0.4, "warm_up": 0.1, "rounds": 2}
+        return latency.run(latency.Settings(**{**asked, **options}), directory)
 
     def test_all_sides_get_the_same_events(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         result = self.run(monkeypatch, tmp_path)
@@ -142,7 +145,7 @@ class TestRun:
         ratios = [one["p50"] / other["p50"] for one, other in zip(fast, slow, strict=True)]
         assert result.figures["statelog_to"][SPARK]["p50"] == pytest.approx(sum(ratios) / 2)
         assert result.figures["statelog_to"][SPARK]["p50"] < 0.5
-        assert [row[1] for row in result.rows] == ["NO"] * 3
+        assert [row["keeps up"] for row in result.rows] == ["NO"] * 3
 
     def test_no_event_at_all_is_refused(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with pytest.raises(click.UsageError, match=r"In 0.1 s there is no event at 1 per second."):

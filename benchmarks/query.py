@@ -1,0 +1,384 @@
+"""Streaming queries that are measured: the sides, the session, the input, the batches, and the check of their output.
+
+A side is described in the benchmark's process, and made again from its fields in a process of its own. A benchmark of
+one processor on statelog and on Spark is a :class:`BatchSide` with two methods, ``output`` and ``expected``, and
+:func:`compare`; ``benchmarks/count.py`` is an example.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import click
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import statelog
+from benchmarks.child import run_in_child
+from benchmarks.figures import batch_figures, checkpoint_figures
+from benchmarks.frame import alternate
+from benchmarks.processors import KeepPayload
+from statelog import CheckpointMetrics, Observer, RestoreMetrics
+
+COUNTS: Final = "key long, n long"
+"""Type of the output of a processor that counts by key."""
+
+_POLL_S: Final = 0.25
+_DIGEST_BYTES: Final = 32
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+Checks = dict[str, int]
+"""Sums over the output of a batch, by name."""
+Numbers = npt.NDArray[np.int64]
+
+
+class Recorder(Observer):
+    """Keeps the metrics of all checkpoints, and how and when the query found its state."""
+
+    def __init__(self) -> None:
+        self.checkpoints: list[CheckpointMetrics] = []
+        self.restores: list[tuple[RestoreMetrics, float]] = []
+
+    def checkpoint(self, metrics: CheckpointMetrics) -> None:
+        self.checkpoints.append(metrics)
+
+    def restore(self, metrics: RestoreMetrics) -> None:
+        self.restores.append((metrics, time.time()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side(ABC):
+    """A variant that is measured in a process of its own; if its name begins with "Spark", without statelog."""
+
+    side: str
+    parallelism: int
+
+    @property
+    def is_spark(self) -> bool:
+        """Whether its state is Spark's own."""
+        return self.side.startswith("Spark")
+
+    @classmethod
+    def of(cls, settings: Any, **fields: Any) -> Self:
+        """Make a side from the benchmark's settings of the same names, and the other fields."""
+        given = dataclasses.asdict(settings)
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in given.items() if name in names} | fields)
+
+    def run(self, place: Path) -> dict[str, Any]:
+        """Measure it in a fresh process, with a directory of its own below `place`."""
+        measured: dict[str, Any] = self.call("measure", Path(tempfile.mkdtemp(dir=place)))
+        return measured
+
+    def call(self, method: str, directory: Path, *, in_child: Callable[..., Any] = run_in_child, **more: Any) -> Any:
+        """Call one of its methods in a fresh process, with a directory; `more` are arguments of it."""
+        kind = f"{type(self).__module__}:{type(self).__name__}"
+        arguments = {"directory": str(directory), **more}
+        request = {"kind": kind, "fields": dataclasses.asdict(self), "method": method, "arguments": arguments}
+        return in_child("benchmarks.query:call", request, directory)
+
+    @abstractmethod
+    def measure(self, directory: str) -> dict[str, Any]:
+        """Run it and return what was measured; RuntimeError if its output is wrong."""
+
+    def session(self, directory: str, batches: int, more: Mapping[str, str] | None = None) -> SparkSession:
+        """A session with a core per subtask, and scratch files in `directory`."""
+        return make_session(type(self).__module__, self.parallelism, batches, directory, more)
+
+    def transform(
+        self,
+        rows: DataFrame,
+        processor: Any,
+        output: Any,
+        options: statelog.Options,
+        *,
+        time_mode: str = "None",
+        uses_frames: bool = False,
+    ) -> DataFrame:
+        """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
+        keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
+        method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
+        own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options}
+        transformed: DataFrame = method(processor, output, "update", time_mode, **own)
+        return transformed
+
+
+def call(kind: str, fields: dict[str, Any], method: str, arguments: dict[str, Any]) -> Any:
+    """Call a method of a side that is made from its fields; for its own process."""
+    module, _, name = kind.partition(":")
+    return getattr(getattr(importlib.import_module(module), name)(**fields), method)(**arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSide(Side):
+    """A side that runs batches of equal size, every one of which is checked."""
+
+    rows_per_batch: int
+    batches: int
+
+    output_mode: ClassVar[str] = "update"
+    start_ms: ClassVar[int] = 0
+    """Event time of the first batch; each other is a second later."""
+
+    @property
+    def batches_to_check(self) -> int:
+        """The batches, and some more that are checked without being measured."""
+        return self.batches
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The number of the first row of each batch, and the one after its last."""
+        rows = self.rows_per_batch
+        return [(batch * rows, (batch + 1) * rows) for batch in range(self.batches_to_check)]
+
+    @abstractmethod
+    def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
+        """The query; the source has successive numbers in `value`, and the batch's time in `timestamp`."""
+
+    def checks(self) -> list[Column]:
+        """Sums over the output of a batch, which Spark makes on the way to the sink."""
+        return count_checks()
+
+    @abstractmethod
+    def expected(self, session: SparkSession) -> Iterable[Checks]:
+        """What these should be, by batch, computed without any state."""
+
+    def measure(self, directory: str) -> dict[str, Any]:
+        """Durations and checkpoints by batch, and the files of the state."""
+        session = self.session(directory, self.batches_to_check)
+        recorder = Recorder()
+        source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
+        files = _Files(Path(directory) / "checkpoint" / ("state" if self.is_spark else "statelog"))
+
+        def is_over(query: StreamingQuery) -> bool:
+            files.look()
+            return last_batch(query) >= self.batches_to_check - 1
+
+        query = start(self.output(source, recorder), self.checks(), directory, self.output_mode)
+        progress = stop_when(query, is_over)[: self.batches_to_check]
+        files.look()
+        require(self.side, progress, self.expected(session))
+        session.stop()
+        return {
+            "batches": [{"batch": entry["batchId"], **entry["durationMs"]} for entry in progress[: self.batches]],
+            "checkpoints": [dataclasses.asdict(each) for each in recorder.checkpoints if each.batch < self.batches],
+            **files.to_json(),
+        }
+
+
+def compare(sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: int) -> dict[str, dict[str, Any]]:
+    """The figures of sides that take turns."""
+
+    def run(side: BatchSide) -> dict[str, Any]:
+        measured = side.run(place)
+        # All sides together may take long; whoever has to stop the benchmark has seen something.
+        rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
+        click.echo(f"    {rate:,.0f} rows/s", err=True)
+        return measured
+
+    measured = alternate({name: partial(run, side) for name, side in sides.items()}, rounds)
+    return {
+        name: {
+            **dataclasses.asdict(side),
+            **batch_figures(measured[name], side.rows_per_batch, warm_up),
+            **checkpoint_figures(measured[name], side.parallelism, warm_up),
+        }
+        for name, side in sides.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PayloadSide(Side):
+    """Keeps a payload per key: rows of successive keys until each has one, then of random ones.
+
+    A key always has the same payload.
+    """
+
+    keys: int
+    value_bytes: int
+    rows_per_batch: int
+
+    def rows(self, source: DataFrame) -> DataFrame:
+        """Keys and payloads, from successive numbers in `value`."""
+        return source.select(self._key("value")).select("key", payload("key", self.value_bytes))
+
+    def output(self, source: DataFrame, options: statelog.Options) -> DataFrame:
+        """The query."""
+        return self.transform(self.rows(source), KeepPayload(), "key long, n long, found long", options)
+
+    def expected(self, session: SparkSession, ranges: Iterable[tuple[int, int]]) -> Iterator[Checks]:
+        """The checks of batches with these rows."""
+        return expected_counts(session, ranges, self.keys, self._key("id"), self.value_bytes)
+
+    def _key(self, number: str) -> Column:
+        column = F.col(number)
+        return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
+
+
+def make_session(
+    name: str, parallelism: int, batches: int, directory: str, more: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session whose own state store is RocksDB with its changelog, and that remembers the progress of all batches."""
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.local.dir": f"{directory}/scratch",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": f"{directory}/warehouse",
+        "spark.sql.shuffle.partitions": str(parallelism),
+        "spark.sql.streaming.numRecentProgressUpdates": str(batches + 100),
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        **(more or {}),
+    }
+    builder = SparkSession.builder.master(f"local[{parallelism}]").appName(f"statelog: {name}")
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0) -> DataFrame:
+    """Rows with successive numbers in `value`; their `timestamp` is `start_ms` and a second more with every batch."""
+    source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
+    source = source.option("startTimestamp", start_ms).option("advanceMillisPerBatch", 1000)
+    return source.option("numPartitions", parallelism).load()
+
+
+def pseudo_random(below: int, *columns: Column) -> Column:
+    """A number from 0 on that depends on some columns and looks random."""
+    return F.pmod(F.xxhash64(*columns), F.lit(below))
+
+
+def random_key(keys: int, number: Column) -> Column:
+    """The key of a row, from the row's number: all keys are equally likely."""
+    return pseudo_random(keys, number).alias("key")
+
+
+def payload(column: str, value_bytes: int) -> Column:
+    """So many bytes that depend on a column, do not compress, and are called ``payload``."""
+    parts = range(-(-value_bytes // _DIGEST_BYTES))
+    digests = [F.sha2(F.concat_ws("/", F.col(column).cast("string"), F.lit(part)), 256) for part in parts]
+    return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
+
+
+def start(output: DataFrame, checks: Sequence[Column], directory: str, mode: str = "update") -> StreamingQuery:
+    """Start a query into the sink ``noop``, with sums over each batch's output on the way."""
+    writer = output.observe("check", *checks).writeStream.format("noop").outputMode(mode)
+    return writer.option("checkpointLocation", f"{directory}/checkpoint").start()
+
+
+def last_progress(query: StreamingQuery) -> dict[str, Any] | None:
+    """Spark's progress of the last batch that is done; None if there is none."""
+    last = query.lastProgress
+    return None if last is None else json.loads(last.json)
+
+
+def last_batch(query: StreamingQuery) -> int:
+    """The last batch that is done; -1 if there is none."""
+    return -1 if query.lastProgress is None else int(query.lastProgress["batchId"])
+
+
+def stop_when(
+    query: StreamingQuery, is_over: Callable[[StreamingQuery], bool], poll_s: float = _POLL_S
+) -> list[dict[str, Any]]:
+    """Stop a query once it `is_over`, and return Spark's progress by batch; RuntimeError if it has failed."""
+    while query.isActive and not is_over(query):
+        time.sleep(poll_s)
+    query.stop()
+    if error := query.exception():
+        raise RuntimeError(f"the query failed: {error}")
+    return [json.loads(each.json) for each in query.recentProgress]
+
+
+def begun_s(progress: dict[str, Any]) -> float:
+    """When a batch began, seconds since the Unix epoch."""
+    begun = np.datetime64(progress["timestamp"].removesuffix("Z"), "ms")
+    return float(begun.astype(np.int64)) / 1000
+
+
+def count_checks(*more: str) -> list[Column]:
+    """The number of output rows, the sum of their n, and that of key times n, so that no n can go to another key."""
+    sums = [F.sum(name).alias(name) for name in more]
+    weighted = F.sum(F.col("key") * F.col("n")).alias("weighted")
+    return [F.count(F.lit(1)).alias("keys"), F.sum("n").alias("total"), weighted, *sums]
+
+
+def check_of(keys: Numbers, numbers: Numbers) -> Checks:
+    """What :func:`count_checks` should find in an output of these keys and n."""
+    return {"keys": len(keys), "total": int(numbers.sum()), "weighted": int((keys * numbers).sum())}
+
+
+def require(side: str, progress: Iterable[dict[str, Any]], expected: Iterable[Checks], first: int = 0) -> None:
+    """Compare the checks of successive batches with what they should be; RuntimeError if they differ."""
+    for number, (entry, wanted) in enumerate(zip(progress, expected, strict=True), first):
+        # A sum of no rows is null.
+        found = {name: value or 0 for name, value in entry["observedMetrics"]["check"].items()}
+        if entry["batchId"] != number or found != wanted:
+            raise RuntimeError(
+                f"{side}: batch {entry['batchId']} returned {found}; batch {number} should return {wanted}"
+            )
+
+
+def expected_counts(
+    session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int, key: Column | None = None, value_bytes: int = 0
+) -> Iterator[Checks]:
+    """The checks of a count by key, by batch; `ranges` are their first rows and the ones after their last.
+
+    A batch's output holds, for each of its keys, the number of rows so far: of all batches, so that a count lost or
+    doubled anywhere shows in the next batch that has the key. With `value_bytes`, `found` are the bytes of the payloads
+    that were there before.
+    """
+    counts = np.zeros(keys, np.int64)
+    for first, end in ranges:
+        numbers = session.range(first, end).select(random_key(keys, F.col("id")) if key is None else key.alias("key"))
+        changed, rows = np.unique(numbers.toArrow().column("key").to_numpy(), return_counts=True)
+        known = int(np.count_nonzero(counts[changed]))
+        counts[changed] += rows
+        yield {**check_of(changed, counts[changed]), **({"found": value_bytes * known} if value_bytes else {})}
+
+
+class _Files:
+    """Files below a folder, looked at from time to time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, int] = {}
+        self._live: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Take down which files there are."""
+        self._live = {}
+        for folder, _, names in os.walk(self._folder):
+            for path in (f"{folder}/{name}" for name in names if not name.endswith(".tmp")):
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    self._live[path] = os.stat(path).st_size
+        for path, size in self._live.items():
+            self._seen[path] = max(size, self._seen.get(path, 0))
+
+    def to_json(self) -> dict[str, int]:
+        """Files at the last look, and those of any look."""
+        return {
+            "files_live": len(self._live),
+            "bytes_live": sum(self._live.values()),
+            "files_seen": len(self._seen),
+            "bytes_seen": sum(self._seen.values()),
+        }

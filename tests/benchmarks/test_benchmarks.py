@@ -1,0 +1,452 @@
+"""What benchmarks make of the measurements of their sides, and what these should return. No Spark here."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+
+from benchmarks import commit, count, growth, memory, operations, recovery, state
+from benchmarks.frame import Result, scratch
+from benchmarks.query import require
+from benchmarks.state_expected import EXPECTED, InputBatch
+from benchmarks.state_processors import KINDS, OUTPUT
+from benchmarks.subtask import Subtask
+
+FILES = {"files_live": 1, "bytes_live": 2, "files_seen": 3, "bytes_seen": 4}
+
+
+def near(value: float) -> Any:
+    """What equals a number that was measured, if it is near."""
+    return pytest.approx(value)
+
+
+class TestCount:
+    def test_rows_for_changed_keys_by_simulation(self) -> None:
+        rows = count.rows_for_changed_keys(4_500, 50_000)
+        assert rows is not None
+        source = random.Random(1)
+
+        seen = [len({source.randrange(50_000) for _ in range(rows)}) for _ in range(20)]
+
+        assert statistics.mean(seen) == pytest.approx(4_500, rel=0.005)
+        assert count.changed_keys(rows, 50_000) == pytest.approx(4_500, rel=0.001)
+
+    def test_too_few_keys_for_so_many_changes(self) -> None:
+        assert count.rows_for_changed_keys(90_000, 90_000) is None
+
+    def test_figures_and_targets(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        result = run_count(monkeypatch, tmp_path, keys=1_000_000)
+
+        sides = result.figures["sides"]
+        # Medians of the batches from the third on: 250, 400, 400 and 2,000 ms.
+        assert sides[count.CEILING]["rows_per_s"] == pytest.approx(800_000)
+        assert sides[count.STATELOG]["rows_per_s"] == pytest.approx(500_000)
+        assert sides[count.SPARK]["rows_per_s"] == pytest.approx(10_000)
+        assert result.figures["statelog_to_ceiling_rows_per_s"] == pytest.approx(0.625)
+        assert [(target.value, target.met) for target in result.targets] == [
+            (near(50), True),
+            (near(41), True),
+        ]
+
+    def test_too_few_changed_keys_leave_the_target_unmeasured(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        result = run_count(monkeypatch, tmp_path, keys=10_000)
+
+        assert [target.value for target in result.targets] == [pytest.approx(50), None]
+
+    def test_warming_up_must_leave_batches(self, tmp_path: Path) -> None:
+        with pytest.raises(click.UsageError, match="4 batches leave nothing after 4"):
+            count.run(count.Settings(spark_batches=4, warm_up=4), tmp_path)
+
+
+def run_count(monkeypatch: pytest.MonkeyPatch, directory: Path, keys: int) -> Result:
+    """Run ``count`` on sides that only say what they measured."""
+    batch_ms = {count.CEILING: 250, count.STATELOG: 400, count.SPARK: 2_000}
+
+    def measured(self: count.CountSide, place: Path) -> dict[str, Any]:
+        side, batches = self.side, range(self.batches)
+        checkpoint = {"changes": 90_100, "changed_bytes": 10, "subtask_s": 0.030, "commit_s": 0.011}
+        return {
+            "batches": [
+                {"batch": batch, "triggerExecution": 9_999 if batch < 2 else batch_ms[side]} for batch in batches
+            ],
+            "checkpoints": [{"batch": batch, **checkpoint} for batch in batches if side == count.STATELOG],
+            **FILES,
+        }
+
+    monkeypatch.setattr(count.CountSide, "run", measured)
+    return count.run(count.Settings(keys=keys, batches=6), directory)
+
+
+STATE_BATCHES = 6
+DELAY_MS = 2000
+
+
+def state_input() -> Iterator[InputBatch]:
+    """Small batches, a second apart, of rows that are up to two seconds old; the last one checks lists."""
+    source = np.random.default_rng(5)
+    for batch in range(STATE_BATCHES):
+        yield InputBatch(
+            keys=source.integers(0, 40, 120),
+            items=source.integers(0, 16, 120),
+            times_ms=1_000_000 + 1000 * batch - source.integers(0, 2000, 120),
+            delay_ms=DELAY_MS,
+            checks=batch == STATE_BATCHES - 1,
+        )
+
+
+COLUMNS = "key long, item long, time timestamp, time_ms long, checks boolean"
+
+
+def state_rows(batch: InputBatch) -> list[tuple[Any, ...]]:
+    """Rows of `COLUMNS`."""
+    times = batch.times_ms.astype("datetime64[ms]").tolist()
+    checks = [batch.checks] * len(times)
+    return list(zip(batch.keys.tolist(), batch.items.tolist(), times, batch.times_ms.tolist(), checks, strict=True))
+
+
+class TestStateProcessors:
+    @pytest.mark.parametrize(
+        ("kind", "mode"),
+        [(kind, mode) for kind in KINDS for mode in ("row", "pandas") if kind != "window" or mode == "row"],
+    )
+    def test_return_what_is_expected_without_state(self, kind: str, mode: str) -> None:
+        what = KINDS[kind]
+        make: Any = what.takes_rows if mode == "row" else what.takes_frames
+        subtask = Subtask(make(), COLUMNS, OUTPUT, what.time_mode, uses_frames=mode == "pandas")
+
+        found = []
+        now_ms = 0
+        for batch in state_input():
+            rows = subtask.run(subtask.data(state_rows(batch)), now_ms=now_ms).rows
+            weighted = sum(row.key * row.n for row in rows)
+            found.append({"keys": len(rows), "total": sum(row.n for row in rows), "weighted": weighted})
+            now_ms = int(batch.times_ms.max()) - DELAY_MS
+
+        assert found == list(EXPECTED[kind](state_input()))
+
+    def test_expected_counts_by_hand(self) -> None:
+        nothing = np.zeros(3, np.int64)
+        batches = [
+            InputBatch(np.array([7, 7, 2]), np.array([1, 1, 5]), nothing, 0, False),
+            InputBatch(np.array([7, 2, 2]), np.array([1, 5, 6]), nothing, 0, True),
+        ]
+
+        assert [list(EXPECTED[kind](batches)) for kind in ("value", "list", "map", "timer")] == [
+            [{"keys": 2, "total": 3, "weighted": 16}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 3, "weighted": 16}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 4, "weighted": 23}, {"keys": 2, "total": 6, "weighted": 27}],
+            [{"keys": 2, "total": 2, "weighted": 9}, {"keys": 2, "total": 2, "weighted": 9}],
+        ]
+
+    def test_a_wrong_batch_is_an_error(self) -> None:
+        batches = [{"batchId": number, "observedMetrics": {"check": {"keys": 2, "total": None}}} for number in range(2)]
+
+        require("statelog", batches, [{"keys": 2, "total": 0}] * 2)
+        with pytest.raises(RuntimeError, match="batch 1 returned .*'keys': 2, .* should return .*'keys': 3"):
+            require("statelog", batches, [{"keys": 2, "total": 0}, {"keys": 3, "total": 0}])
+
+
+class TestState:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[state.StateSide]:
+        """The sides that are run; statelog's batches take 500 ms, and Spark's 1,000."""
+        asked: list[state.StateSide] = []
+
+        def measured(self: state.StateSide, place: Path) -> dict[str, Any]:
+            asked.append(self)
+            duration_ms = 1_000 if self.is_spark else 500
+            batches = [
+                {"batch": batch, "triggerExecution": 9_999 if batch < 2 else duration_ms}
+                for batch in range(self.batches)
+            ]
+            return {"batches": batches, "checkpoints": [], **FILES}
+
+        monkeypatch.setattr(state.StateSide, "run", measured)
+        return asked
+
+    def test_all_kinds_and_modes_run_beside_spark(self, asked: list[state.StateSide], tmp_path: Path) -> None:
+        result = state.run(state.Settings(), tmp_path)
+
+        assert [(each.kind, each.mode, each.side) for each in asked] == [
+            (kind, mode, side)
+            for kind in ("value", "list", "map", "timer", "ttl", "window")
+            for mode in ("row", "pandas")
+            if (kind, mode) != ("window", "pandas")
+            for side in (state.STATELOG, state.SPARK)
+        ]
+        assert {each.kind: each.keys for each in asked} == {
+            "value": 1_000_000,
+            "list": 20_000,
+            "map": 20_000,
+            "timer": 1_000_000,
+            "ttl": 1_000_000,
+            "window": 20_000,
+        }
+        # 100,000 rows in half a second, 5,000 in one.
+        assert [(target.value, target.met) for target in result.targets] == [(near(40), True)] * 11
+        assert result.figures["statelog_to_spark_rows_per_s"]["map, pandas"] == pytest.approx(40)
+
+    def test_equal_sizes_are_sparks(self, asked: list[state.StateSide], tmp_path: Path) -> None:
+        result = state.run(state.Settings(equal_sizes=True, kind=("map",), mode="pandas"), tmp_path)
+
+        assert [(each.rows_per_batch, each.batches) for each in asked] == [(5_000, 8), (5_000, 4)]
+        assert [(target.value, target.met) for target in result.targets] == [(near(2), False)]
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [({"warm_up": 4}, "4 batches leave nothing after 4"), ({"kind": ("window",), "mode": "pandas"}, "rows only")],
+    )
+    def test_nothing_to_measure_is_refused(
+        self, wrong: dict[str, Any], message: str, asked: list[state.StateSide], tmp_path: Path
+    ) -> None:
+        with pytest.raises(click.UsageError, match=message):
+            state.run(state.Settings(**wrong), tmp_path)
+
+        assert asked == []
+
+
+class TestOperations:
+    def test_measures_every_operation_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        result = state.run(state.Settings(part="ops", operation_keys=100, entries=(5, 40), repetitions=2), tmp_path)
+
+        costs = result.figures["operations"]
+        assert {"value get", "list append", "map put", "timer register", "timer fire"} < costs.keys()
+        assert all(len(cost["us_by_repetition"]) % 2 == 0 for cost in costs.values())
+        # A fired timer has no empty batch taken off, so its cost cannot be noise only.
+        assert costs["timer fire"]["us"] > 0
+        assert [by_size.keys() for by_size in result.figures["growth"].values()] == [{"5", "40"}] * 3
+        assert [target.limit for target in result.targets] == [1.3, 1.3]
+
+    def test_growth_is_the_median_ratio_of_the_repetitions(self) -> None:
+        cost = {"process_us": 1.0, "changeset_us": 1.0}
+        few = {**cost, "us": 2.0, "us_by_repetition": [2.0, 4.0, 2.0]}
+        many = {**cost, "us": 3.0, "us_by_repetition": [2.5, 4.8, 6.0]}
+        growth = {"10": few, "1000": {**few, "us_by_repetition": [9.0] * 3}, "100000": many}
+        measured = {"operations": {}, "growth": {"list append": growth, "map put": {"10": few}}}
+
+        targets = operations.as_result(measured).targets
+
+        assert [(target.value, target.met) for target in targets] == [(pytest.approx(1.25), True), (None, False)]
+
+
+class TestRecovery:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        """What the restarts are asked for; the processes only leave some files behind, and say what they measured."""
+        asked: list[dict[str, Any]] = []
+
+        def build(_: Any, __: str, request: dict[str, Any], work: Path, **more: Any) -> None:
+            fields = request["fields"]
+            for name in ("checkpoint", "local"):
+                (work / name).mkdir()
+                (work / name / "side").write_text(fields["side"])
+                (work / name / "built").write_text(str(fields["parallelism"]))
+
+        def restart(_: str, request: dict[str, Any], work: Path, **more: Any) -> dict[str, Any]:
+            arguments = request["fields"]
+            assert (work / "checkpoint" / "side").read_text() == arguments["side"]
+            (work / "checkpoint" / "side").write_text("gone on with")
+            built = int((work / "checkpoint" / "built").read_text())
+            asked.append({**arguments, "built": built, "keeps_local": (work / "local").exists()})
+            restore_s = 0.5 if arguments["side"] == recovery.CHANGELOG_OFF else 0.4
+            if arguments["side"] == recovery.DEDUPLICATION:
+                restore_s = 1.2
+            if arguments["parallelism"] == 3:
+                restore_s = 0.6
+            if built == 3:
+                restore_s = 0.44
+            if (work / "local").exists():
+                restore_s = 0.02
+            parts = {"start_up_s": 5, "log_s": 0.1, "restore_s": restore_s, "processing_s": 2, "later_batch_s": 1}
+            return {**parts, "total_s": 7.1 + restore_s, "restored_bytes": 1}
+
+        monkeypatch.setattr(recovery, "kill_child_when", build)
+        monkeypatch.setattr(recovery, "run_in_child", restart)
+        stored = {"batch": 6, "base_through": 4, "base_bytes": 10, "changes_bytes": 5}
+        monkeypatch.setattr(recovery, "stored", lambda *_: stored)
+        return asked
+
+    def test_every_restart_starts_from_what_the_killed_process_left(
+        self, asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: 3)
+        result = recovery.run(recovery.Settings(keys=1_000), tmp_path)
+
+        restarts = [(each["side"], each["built"], each["parallelism"], each["keeps_local"]) for each in asked]
+        assert len(restarts) == 18
+        assert Counter(restarts) == dict.fromkeys(restarts[:6], 3)
+        assert restarts[:6] == [
+            (recovery.CHANGELOG_ON, 2, 2, False),
+            (recovery.CHANGELOG_OFF, 2, 2, False),
+            (recovery.CHANGELOG_ON, 2, 2, True),
+            (recovery.CHANGELOG_ON, 3, 2, False),
+            (recovery.CHANGELOG_ON, 2, 3, False),
+            (recovery.DEDUPLICATION, 2, 2, False),
+        ]
+        assert [(target.value, target.met) for target in result.targets] == [
+            (near(0.8), True),
+            (near(3), True),
+            (near(0.05), True),
+            (near(1.1), True),
+            (near(1.5), False),
+        ]
+
+    def test_without_changes_after_a_materialization_there_is_no_ratio(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor is there a target for more subtasks than cores."""
+        monkeypatch.setattr(os, "cpu_count", lambda: 2)
+        variants = recovery.variants_of(recovery.Settings(spark="processor"))
+        measured = {name: [{"restore_s": 1.0}] for name in variants}
+
+        targets = recovery.targets_of(measured, variants, {"base_bytes": 10, "changes_bytes": 0})
+
+        assert [target.value for target in targets] == [None, 1, 1, 1]
+
+
+GROWTH = growth.Settings(keys=(10_000, 1_000), rows_per_batch=500, rounds=8, materialization_keys=2_000)
+
+
+class TestGrowth:
+    def test_a_slow_moment_of_the_machine_does_not_count(self) -> None:
+        small = [1.0, 1.0, 9.0, 1.0, 1.0]
+        large = [1.2, 1.2, 9.2, 1.2, 5.0]
+
+        assert growth.growth(small, large) == pytest.approx(1.2)
+        assert growth.longer_s(small, large) == pytest.approx(0.2)
+
+    def test_pairs_are_those_with_a_materialization(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def child(_: str, arguments: dict[str, Any], __: Path) -> dict[str, Any]:
+            measured = {}
+            for name, query in arguments["queries"].items():
+                scale = 1.25 if query["keys"] == 10_000 else 1.0
+                batch = {"commit_s": 0.004, "subtask_s": 0.02, "batch_s": 0.4 * scale, "restore_s": 0.001}
+                measured[name] = [
+                    {**batch, "changes": 500, "has_job": False, "has_slice": False}
+                    for _ in range(arguments["options"]["rounds"])
+                ]
+            for number, batch in enumerate(measured.get(growth.RUNNING, [])):
+                batch["has_job"] = number >= 2
+                batch["has_slice"] = number >= 3
+                batch["batch_s"] += 0.3 if number >= 3 else 9
+                batch["commit_s"] = 0.0044
+            return measured
+
+        monkeypatch.setattr(growth, "run_in_child", child)
+        result = growth.run(GROWTH, tmp_path)
+
+        assert [(target.name, target.value, target.met) for target in result.targets] == [
+            ("commit time: 10,000 keys / 1,000 keys", near(1), True),
+            ("the subtasks' part: 10,000 keys / 1,000 keys", near(1), True),
+            ("batch: 10,000 keys / 1,000 keys", near(1.25), True),
+            ("commit time: with a materialization / without", near(1.1), True),
+            ("batch: longer with a slice of a materialization, ms", near(300), False),
+        ]
+        assert [row["batches"] for row in result.rows] == ["8", "8", "6", "6"]
+
+    def test_too_few_batches_with_a_materialization_leave_the_targets_unmeasured(self) -> None:
+        batch = {"commit_s": 1.0, "subtask_s": 1.0, "batch_s": 1.0, "has_slice": True}
+
+        targets = growth.targets_of({"1 key": [batch]}, {growth.RUNNING: [batch] * 4, growth.NOT_RUNNING: [batch] * 4})
+
+        assert [target.value for target in targets] == [None, None]
+
+    def test_more_changes_than_keys_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(click.UsageError, match="more than the fewest keys"):
+            growth.run(dataclasses.replace(GROWTH, rows_per_batch=1_001), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file_merging", "calls", "files"), [("across", "rpc", 1), ("across", "direct", 1), ("within", "rpc", 5)]
+)
+def test_commit_measures_real_checkpoints(file_merging: str, calls: str, files: int, tmp_path: Path) -> None:
+    settings = commit.Settings(
+        file_merging=file_merging, checkpoints=20, subtasks=(3,), changeset_bytes=1_000, calls=calls, fresh_every=8
+    )
+
+    result = commit.run(settings, tmp_path)
+
+    measured = result.figures["runs"]["3 subtasks"]
+    # The last of the locations has the last 4 checkpoints, and as objects the claim besides.
+    assert measured["files"] == files
+    assert 12_000 < measured["bytes"] < 24_000
+    assert measured["commit_ms"]["samples"] == measured["coordinator_commit_ms"]["samples"] == 20
+
+
+def test_commit_with_the_same_bytes_for_any_number_of_subtasks(tmp_path: Path) -> None:
+    settings = commit.Settings(checkpoints=5, subtasks=(1, 4), total_bytes=8_000, calls="direct")
+
+    result = commit.run(settings, tmp_path)
+
+    assert [each["changeset_bytes"] for each in result.figures["runs"].values()] == [8_000, 2_000]
+    [target] = result.targets
+    assert (target.limit, target.sense) == (1.5, "at_most")
+    assert target.value is not None
+    assert target.value >= 1
+
+
+class TestMemory:
+    def test_only_anonymous_memory_of_python_counts(self) -> None:
+        """A process with 50 MB, one that it has forked with 20 MB more, a mapped file of 80 MB, and no Python."""
+        program = """
+import mmap, os, pathlib, subprocess, sys, time
+held = b"x" * (50 << 20)
+others = [subprocess.Popen(["sleep", "60"])]
+if os.fork() == 0:
+    more = b"y" * (20 << 20)
+    with open("file", "rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    sum(pages[::4096])
+    pathlib.Path("ready").touch()
+    time.sleep(60)
+time.sleep(60)
+"""
+        sampler = memory.Sampler()
+        with scratch(None) as place:  # not in a file system in memory
+            (place / "file").write_bytes(bytes(80 << 20))
+            child = subprocess.Popen([sys.executable, "-c", program], cwd=place, start_new_session=True)
+            try:
+                end_s = time.monotonic() + 100
+                while not (place / "ready").exists() and time.monotonic() < end_s:
+                    time.sleep(0.05)
+                sampler.look(child.pid)
+            finally:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait(30)
+        assert sampler.processes == 2
+        assert 50 << 20 <= sampler.driver_bytes < 75 << 20
+        assert 70 << 20 <= sampler.worker_bytes == sampler.largest_worker_bytes < 95 << 20  # a fork's pages count twice
+        assert sampler.peak_bytes == sampler.driver_bytes + sampler.worker_bytes
+        assert sampler.file_bytes >= 80 << 20
+
+    def test_the_largest_sum_is_held_against_the_limit(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        calls: list[tuple[str, dict[str, Any]]] = []
+
+        def call(self: memory.MemorySide, method: str, place: Path, **more: Any) -> Any:
+            calls.append((method, more))
+            progress = [{"durationMs": {"triggerExecution": 500}, "numInputRows": 30}] * self.batches
+            return {"progress": progress, "checkpoints": [{"materialized": 2}]}
+
+        monkeypatch.setattr(memory.MemorySide, "call", call)
+        monkeypatch.setattr(memory.Sampler, "peak_bytes", 1_200_000_000)
+        result = memory.run(memory.Settings(keys=100, value_bytes=10, rows_per_batch=30, updates=45), tmp_path)
+
+        assert [name for name, _ in calls] == ["measure", "check"]
+        assert len(calls[1][1]["progress"]) == 6
+        [target] = result.targets
+        assert (target.value, target.limit, target.met) == (1.2e9, 1e9, False)
+        assert result.figures["rows_per_s"] == 60
