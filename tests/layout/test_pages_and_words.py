@@ -14,6 +14,8 @@ SOURCE = REPOSITORY / "src" / "statelog"
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
 MODULES = sorted(SOURCE.rglob("*.py"))
 
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
 MOST_LINES = 500
 PAGE_LINES = range(15, 31)
 
@@ -72,3 +74,15 @@ def _names() -> Iterator[str]:
 
 def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", page.read_text())
+    assert not [name for name in named if not (SOURCE / name).exists() and not (REPOSITORY / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
