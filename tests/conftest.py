@@ -34,6 +34,7 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 _SLOW = (
+    "tests/benchmarks",
     "tests/conversions",
     "tests/docs",
     "tests/model",
@@ -43,8 +44,13 @@ _SLOW = (
     "tests/spark",
     "tests/unit/test_crash_points.py",
     "tests/unit/test_kill_points.py",
+    "tests/unit/test_materialization.py::test_the_log_and_what_is_kept_of_it_stay_bounded",
+    "tests/unit/test_retention.py::test_five_thousand_checkpoints",
+    "tests/unit/test_retention.py::test_the_mode_is_switched_in_every_order",
+    "tests/unit/test_rocksdb_table.py::test_a_death_while_a_run_is_applied",
+    "tests/unit/test_uploads.py::test_a_changeset_in_parts_is_the_same_changeset",
 )
-"""Left out by ``./dev test --quick``: random stories, queries, and processes that are killed."""
+"""Left out by ``./dev test --quick``: random stories, queries, thousands of checkpoints, processes that are killed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
