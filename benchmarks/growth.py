@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +18,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
-from benchmarks.child import run_in_child
 from benchmarks.figures import Distribution
 from benchmarks.frame import Result, Target, option, require_space
 from benchmarks.processors import CountRows
-from benchmarks.query import COUNTS, Numbers, Recorder, check_of, count_checks, make_session, require, start
+from benchmarks.query import COUNTS, Numbers, Recorder, Side, check_of, count_checks, require, start
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import JOB_FOLDER
 
@@ -70,9 +67,9 @@ def run(settings: Settings, place: Path) -> Result:
     needed = 150 * (sum(sizes) + 2 * settings.materialization_keys)
     require_space(place, needed, "Give another --directory, or fewer keys.")
     click.echo("states of different sizes ...", err=True)
-    growing = _run_queries(place, settings, by_size)
+    growing = GrowthSide.of(settings, side="sizes", queries=by_size).run(place)
     click.echo("with and without a materialization ...", err=True)
-    upkeep = _run_queries(place, settings, by_state)
+    upkeep = GrowthSide.of(settings, side="states", queries=by_state).run(place)
     pairs = [pair for pair in zip(upkeep[RUNNING], upkeep[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
     materializing = {RUNNING: [pair[0] for pair in pairs], NOT_RUNNING: [pair[1] for pair in pairs]}
     figures: dict[str, Any] = {
@@ -156,44 +153,46 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _run_queries(place: Path, settings: Settings, queries: dict[str, Any]) -> dict[str, _Batches]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    arguments = {"queries": queries, "options": dataclasses.asdict(settings), "directory": str(directory)}
-    return run_in_child("benchmarks.growth:run_queries", arguments, directory)
+@dataclass(frozen=True, kw_only=True)
+class GrowthSide(Side):
+    """Queries in one session that have their batches in turn.
 
-
-def run_queries(queries: dict[str, dict[str, Any]], options: dict[str, Any], directory: str) -> dict[str, _Batches]:
-    """Build the states, let upkeep come to its end, and measure batches in turn; in a process of its own.
-
-    Each query has a number of `keys`, options with which it is `built_with`, and `options` afterwards; None to go on.
+    Each has a number of `keys`, options with which it is `built_with`, and `options` afterwards; None to go on.
     """
-    settings = Settings(**options)
-    session = make_session("growth", settings.parallelism, 1000, directory, _SPARK)
-    fed = {
-        name: _Fed(session, Path(directory) / str(number), query["keys"], settings)
-        for number, (name, query) in enumerate(queries.items())
-    }
-    for name, query in queries.items():
-        fed[name].start(query["built_with"])
-        fed[name].build()
-    for one in fed.values():
-        one.settle()
-    for name, query in queries.items():
-        if query["options"] is not None:
-            fed[name].query.stop()
-            fed[name].start(query["options"])
-    measured: dict[str, _Batches] = {name: [] for name in queries}
-    for number in range(settings.warm_up + settings.rounds):
-        names = list(queries)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            batch = fed[name].batch()
-            if number >= settings.warm_up:
-                measured[name].append(batch)
-    for one in fed.values():
-        one.query.stop()
-    session.stop()
-    return measured
+
+    queries: dict[str, dict[str, Any]]
+    rows_per_batch: int
+    rounds: int
+    warm_up: int
+
+    def measure(self, directory: str) -> dict[str, _Batches]:
+        """Build the states, let upkeep come to its end, and measure batches."""
+        session = self.session(directory, 1000, _SPARK)
+        fed = {
+            name: _Fed(session, Path(directory) / str(number), query["keys"], self)
+            for number, (name, query) in enumerate(self.queries.items())
+        }
+        for name, query in self.queries.items():
+            fed[name].start(query["built_with"])
+            fed[name].build()
+        for one in fed.values():
+            one.settle()
+        for name, query in self.queries.items():
+            if query["options"] is not None:
+                fed[name].query.stop()
+                fed[name].start(query["options"])
+        names = list(self.queries)
+        measured: dict[str, _Batches] = {name: [] for name in names}
+        for number in range(self.warm_up + self.rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                batch = fed[name].batch()
+                if number >= self.warm_up:
+                    measured[name].append(batch)
+        for one in fed.values():
+            one.query.stop()
+        session.stop()
+        return measured
 
 
 class _Fed:
@@ -202,11 +201,11 @@ class _Fed:
     query: StreamingQuery
     _recorder: Recorder
 
-    def __init__(self, session: SparkSession, directory: Path, keys: int, settings: Settings) -> None:
+    def __init__(self, session: SparkSession, directory: Path, keys: int, side: GrowthSide) -> None:
         self._session = session
         self._directory = directory
-        self._rows = min(settings.rows_per_batch, keys)
-        self._parallelism = settings.parallelism
+        self._rows = min(side.rows_per_batch, keys)
+        self._side = side
         self._counts = np.zeros(keys, np.int64)
         self._files = 0
         self._had_job = False
@@ -218,14 +217,9 @@ class _Fed:
         self._recorder = Recorder()
         local_directory = str(self._directory / "local")
         source = self._session.readStream.schema("key long").option("maxFilesPerTrigger", 1)
-        counts = statelog.key_by(source.parquet(str(self._directory / "input")), "key").transformWithState(
-            CountRows(),
-            COUNTS,
-            "update",
-            "None",
-            parallelism=self._parallelism,
-            options=statelog.Options(**options, local_directory=local_directory, observer=self._recorder),
-        )
+        rows = source.parquet(str(self._directory / "input"))
+        all_options = statelog.Options(**options, local_directory=local_directory, observer=self._recorder)
+        counts = self._side.transform(rows, CountRows(), COUNTS, all_options)
         self.query = start(counts, count_checks(), str(self._directory))
 
     def build(self) -> None:

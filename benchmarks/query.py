@@ -97,8 +97,30 @@ class Side(ABC):
         """Run it and return what was measured; RuntimeError if its output is wrong."""
 
     def session(self, directory: str, batches: int, more: Mapping[str, str] | None = None) -> SparkSession:
-        """A session with a core per subtask, and scratch files in `directory`."""
-        return make_session(type(self).__module__, self.parallelism, batches, directory, more)
+        """A session with a core per subtask, whose progress has so many batches, and scratch files in `directory`.
+
+        Its own state store is RocksDB with the changelog on.
+        """
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "2g",
+            "spark.local.dir": f"{directory}/scratch",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.warehouse.dir": f"{directory}/warehouse",
+            "spark.sql.shuffle.partitions": str(self.parallelism),
+            "spark.sql.streaming.numRecentProgressUpdates": str(batches + 100),
+            "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            **(more or {}),
+        }
+        builder = SparkSession.builder.master(f"local[{self.parallelism}]").appName(type(self).__module__)
+        for setting, value in settings.items():
+            builder = builder.config(setting, value)
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        return session
 
     def transform(
         self,
@@ -228,32 +250,6 @@ class PayloadSide(Side):
     def _key(self, number: str) -> Column:
         column = F.col(number)
         return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
-
-
-def make_session(
-    name: str, parallelism: int, batches: int, directory: str, more: Mapping[str, str] | None = None
-) -> SparkSession:
-    """A session whose own state store is RocksDB with its changelog, and that remembers the progress of all batches."""
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "2g",
-        "spark.local.dir": f"{directory}/scratch",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": f"{directory}/warehouse",
-        "spark.sql.shuffle.partitions": str(parallelism),
-        "spark.sql.streaming.numRecentProgressUpdates": str(batches + 100),
-        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        **(more or {}),
-    }
-    builder = SparkSession.builder.master(f"local[{parallelism}]").appName(f"statelog: {name}")
-    for setting, value in settings.items():
-        builder = builder.config(setting, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0) -> DataFrame:

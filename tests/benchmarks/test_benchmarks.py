@@ -330,14 +330,13 @@ class TestGrowth:
         assert growth.longer_s(small, large) == pytest.approx(0.2)
 
     def test_pairs_are_those_with_a_materialization(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        def child(_: str, arguments: dict[str, Any], __: Path) -> dict[str, Any]:
+        def run(self: growth.GrowthSide, place: Path) -> dict[str, Any]:
             measured = {}
-            for name, query in arguments["queries"].items():
+            for name, query in self.queries.items():
                 scale = 1.25 if query["keys"] == 10_000 else 1.0
                 batch = {"commit_s": 0.004, "subtask_s": 0.02, "batch_s": 0.4 * scale, "restore_s": 0.001}
                 measured[name] = [
-                    {**batch, "changes": 500, "has_job": False, "has_slice": False}
-                    for _ in range(arguments["options"]["rounds"])
+                    {**batch, "changes": 500, "has_job": False, "has_slice": False} for _ in range(self.rounds)
                 ]
             for number, batch in enumerate(measured.get(growth.RUNNING, [])):
                 batch["has_job"] = number >= 2
@@ -346,7 +345,7 @@ class TestGrowth:
                 batch["commit_s"] = 0.0044
             return measured
 
-        monkeypatch.setattr(growth, "run_in_child", child)
+        monkeypatch.setattr(growth.GrowthSide, "run", run)
         result = growth.run(GROWTH, tmp_path)
 
         assert [(target.name, target.value, target.met) for target in result.targets] == [
