@@ -406,7 +406,7 @@ def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:
 
 _settings = settings(
     phases=(Phase.generate,),
-    max_examples=48,
+    max_examples=36,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
