@@ -32,7 +32,7 @@ from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
 from statelog.testing.query import CrashPoint
 
-_LEFT_OF_THE_LOG = 3
+_LEFT_OF_THE_LOG = 8
 """Files of the log that may wait for the next batches, beside those of starts without a batch."""
 
 Command = Sequence[Any]
