@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options
+from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
@@ -22,7 +22,9 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.local.snapshots import LocalSnapshots
-from statelog.log.entry import Entry
+from statelog.log.entry import Checkpoint, Claim, Entry
+from statelog.log.frames import FrameReader
+from statelog.log.log import base_name
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode
@@ -31,9 +33,6 @@ from statelog.runs.values import FieldCodec, RowCodec
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
 from statelog.testing.query import CrashPoint
-
-_LEFT_OF_THE_LOG = 8
-"""Files of the log that may wait for the next batches, beside those of starts without a batch."""
 
 Command = Sequence[Any]
 
@@ -166,6 +165,18 @@ def _batch(commands: Sequence[Command]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"command": [json.dumps(one) for one in commands]}, schema=_ROWS)
 
 
+class LogBeforeCommit(Observer):
+    """Notes which files the log has when an entry is about to be written."""
+
+    def __init__(self, list_files: Callable[[], set[int]]) -> None:
+        self._list_files = list_files
+        self.files: set[int] = set()
+
+    def step(self, step: Step, batch: int, subtask: int) -> None:
+        if step is Step.LAST_ACK:
+            self.files = self._list_files()
+
+
 @dataclass
 class OperatorEngine:
     """One operator without keys of one query.
@@ -196,10 +207,10 @@ class OperatorEngine:
 
     def __post_init__(self) -> None:
         self.runs = 0
-        self._waiting_claims = self._batches = 0
         self.attempts = 0
         self.clock = ManualClock(10**10)
-        self.observer = CrashPoint(Observer())
+        self._before_commit = LogBeforeCommit(self._log_files)
+        self.observer = CrashPoint(self._before_commit)
         self.host = 0
 
     @property
@@ -209,7 +220,6 @@ class OperatorEngine:
     def start(self, parallelism: int, first_batch: int, *, keep_local: bool = True) -> None:
         """Start a run of the query, as a new driver process would."""
         self.runs += 1
-        self._waiting_claims = self._claims() + 1
         self.host += 0 if keep_local else 1
         self.parallelism = parallelism
         self.observer.arm(None)
@@ -241,6 +251,7 @@ class OperatorEngine:
             slots=1,
         )
         self.coordinator.open(first_batch)
+        self._claims = self._possible_claims(store)
 
     @property
     def epoch(self) -> int:
@@ -254,22 +265,31 @@ class OperatorEngine:
     def leaked(self) -> list[str]:
         """Objects that neither a retained checkpoint nor the log needs.
 
-        Every start leaves a file with its claim. Such files go one by one, the oldest first, one with each batch.
+        The log needs a file that may hold a claim until the file before it has been removed by an earlier commit.
         """
-        store = LocalStore(self.location)
         kept = list(History(self.read_log()).checkpoints)[-self.retained_checkpoints :]
         named = {segment.name for checkpoint in kept for segment in checkpoint.segments}
         start = kept[-1].log_start if kept else 1
-        left = [info.name for info in store.list() if info.name not in named]
-        older = [name for name in left if name.endswith(".log") and int(Path(name).stem) < start]
-        return [name for name in left if not name.endswith(".log")] + older[_LEFT_OF_THE_LOG + self._claims() :]
+        waiting = {number for number in self._claims if number - 1 in self._before_commit.files}
+        needed = {number for number in self._log_files() if number >= start} | waiting
+        named |= {f"{self.uid}/log/{base_name(number)}" for number in needed}
+        return [info.name for info in LocalStore(self.location).list() if info.name not in named]
 
-    def _claims(self) -> int:
-        """How many files with claims may be left: each start has made one, each checkpoint since has removed one."""
-        batches = len(self.observer.checkpoints)
-        self._waiting_claims = max(0, self._waiting_claims - (batches - self._batches))
-        self._batches = batches
-        return self._waiting_claims
+    def _possible_claims(self, store: Store) -> set[int]:
+        """The files that this start has not read, or has found to begin with a claim."""
+        checkpoints = [entry for entry in self.read_log() if isinstance(entry, Checkpoint)]
+        start = checkpoints[-1].log_start if checkpoints else 1
+        files = self._log_files()
+        names = {number: f"{self.uid}/log/{base_name(number)}" for number in files}
+        first = {
+            number: FrameReader(store, names[number]).frame_at(0, store.size_bytes(names[number])) for number in files
+        }
+        return {
+            number for number, frame in first.items() if number < start or (frame and isinstance(frame.entry, Claim))
+        }
+
+    def _log_files(self) -> set[int]:
+        return {int(Path(info.name).stem) for info in LocalStore(self.location).list(f"{self.uid}/log/")}
 
     def call(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Begin):
