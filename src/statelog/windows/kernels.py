@@ -1,7 +1,4 @@
-"""Kernels compute the ready-made aggregates: on columns for all groups of a batch, then merged group by group.
-
-An accumulator whose fields are all null has no values: it was stored before the aggregate was added to the query.
-"""
+"""Kernels compute the ready-made aggregates: on columns for all groups of a batch, then merged group by group."""
 
 from __future__ import annotations
 
@@ -17,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.windows.accumulators import Aggregation
-from statelog.windows.stored import stored_column
+from statelog.windows.panes import Int64s
 
-Int64s = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
 
 _EXACT_SUM: Final = float(1 << 62)
@@ -29,56 +24,19 @@ _WIDE: Final = decimal.Context(prec=77)
 
 
 class Kernel(ABC):
-    """Computes one aggregate."""
+    """Computes one aggregate. Unless it says otherwise, the result is the accumulator's first field."""
 
     @abstractmethod
     def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        """Compute the groups' accumulators, a list per field; arguments are as in :class:`Partials`."""
+        """Compute the groups' accumulators, a list per field; see :data:`statelog.windows.panes.Partials`."""
 
     @abstractmethod
     def merge(self, one: Row, other: Row) -> Row:
         """Merge two accumulators; `one` is the earlier, and neither is all null."""
 
-    @abstractmethod
     def result(self, held: Row) -> Any:
         """The aggregate's value, from its accumulator."""
-
-
-class ColumnAggregation(Aggregation):
-    """Several aggregates, their accumulators side by side in one row.
-
-    `kernels` has for each aggregate the kernel, the position of its column, and its number of accumulator fields.
-    """
-
-    def __init__(self, kernels: list[tuple[Kernel, int | None, int]], schema: Any) -> None:
-        self.schema = schema
-        self._kernels: list[tuple[Kernel, int | None, slice]] = []
-        start = 0
-        for kernel, column, fields in kernels:
-            self._kernels.append((kernel, column, slice(start, start + fields)))
-            start += fields
-
-    def partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
-        fields: list[Sequence[Any]] = []
-        for kernel, position, _ in self._kernels:
-            column = None if position is None else stored_column(columns.column(position))
-            fields += kernel.partials(column, starts, times_ms)
-        return list(zip(*fields, strict=True))
-
-    def merge(self, one: Row, other: Row) -> Row:
-        merged: list[Any] = []
-        for kernel, _, fields in self._kernels:
-            left, right = one[fields], other[fields]
-            if _is_null(left):
-                merged += right
-            elif _is_null(right):
-                merged += left
-            else:
-                merged += kernel.merge(left, right)
-        return tuple(merged)
-
-    def result(self, held: Row) -> Row:
-        return tuple([kernel.result(held[fields]) for kernel, _, fields in self._kernels])
+        return held[0]
 
 
 class CountKernel(Kernel):
@@ -117,9 +75,6 @@ class SumKernel(Kernel):
         if isinstance(one[0], decimal.Decimal):
             return (_WIDE.add(one[0], other[0]),)
         return (one[0] + other[0],)
-
-    def result(self, held: Row) -> Any:
-        return held[0]
 
 
 class MeanKernel(Kernel):
@@ -160,9 +115,6 @@ class ExtremeKernel(Kernel):
             return (one if one != one else other) if self._is_max else (other if one != one else one)
         return max(one, other) if self._is_max else min(one, other)
 
-    def result(self, held: Row) -> Any:
-        return held[0]
-
 
 class FirstLastKernel(Kernel):
     """The value of the first or last row, and its time."""
@@ -180,9 +132,6 @@ class FirstLastKernel(Kernel):
         if self._is_last:
             return other if other[1] >= one[1] else one
         return one if one[1] <= other[1] else other
-
-    def result(self, held: Row) -> Any:
-        return held[0]
 
 
 class CollectKernel(Kernel):
@@ -245,7 +194,3 @@ def _null_where(values: list[Any], is_null: npt.NDArray[np.bool_]) -> list[Any]:
 
 def _distinct(values: list[Any]) -> list[Any]:
     return list(dict.fromkeys(math.nan if value != value else value for value in values))
-
-
-def _is_null(held: Row) -> bool:
-    return all(value is None for value in held)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from statelog.convert.codecs import ProcessorCodecs
+from statelog.convert.times import BatchTimes
 from statelog.runs.times import NO_TIME_MS
 from statelog.windows.accumulators import Contents
 from statelog.windows.panes import RowGroup
@@ -27,15 +28,13 @@ class Clock:
     returns_late: bool = False
     """Whether rows that are too late are returned; otherwise they are dropped."""
 
-    def now_ms(self, times: Any) -> int:
+    def now_ms(self, times: BatchTimes) -> int:
         """Windows that end up to the returned time are complete in this batch."""
-        now_ms: int = times.getCurrentWatermarkInMs() if self.is_event_time else times.getCurrentProcessingTimeInMs()
-        return now_ms
+        return times.getCurrentWatermarkInMs() if self.is_event_time else times.getCurrentProcessingTimeInMs()
 
-    def before_ms(self, times: Any) -> int:
+    def before_ms(self, times: BatchTimes) -> int:
         """Windows that end up to the returned time were complete in the previous batch."""
-        before_ms: int = times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
-        return before_ms
+        return times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
 
 
 class WindowOperator(ABC):
