@@ -310,7 +310,7 @@ class Harness:
     @property
     def crashes(self) -> int:
         """Number of crashes so far."""
-        return len(self._query.crash_point.crashes)
+        return self._query.crash_point.crashes
 
     def restart(self, parallelism: int | None = None, *, keepLocal: bool = True, processor: Any = None) -> None:
         """Stop the query and start it again.
@@ -389,13 +389,7 @@ class Harness:
         return self._view.timers(key)
 
     def operatorState(self, name: str) -> Any:
-        """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state.
-
-        Parameters
-        ----------
-        name : str
-            The state.
-        """
+        """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state."""
         self._require_open()
         if not isinstance(self._description, UnkeyedQuery):
             raise ConfigurationError(

@@ -149,7 +149,7 @@ class KeyedQuery:
         key_fields = StructType([columns[place] for place in self._key_columns])
         self._key_writer = ColumnWriter(key_fields, "The key", zone)
         self._width = len(columns)
-        self._reader = ColumnReader(output)
+        self.output = ColumnReader(output).rows
         self.time_mode = TimeMode.parse(arguments.timeMode)
         codecs = _codecs(processor, uses_frames=arguments.pandas)
         event_time = self._event_time(columns, codecs)
@@ -241,10 +241,6 @@ class KeyedQuery:
             empty[place] = column
         batch = pa.RecordBatch.from_arrays(empty, names=[f"c{place}" for place in range(self._width)])
         return KeyedRows(batch, self._hashes(columns))
-
-    def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """Convert output columns to rows."""
-        return self._reader.rows(batches)
 
     def _hashes(self, columns: list[pa.Array]) -> Hashes:
         key_hash = self._arguments.keyHash

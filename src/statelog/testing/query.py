@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -60,15 +61,6 @@ class Crash(Exception):
         self.step = step
 
 
-@dataclass(frozen=True)
-class Passed:
-    """A step that was passed; subtask -1 stands for the driver."""
-
-    step: Step
-    batch: int
-    subtask: int
-
-
 class CrashPoint(Observer):
     """Crashes once at step `at`, in `subtask` or else in any, and forwards all events to the test's own observer."""
 
@@ -76,7 +68,7 @@ class CrashPoint(Observer):
         self._inner = inner
         self.at: Step | None = None
         self.subtask: int | None = None
-        self.crashes: list[Passed] = []
+        self.crashes = 0
         self.checkpoints: list[CheckpointMetrics] = []
 
     def arm(self, step: Step | None, subtask: int | None = None) -> None:
@@ -87,7 +79,7 @@ class CrashPoint(Observer):
         self._inner.step(step, batch, subtask)
         if step is self.at and self.subtask in (None, subtask):
             self.arm(None)
-            self.crashes.append(Passed(step, batch, subtask))
+            self.crashes += 1
             raise Crash(step)
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
@@ -201,8 +193,7 @@ class LocalQuery:
         self.new_workers()
         self.parallelism = parallelism
         self.first_batch = first_batch
-        store = self.open_store(self.location)
-        self.stores.append(store)
+        store = self._opened(self.location)
         coordinator = Coordinator(
             self.operator.config_of(self.query_id, self.run_id, self.instance, parallelism),
             store=store,
@@ -255,7 +246,7 @@ class LocalQuery:
                 call=self.call,
                 memory=workers[self.attempts % len(workers)],
                 local=self.local_of(host) / str(self.parallelism) / str(subtask),
-                open_store=self._open_on_task,
+                open_store=self._opened,
                 clock=self.clock,
                 token=f"{self.run_id}-{self.attempts}",
             )
@@ -271,7 +262,7 @@ class LocalQuery:
         assert not isinstance(request, Tick), "only a clock source ticks"
         return self.coordinator.handle(request, payload)
 
-    def _open_on_task(self, location: str) -> Store:
+    def _opened(self, location: str) -> Store:
         store = self.open_store(location)
         self.stores.append(store)
         return store
@@ -422,11 +413,8 @@ class MicroBatches:
 
     def history(self) -> History:
         """The checkpoints in the log."""
-        store = LocalStore(self.query.location)
-        try:
+        with closing(LocalStore(self.query.location)) as store:
             return History(self.query.open_log(store).read())
-        finally:
-            store.close()
 
     def snapshot(self) -> Snapshot:
         """Copy the query as it would outlive its processes."""
@@ -436,10 +424,9 @@ class MicroBatches:
 
     def load(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; to be called before the first batch."""
-        store = LocalStore(self.query.location)
-        for name, data in snapshot.objects.items():
-            store.put(name, data)
-        store.close()
+        with closing(LocalStore(self.query.location)) as store:
+            for name, data in snapshot.objects.items():
+                store.put(name, data)
         self.query.times.update(snapshot.times)
         self.next_batch = snapshot.next_batch
 
