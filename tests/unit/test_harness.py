@@ -140,6 +140,23 @@ def test_values_of_every_type_reach_the_processor_as_in_spark() -> None:
     )
 
 
+class TimesOfKeys(Timers):
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield (str(key[0]), expiredTimerInfo.getExpiryTimeInMs())
+
+
+def test_session_time_zone_may_be_an_offset() -> None:
+    columns = {"input": "key timestamp, delay long", "keys": ["key"], "output": "key string, at long"}
+    with Harness(TimesOfKeys(), **columns, timeMode="ProcessingTime", sessionTimeZone="+02:00") as harness:
+        harness.push([(datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC), 5)])
+        assert harness.advanceProcessingTime(5) == [("2024-07-01 14:00:00+02:00", 5)]
+
+
+def test_session_time_zone_does_not_matter_without_times() -> None:
+    with sums(sessionTimeZone="GMT+2") as harness:
+        assert harness.push([("a", 1)]) == [Row(key="a", total=1)]
+
+
 def test_keys_go_to_the_subtasks_of_their_hashes() -> None:
     with sums(keyHash=lambda key: 0 if key[0] == "low" else (1 << 64) - 1) as harness:
         assert harness.push([("high", 1), ("low", 2)]) == [Row(key="low", total=2), Row(key="high", total=1)]

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Final
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
-from statelog.convert.types import arrow_type
+from statelog.convert.types import arrow_type, time_zone
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.windows.aggregates import stored_type
@@ -120,14 +119,14 @@ class GivenRows:
     @cached_property
     def _converted(self) -> dict[int, Callable[[Any], Any]]:
         """A converter for each column whose stored form differs, by position."""
-        zone = ZoneInfo(self.zone)
-        converters = {index: _converter(field.dataType, zone) for index, field in enumerate(self.schema)}
+        converters = {index: _converter(field.dataType, self.zone) for index, field in enumerate(self.schema)}
         return {index: convert for index, convert in converters.items() if convert is not None}
 
 
-def _converter(kind: DataType, zone: ZoneInfo) -> Callable[[Any], Any] | None:
+def _converter(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
     if isinstance(kind, TimestampType):
-        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(zone)
+        info = time_zone(zone)
+        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(info)
     if isinstance(kind, TimestampNTZType):
         return lambda us: _NAIVE_EPOCH + timedelta(microseconds=us)
     of_element = _converter(kind.elementType, zone) if isinstance(kind, ArrayType) else None
