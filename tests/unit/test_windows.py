@@ -366,7 +366,12 @@ class Times(statelog.WindowProcessor):
 
 def test_times_are_in_a_session_time_zone_that_is_an_offset() -> None:
     plan = replace(definition(), zone="+02:00").processed(Times(), "time string")
-    arguments = {"keys": ["user"], "timeMode": "EventTime", "eventTime": "time", "sessionTimeZone": "+02:00"}
+    arguments: dict[str, Any] = {
+        "keys": ["user"],
+        "timeMode": "EventTime",
+        "eventTime": "time",
+        "sessionTimeZone": "+02:00",
+    }
     with Harness(plan.operator, input=INPUT, output=plan.output, **arguments) as harness:
         harness.push([("a", instant(1), 1)])
         assert harness.advanceWatermark(10) == [("1970-01-01 02:00:00.001000+02:00",)]

@@ -28,7 +28,7 @@ from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.log import Log
 from statelog.log.open import open_log
-from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, Step
+from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
 from statelog.spark.worker import Attempt, Task, WorkerMemory
 from statelog.storage import LocalStore, Store
@@ -88,6 +88,9 @@ class CrashPoint(Observer):
 
     def restore(self, metrics: RestoreMetrics) -> None:
         self._inner.restore(metrics)
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        self._inner.restoring(progress)
 
 
 # ---- Attempts ----
