@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -85,7 +86,10 @@ class Aggregated(_Accumulated):
 
     schema: StructType
     kernels: list[tuple[Kernel, int | None, slice]]
-    """For each aggregate the kernel, the position of its column, and its fields in the row."""
+    """For each aggregate the kernel, the position of its column, and its fields in the row.
+
+    Only a count of rows has no column.
+    """
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
         partial = group.partial(self._partials)
@@ -94,8 +98,10 @@ class Aggregated(_Accumulated):
     def _partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
         fields: list[Sequence[Any]] = []
         for kernel, position, _ in self.kernels:
-            column = None if position is None else stored_column(columns.column(position))
-            fields += kernel.partials(column, starts, times_ms)
+            if position is None:
+                fields.append(np.diff(starts).tolist())
+            else:
+                fields += kernel.partials(stored_column(columns.column(position)), starts, times_ms)
         return list(zip(*fields, strict=True))
 
     def merged(self, one: Row, other: Row) -> Row:

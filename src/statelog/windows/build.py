@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from pyspark.sql.types import DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
@@ -18,15 +18,12 @@ from statelog.windows.accumulators import Aggregated, Collected, Contents, Folde
 from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.codec import GivenRows, WindowCodecs
-from statelog.windows.count import COUNT_FIELD, CountWindowOperator
+from statelog.windows.count import CountWindowOperator
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import Cut, PaneCut, SessionCut
 from statelog.windows.processor import WindowProcessor
-from statelog.windows.session import END_FIELD, SessionWindowOperator
+from statelog.windows.session import SessionWindowOperator
 from statelog.windows.time import TimeWindowOperator
-
-START_COLUMN: Final = "window_start"
-END_COLUMN: Final = "window_end"
 
 Row = tuple[Any, ...]
 
@@ -170,7 +167,7 @@ class WindowDefinition:
     ) -> WindowPlan:
         """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
         keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
-        bounds = [] if isinstance(self.windows, CountWindows) else [START_COLUMN, END_COLUMN]
+        bounds = [] if isinstance(self.windows, CountWindows) else ["window_start", "window_end"]
         fields = [*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields]
         kinds = [field.dataType for field in fields]
         end = len(fields) if isinstance(contents, Aggregated) else len(keys) + len(bounds)
@@ -207,15 +204,11 @@ class WindowDefinition:
         return PaneCut(self.windows.panes())
 
     def _operator(self, contents: Contents, codecs: WindowCodecs) -> WindowOperator:
-        clock = Clock(
-            is_event_time=self.time_mode is TimeMode.EVENT_TIME,
-            allowed_lateness_ms=self.allowed_lateness_ms,
-            returns_late=self.late_column is not None,
-        )
+        clock = Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
         if isinstance(self.windows, CountWindows):
-            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), codecs)
+            return CountWindowOperator(self.windows.size, contents, clock, codecs)
         if isinstance(self.windows, SessionWindows):
-            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, codecs)
+            return SessionWindowOperator(self.windows.gap_ms, contents, clock, codecs)
         return TimeWindowOperator(self.windows.panes(), contents, clock, codecs)
 
 
@@ -230,17 +223,6 @@ class _Fields:
 
     def __call__(self, row: Any) -> Row:
         return tuple([row[position] for position in self.positions])
-
-
-def _with_field(name: str, contents: Contents) -> StructType:
-    """The accumulator's fields, behind a field of the windows' own."""
-    schema: StructType = contents.schema
-    if name in schema.names:
-        raise ConfigurationError(
-            f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
-            hint="Give it another name.",
-        )
-    return StructType([StructField(name, LongType()), *schema.fields])
 
 
 def _plain(schema: StructType) -> StructType:

@@ -27,7 +27,7 @@ class Kernel(ABC):
     """Computes one aggregate. Unless it says otherwise, the result is the accumulator's first field."""
 
     @abstractmethod
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         """Compute the groups' accumulators, a list per field; see :data:`statelog.windows.panes.Partials`."""
 
     @abstractmethod
@@ -42,9 +42,7 @@ class Kernel(ABC):
 class CountKernel(Kernel):
     """Number of rows, or of values that are not null."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        if column is None or not column.null_count:
-            return [np.diff(starts).tolist()]
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [_count_valid(column, starts).tolist()]
 
     def merge(self, one: Row, other: Row) -> Row:
@@ -57,8 +55,7 @@ class CountKernel(Kernel):
 class SumKernel(Kernel):
     """Sum; null if there are no values."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         if pa.types.is_decimal(column.type):
             return [_by_group(column, starts, lambda values: reduce(_WIDE.add, values))]
         if pa.types.is_integer(column.type):
@@ -80,8 +77,7 @@ class SumKernel(Kernel):
 class MeanKernel(Kernel):
     """Sum as a double, and number of values."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         sums = np.add.reduceat(_filled(column, 0, pa.float64()), starts[:-1])
         return [sums.tolist(), _count_valid(column, starts).tolist()]
 
@@ -98,8 +94,7 @@ class ExtremeKernel(Kernel):
     def __init__(self, *, is_max: bool) -> None:
         self._is_max = is_max
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         if not pa.types.is_integer(column.type):
             return [_by_group(column, starts, lambda values: reduce(self._better, values))]
         limits = np.iinfo(np.int64)
@@ -122,8 +117,7 @@ class FirstLastKernel(Kernel):
     def __init__(self, *, is_last: bool) -> None:
         self._is_last = is_last
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         edges = starts[1:] - 1 if self._is_last else starts[:-1]
         times: list[int] = [0] * len(edges) if times_ms is None else times_ms[edges].tolist()
         return [column.take(pa.array(edges)).to_pylist(maps_as_pydicts="strict"), times]
@@ -137,8 +131,7 @@ class FirstLastKernel(Kernel):
 class CollectKernel(Kernel):
     """All values that are not null."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [[values or [] for values in _by_group(column, starts, list)]]
 
     def merge(self, one: Row, other: Row) -> Row:
@@ -151,8 +144,7 @@ class CollectKernel(Kernel):
 class DistinctKernel(Kernel):
     """Each value once."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [[values or [] for values in _by_group(column, starts, _distinct)]]
 
     def merge(self, one: Row, other: Row) -> Row:
