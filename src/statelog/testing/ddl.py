@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -192,17 +192,23 @@ class _Parser:
 
     # ---- Types with parameters ----
 
-    def _size(self) -> int:
-        self._require("(")
-        size = self._number()
-        self._require(")")
-        return size
+    def _parts(self, form: str) -> list[Any]:
+        """Parse signs, types (T) and numbers (n) in the order of `form`; returns the types and numbers."""
+        parts: list[Any] = []
+        for sign in form:
+            if sign == "T":
+                parts.append(self.type())
+            elif sign == "n":
+                parts.append(self._number())
+            else:
+                self._require(sign)
+        return parts
 
     def _string(self) -> DataType:
         return StringType(self._name()) if self._take("collate") else StringType()
 
     def _time(self) -> DataType:
-        return TimeType(self._size()) if self._token == "(" else TimeType()
+        return TimeType(*self._parts("(n)")) if self._token == "(" else TimeType()
 
     def _decimal(self) -> DataType:
         if not self._take("("):
@@ -233,20 +239,6 @@ class _Parser:
             return interval
         return CalendarIntervalType()
 
-    def _array(self) -> DataType:
-        self._require("<")
-        element = self.type()
-        self._require(">")
-        return ArrayType(element)
-
-    def _map(self) -> DataType:
-        self._require("<")
-        key = self.type()
-        self._require(",")
-        value = self.type()
-        self._require(">")
-        return MapType(key, value)
-
     def _struct(self) -> DataType:
         self._require("<")
         if self._take(">"):
@@ -257,16 +249,16 @@ class _Parser:
 
 
 _PARAMETRIC: Final[dict[str, Callable[[_Parser], DataType]]] = {
-    "array": _Parser._array,
-    "char": lambda parser: CharType(parser._size()),
-    "character": lambda parser: CharType(parser._size()),
+    "array": lambda parser: ArrayType(*parser._parts("<T>")),
+    "char": lambda parser: CharType(*parser._parts("(n)")),
+    "character": lambda parser: CharType(*parser._parts("(n)")),
     "dec": _Parser._decimal,
     "decimal": _Parser._decimal,
     "interval": _Parser._interval,
-    "map": _Parser._map,
+    "map": lambda parser: MapType(*parser._parts("<T,T>")),
     "numeric": _Parser._decimal,
     "string": _Parser._string,
     "struct": _Parser._struct,
     "time": _Parser._time,
-    "varchar": lambda parser: VarcharType(parser._size()),
+    "varchar": lambda parser: VarcharType(*parser._parts("(n)")),
 }

@@ -31,6 +31,7 @@ from statelog.runs.times import Watermark
 from statelog.spark.checks import checked_uid, parse_output, warn_of_deleted
 from statelog.spark.declare import declare_keyed
 from statelog.spark.event_times import own_event_time, result_event_time, time_domains
+from statelog.spark.keyed_plan import check_processor
 from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec, keyed_task
 from statelog.spark.worker import Attempt, pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
@@ -140,7 +141,7 @@ class KeyedQuery:
         zone = arguments.sessionTimeZone
         columns = read_schema(arguments.input, "input")
         output = parse_output(arguments.output, parse_ddl)
-        _require_processor(processor)
+        check_processor(processor, "Harness takes")
         self._arguments = arguments
         self._key_columns = _key_places(columns, arguments.keys, "input")
         self._key_types = key_schema(columns[name] for name in arguments.keys)
@@ -265,12 +266,3 @@ def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[
             f"Harness: {subject} has no key column {unknown[0]!r}; its columns are {', '.join(columns.names)}."
         )
     return [columns.names.index(name) for name in keys]
-
-
-def _require_processor(processor: object) -> None:
-    missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
-    if missing or isinstance(processor, type):
-        raise ConfigurationError(
-            f"Harness takes an instance of StatefulProcessor, not {processor!r}.",
-            hint="Pass an object, not a class, that has init, handleInputRows and close.",
-        )

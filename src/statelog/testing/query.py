@@ -326,12 +326,15 @@ class MicroBatches:
 
     def run(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
         """Run the next batch, and return the output that Spark would keep; the operator splits `data` by subtask."""
-        number = self.next_batch
-        self.query.times[number] = time
-        outputs = self._complete(number, data)
-        self._done = (number, data)
+        outputs = self.try_first(data, time)
+        self._done = (self.next_batch, data)
         self.next_batch += 1
         return outputs
+
+    def try_first(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
+        """Run a first attempt of each subtask of the next batch; later attempts may get other data."""
+        self.query.times[self.next_batch] = time
+        return self._complete(self.next_batch, data)
 
     def repeat(self, *, in_new_run: bool) -> list[pa.RecordBatch]:
         """Run the last batch again: in later attempts, or in a new start, as if Spark had not committed the batch."""
@@ -341,12 +344,6 @@ class MicroBatches:
         if in_new_run or not self._is_running or self.query.first_batch > number:
             self._start(number)
         return self._complete(number, data)
-
-    def try_first(self, data: Any, time: BatchTime) -> None:
-        """Run a first attempt of each subtask of the next batch; later attempts may get other data."""
-        number = self.next_batch
-        self.query.times[number] = time
-        self._complete(number, data)
 
     def forget(self, parallelism: int | None) -> None:
         """Restart as if Spark had not committed the last batch: the next batch has its number."""

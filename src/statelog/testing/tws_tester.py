@@ -165,7 +165,7 @@ class TwsTester:
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
         """Run a batch with a frame of one key; :meth:`test` for a processor that takes and returns frames."""
         self._uses_pandas = True
-        times = [None if self._extractor is None else self._event_ms(row) for _, row in input.iterrows()]
+        times = [self._event_ms(row) for _, row in input.iterrows()]
 
         def take(numbers: list[int]) -> list[Any]:
             return [input.iloc[numbers].reset_index(drop=True)] if numbers else []
