@@ -126,14 +126,6 @@ def _as_stream(part: KeyedRows) -> bytes:
     return data
 
 
-@dataclass(frozen=True)
-class _InitialState:
-    columns: list[str]
-    key_columns: list[int]
-    """Positions of the grouping columns."""
-    rows: KeyedRows
-
-
 class KeyedQuery:
     """A keyed operator as the test describes it; raises the same errors as ``transformWithState``."""
 
@@ -160,7 +152,7 @@ class KeyedQuery:
         declared = declare_keyed(pickled, uid, time_domains(self.time_mode, watermark), parse_ddl)
         self.states = declared.states
         warn_of_deleted(uid, self.states.values())
-        initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
+        initial_columns, initial_key_columns, initial = self._initial(arguments.initialState)
         spec = KeyedSpec(
             uid=uid,
             instance="",
@@ -173,8 +165,8 @@ class KeyedQuery:
             key_schema=self._key_types,
             session_zone=zone,
             key_columns=self._key_columns,
-            initial_columns=[] if initial is None else initial.columns,
-            initial_key_columns=[] if initial is None else initial.key_columns,
+            initial_columns=initial_columns,
+            initial_key_columns=initial_key_columns,
             codecs=codecs,
             time_mode=self.time_mode,
             event_time=event_time,
@@ -188,7 +180,7 @@ class KeyedQuery:
             make=spec.operator,
             watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
             deleted=tuple(declared.deleted),
-            initial=None if initial is None else initial.rows,
+            initial=initial,
             settings=recorded_settings(self.time_mode, codecs),
         )
 
@@ -207,7 +199,13 @@ class KeyedQuery:
         found = own_event_time(columns, Watermark(column), drops_late=codecs.drops_late)
         return EventTime(found.column, codecs.drops_late) if self.time_mode is TimeMode.EVENT_TIME else None
 
-    def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> _InitialState:
+    def _initial(
+        self, state: tuple[StructType | str, Sequence[Any]] | None
+    ) -> tuple[list[str], list[int], KeyedRows | None]:
+        """Names of the columns of the initial state, positions of its grouping columns, and its rows."""
+        if state is None:
+            return [], [], None
+        schema, rows = state
         columns = read_schema(schema, "initialState")
         places = _key_places(columns, self._arguments.keys, "initialState")
         own = key_schema(columns[name] for name in self._arguments.keys)
@@ -218,7 +216,7 @@ class KeyedQuery:
             )
         batch = ColumnWriter(columns, "initialState", self._arguments.sessionTimeZone).batch(rows)
         hashes = self._hashes([batch.column(place) for place in places])
-        return _InitialState(columns.names, places, KeyedRows(batch, hashes))
+        return columns.names, places, KeyedRows(batch, hashes)
 
     def view(self, batches: MicroBatches) -> StateView:
         """The operator's state, by key."""

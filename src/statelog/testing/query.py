@@ -223,9 +223,7 @@ class LocalQuery:
 
     def new_workers(self) -> None:
         """Replace the Python workers by new ones, which remember nothing."""
-        self._workers = defaultdict[int, list[WorkerMemory]](
-            lambda: [WorkerMemory(self.policy), WorkerMemory(self.policy)]
-        )
+        self._workers = defaultdict[int, list[WorkerMemory]](lambda: [WorkerMemory(self.policy) for _ in range(2)])
 
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []

@@ -109,9 +109,7 @@ class TwsTester:
         self._outputs: list[Any] = []
         self._held: list[Any] = []
         self._acting: Processor = processor
-        declared = declare_keyed_states_of(processor, _UID, time_domains(self._mode, self._policy), parse_ddl)
-        self._declared = declared.states
-        self._states = declared.by_name()
+        self._declared = declare_keyed_states_of(processor, _UID, time_domains(self._mode, self._policy), parse_ddl)
         initial = initialStatePandas if initialStateRow is None else initialStateRow
         self._initial: list[Any] = [] if initial is None else [held for _, held in initial]
         keys = [] if initial is None else [key for key, _ in initial]
@@ -124,7 +122,7 @@ class TwsTester:
         query = LocalQuery(operator, new_directory(), options or Options())
         finalize(self, discard, query.directory, query.stores)
         self._batches = MicroBatches(query, parallelism=1)
-        self._view = StateView(self._make_operator, self._declared, self._mode, self._batches, self._row_of)
+        self._view = StateView(self._make_operator, self._declared.states, self._mode, self._batches, self._row_of)
         if initial is not None:
             self._held += self._run(self._stand_ins(), self._batches.last_time)
 
@@ -279,7 +277,7 @@ class TwsTester:
         self._edit(key, clear[self._require(stateName, *clear)])
 
     def _require(self, name: str, *kinds: StateKind) -> StateKind:
-        state = self._declared.get(name)
+        state = self._declared.states.get(name)
         if state is None or state.kind not in kinds:
             raise AssertionError(f"State {name} has not been initialized.")
         return state.kind
@@ -326,7 +324,7 @@ class TwsTester:
         return pandas.concat(output, ignore_index=True) if output else pandas.DataFrame()
 
     def _make_operator(self) -> KeyedOperator:
-        keys, states = list(self._keys), bind_states(self._states, _UID)
+        keys, states = list(self._keys), bind_states(self._declared.by_name(), _UID)
         event_time = None
         if self._extractor is not None:
             is_late = self._mode is TimeMode.EVENT_TIME
