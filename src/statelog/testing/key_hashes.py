@@ -37,7 +37,8 @@ def row_hashes(columns: Sequence[pa.Array]) -> Hashes:
     """Hash the rows of columns of one length n as Spark's ``xxhash64`` does; the result has shape (n,)."""
     hashes = [_SEED] * len(columns[0])
     for column in columns:
-        hashes = list(map(_hasher(column.type), hashes, column.to_pylist()))
+        hash_value = _hasher(column.type)
+        hashes = [hash_value(seed, value) for seed, value in zip(hashes, column.to_pylist(), strict=True)]
     return np.array(hashes, np.uint64)
 
 
