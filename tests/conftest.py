@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "statelog.testing.store_contract",
+    "statelog.testing.contracts",
     "tests.contract.log_contract",
     "tests.contract.table_contract",
     "tests.savepoints.spark_files_contract",

@@ -13,8 +13,8 @@ from statelog.storage import LocalStore, Store
 from statelog.storage.races import Ended, Race, Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.testing.clock import ManualClock
+from statelog.testing.contracts import StoreContract
 from statelog.testing.faults import FaultPlan, FaultStore
-from statelog.testing.store_contract import StoreContract
 from tests.stores import WholeObjects
 
 

@@ -12,7 +12,7 @@ from statelog.clock import SystemClock
 from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.testing.store_contract import StoreContract
+from statelog.testing.contracts import StoreContract
 from tests.s3.fault_proxy import FaultProxy, Rule, proxy_in_thread
 from tests.s3.server import RadosGateway
 

@@ -9,7 +9,7 @@ import pytest
 from statelog.errors import ErrorKind, StorageError
 from statelog.storage import Store, open_store
 from statelog.storage.probe import check_put_if_absent
-from statelog.testing.store_contract import StoreContract
+from statelog.testing.contracts import StoreContract
 from tests.s3.server import RadosGateway
 
 pytest_plugins = ("tests.s3.plugin",)

@@ -26,6 +26,7 @@ from statelog import (
     OperatorProcessor,
     Options,
     ProcessorError,
+    RestoreProgress,
     Step,
     StorageError,
     Watermark,
@@ -33,6 +34,7 @@ from statelog import (
 from statelog.testing import FaultPlan, Harness
 from statelog.testing.faults import Call, Fault
 from statelog.testing.harness import parts_of
+from statelog.testing.query import CrashPoint
 
 
 class Base(StatefulProcessor):
@@ -138,6 +140,24 @@ def test_values_of_every_type_reach_the_processor_as_in_spark() -> None:
         f" i=[('p', 1)], j={{'x': 1, 'y': datetime.datetime(2024, 7, 1, 12, 0, {berlin}}}, k=b'\\x00',"
         " l=datetime.timedelta(seconds=1, microseconds=500000))"
     )
+
+
+class TimesOfKeys(Timers):
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield (str(key[0]), expiredTimerInfo.getExpiryTimeInMs())
+
+
+def test_session_time_zone_may_be_an_offset() -> None:
+    arguments: dict[str, Any] = {"timeMode": "ProcessingTime", "sessionTimeZone": "+02:00", "keys": ["key"]}
+    columns, output = "key timestamp, delay long", "key string, at long"
+    with Harness(TimesOfKeys(), input=columns, output=output, **arguments) as harness:
+        harness.push([(datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC), 5)])
+        assert harness.advanceProcessingTime(5) == [("2024-07-01 14:00:00+02:00", 5)]
+
+
+def test_session_time_zone_does_not_matter_without_times() -> None:
+    with sums(sessionTimeZone="GMT+2") as harness:
+        assert harness.push([("a", 1)]) == [Row(key="a", total=1)]
 
 
 def test_keys_go_to_the_subtasks_of_their_hashes() -> None:
@@ -394,6 +414,18 @@ def test_own_observer_is_told() -> None:
     with sums(parallelism=1, options=Options(observer=observer)) as harness:
         harness.push([("a", 1)])
     assert observer.steps == [Step.RESTORED, Step.ACKING, Step.LAST_ACK, Step.DURABLE, Step.ACKED]
+
+
+def test_own_observer_is_told_of_a_long_restart() -> None:
+    told: list[RestoreProgress] = []
+
+    class Telling(Observer):
+        def restoring(self, progress: RestoreProgress) -> None:
+            told.append(progress)
+
+    progress = RestoreProgress("query", "main", batch=3, subtasks=1, read_bytes=5, known_bytes=9)
+    CrashPoint(Telling()).restoring(progress)
+    assert told == [progress]
 
 
 # ---- Misuse ----

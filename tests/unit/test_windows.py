@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Context, Decimal
 from functools import reduce
 from typing import Any
@@ -356,6 +357,24 @@ def test_a_window_processor_has_no_timers() -> None:
     plan = definition().processed(WithTimer(), "n long")
     with pytest.raises(ProcessorError, match="no timers of its own"):
         Harness(plan.operator, input=INPUT, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time")
+
+
+class Times(statelog.WindowProcessor):
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        return ((str(row.time),) for row in rows)
+
+
+def test_times_are_in_a_session_time_zone_that_is_an_offset() -> None:
+    plan = replace(definition(), zone="+02:00").processed(Times(), "time string")
+    arguments: dict[str, Any] = {
+        "keys": ["user"],
+        "timeMode": "EventTime",
+        "eventTime": "time",
+        "sessionTimeZone": "+02:00",
+    }
+    with Harness(plan.operator, input=INPUT, output=plan.output, **arguments) as harness:
+        harness.push([("a", instant(1), 1)])
+        assert harness.advanceWatermark(10) == [("1970-01-01 02:00:00.001000+02:00",)]
 
 
 def test_a_window_knows_its_bounds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -46,7 +47,7 @@ class KeyedView:
             genesis=begun.genesis,
             head=begun.head,
             within=hash_range(task.subtask, parallelism),
-            operator=_as_stored(operator, begun),
+            operator=as_stored(operator, begun.generations, begun.expires_by),
             context=BatchContext(
                 epoch=begun.epoch,
                 batch=task.batch,
@@ -70,8 +71,8 @@ class KeyedView:
         return self.maintenance.grant if self.maintenance else None
 
 
-def _as_stored(operator: KeyedOperator, begun: Begun) -> KeyedOperator:
-    generations, expires_by = begun.generations, begun.expires_by
+def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_by: Mapping[str, str]) -> KeyedOperator:
+    """The operator with its states as they are stored; the mappings are those of :class:`Begun`."""
     if not generations and not expires_by:
         return operator
     states = [

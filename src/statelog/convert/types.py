@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -149,12 +149,18 @@ def _nullable(kind: DataType) -> DataType:
     return kind
 
 
+@cache
+def time_zone(name: str) -> datetime.tzinfo:
+    """The session's time zone, a region or an offset such as ``+02:00``, as Arrow's timestamps have it."""
+    zone: datetime.tzinfo = pa.lib.string_to_tzinfo(name)
+    return zone
+
+
 def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
     """Make the decoder of keys for ``handleExpiredTimer``: Rows, as in Spark, with times in `zone`, the session's."""
-    info = ZoneInfo(zone)
 
     def in_zone(value: Any) -> Any:
-        return value.astimezone(info) if isinstance(value, datetime.datetime) and value.tzinfo else value
+        return value.astimezone(time_zone(zone)) if isinstance(value, datetime.datetime) and value.tzinfo else value
 
     make = row_maker(codec.schema.names)
     return lambda data: make([[in_zone(value)] for value in codec.decode(data)])[0]

@@ -92,7 +92,7 @@ def apply_keyed(
 ) -> DataFrame:
     """Plan a keyed operator, and return its output rows."""
     df = stream.df
-    _check_processor(arguments.processor)
+    check_processor(arguments.processor, "statefulProcessor must be")
     checked = check_arguments(df, arguments.processor, arguments.output_type, arguments.output_mode, own)
     uid, parallelism, output, watermark = checked.uid, checked.parallelism, checked.output, own.watermark
     if checked.options.table == "rocksdb":
@@ -237,11 +237,12 @@ def _watermark_column(df: DataFrame) -> int | None:
 # ---- Checks ----
 
 
-def _check_processor(processor: object) -> None:
+def check_processor(processor: object, subject: str) -> None:
+    """Refuse an object without a processor's methods; `subject` begins the message."""
     missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
     if missing or isinstance(processor, type):
         raise ConfigurationError(
-            f"statefulProcessor must be an instance of StatefulProcessor, not {processor!r}.",
+            f"{subject} an instance of StatefulProcessor, not {processor!r}.",
             hint="Pass an object, not a class, that has init, handleInputRows and close.",
         )
 

@@ -13,7 +13,7 @@ The life of a keyed stream:
 
 The other modules work on the state of whole queries:
 
-- `savepoints`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
+- `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
 - `repair`: ``rewind`` makes Spark repeat batches that it has committed although they have no checkpoint.
 - `orphans`: ``list_orphans`` lists the files that crashed starts left behind.
 

@@ -13,15 +13,17 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from statelog.convert.codecs import FrameCodecs, RowCodecs
+from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Watermark
 from statelog.spark.internals import selected_column
-from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
-from statelog.streams.windowed import WindowedStream, windowed
-from statelog.windows.assigners import WindowAssigner
+from statelog.streams.windowed import WindowedStream
+from statelog.windows.assigners import CountWindows, WindowAssigner
+from statelog.windows.build import WindowDefinition
 
 
 def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> KeyedStream:
@@ -61,19 +63,6 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
 
 def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
     """Find the grouping columns, and add those that are computed; raises the errors of :func:`key_by`."""
-    frame = _keyed(df, given)
-    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
-    if doubled:
-        raise ConfigurationError(
-            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
-        )
-    KeyCodec(frame.key_schema)
-    with _naming(df, given):
-        df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
-    return frame
-
-
-def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
     columns: list[str] = []
     computed: list[Column] = []
     for column in given:
@@ -85,7 +74,16 @@ def _keyed(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
                 computed.append((F.col(column) if isinstance(column, str) else column).alias(name))
                 df.select(computed[-1], "*")
         columns.append(name if place is None else df.columns[place])
-    return KeyedFrame(df.select(*computed, "*") if computed else df, columns)
+    frame = KeyedFrame(df.select(*computed, "*") if computed else df, columns)
+    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
+    if doubled:
+        raise ConfigurationError(
+            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
+        )
+    KeyCodec(frame.key_schema)
+    with _naming(df, given):
+        df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
+    return frame
 
 
 @contextmanager
@@ -175,11 +173,9 @@ class KeyedStream:
             If the processor cannot be pickled, or its ``init`` fails.
         """
         initial = _checked_initial(initialState)
-        arguments = SparkArguments(
-            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
-        )
+        spark = SparkArguments(statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName)
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return apply_keyed(self._frame, arguments, own, RowCodecs())
+        return apply_keyed(self._frame, spark, own, RowCodecs())
 
     def transformWithStateInPandas(
         self,
@@ -203,11 +199,9 @@ class KeyedStream:
         key's rows in frames of at most ``spark.sql.execution.arrow.maxRecordsPerBatch`` rows.
         """
         initial = _checked_initial(initialState)
-        arguments = SparkArguments(
-            statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName
-        )
+        spark = SparkArguments(statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName)
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
-        return apply_keyed(self._frame, arguments, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
+        return apply_keyed(self._frame, spark, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
 
     def window(
         self,
@@ -254,7 +248,29 @@ class KeyedStream:
         ...     statelog.key_by(events, "user").window(statelog.TumblingWindows(60_000)).agg(statelog.Count())
         ... )
         """
-        return windowed(self._frame, windows, timeMode, timeColumn, allowedLatenessMs, lateColumn, watermark)
+        df = self._frame.df
+        mode = _time_mode(windows, timeMode)
+        if mode is not TimeMode.EVENT_TIME and (timeColumn is not None or watermark is not None):
+            raise ConfigurationError(
+                "timeColumn and watermark have a meaning in event time only.",
+                hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
+            )
+        if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
+            raise ConfigurationError(
+                "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
+                hint="Use event time with timeColumn.",
+            )
+        definition = WindowDefinition(
+            schema=df.schema,
+            keys=self._frame.columns,
+            zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
+            windows=windows,
+            time_mode=mode,
+            time_column=_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
+            allowed_lateness_ms=allowedLatenessMs,
+            late_column=lateColumn,
+        )
+        return WindowedStream(self._frame, definition, watermark)
 
 
 def _checked_initial(initial: object) -> KeyedFrame | None:
@@ -267,3 +283,41 @@ def _checked_initial(initial: object) -> KeyedFrame | None:
     if initial._frame.df.isStreaming:
         raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
     return initial._frame
+
+
+def _time_mode(windows: object, text: str | None) -> TimeMode:
+    if isinstance(windows, CountWindows):
+        if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
+            raise ConfigurationError(
+                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
+            )
+        return TimeMode.NONE
+    mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
+    if mode is TimeMode.NONE:
+        raise ConfigurationError(
+            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
+        )
+    return mode
+
+
+def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
+    """The column of event time, which in a stream must be the column with the watermark."""
+    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
+    if watermark is not None:
+        marked = [watermark.column]
+    if asked is not None and (not df.isStreaming or asked in marked):
+        return asked
+    if not marked:
+        raise ConfigurationError(
+            "Windows in event time need "
+            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
+            if df.isStreaming
+            else "Pass timeColumn.",
+        )
+    if asked is not None:
+        raise ConfigurationError(
+            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
+            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
+        )
+    return marked[0]

@@ -14,12 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.checkpoint.query_operators import OperatorLog, noted_location
-from statelog.clock import Clock, SystemClock
-from statelog.errors import (
-    ConfigurationError,
-    StatelogError,
-    StateMissingError,
-)
+from statelog.clock import SystemClock
+from statelog.errors import ConfigurationError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators
 from statelog.log.open import open_location
 from statelog.options import Options
@@ -291,11 +287,10 @@ def _write(
         )
         for log in found
     ]
-    clock: Clock = SystemClock()
     manifest = Manifest(
         batch=batch,
         query_id=query_id,
-        taken_ms=int(clock.now_s() * 1000),
+        taken_ms=int(SystemClock().now_s() * 1000),
         offsets=offsets,
         commits=commits,
         sources=spark.copy_sources(store, offsets[str(batch)]),
@@ -318,10 +313,13 @@ def _run_all(session: SparkSession | None) -> RunAll:
     def run(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         if len(items) < 2:
             return one_by_one(work, items)
-        outcomes = (
+        outcomes: list[Any] = (
             session.sparkContext.parallelize(list(items), len(items)).map(with_stores(_reporting(work))).collect()
         )
-        return [_unpacked(outcome) for outcome in outcomes]
+        for outcome in outcomes:
+            if isinstance(outcome, StatelogError):
+                raise outcome
+        return outcomes
 
     return run
 
@@ -336,9 +334,3 @@ def _reporting(work: Callable[[_Item], _Result]) -> Callable[[_Item], Any]:
             return error
 
     return run
-
-
-def _unpacked(outcome: Any) -> Any:
-    if isinstance(outcome, StatelogError):
-        raise outcome
-    return outcome

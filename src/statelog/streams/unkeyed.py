@@ -37,17 +37,8 @@ def process(
         Type of the output rows.
     outputMode : {"append", "update", "complete"}
         One of Spark's output modes. It has no effect on the processor.
-    uid : str, optional
-        The operator's name in the checkpoint. A query with two or more stateful operators needs a different one for
-        each.
-    parallelism : int, optional
-        Number of subtasks, from 1 to 32,768; may differ at every start. The default is the application's number of
-        cores.
-    location : str, optional
-        The directory of the state, which driver and executors must share, or a folder in an object store. The default
-        is the folder ``statelog`` below the query's checkpointLocation.
-    options : Options, optional
-        The operator's options; the defaults if None.
+    uid, parallelism, location, options
+        As in :meth:`statelog.KeyedStream.transformWithState`.
     broadcast : DataFrame, optional
         A DataFrame whose rows every subtask gets, in ``processBroadcast``. It must be streaming if `df` is, and only
         then.

@@ -9,92 +9,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.options import Options
 from statelog.runs.times import Watermark
-from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
 from statelog.windows.aggregates import Aggregate
-from statelog.windows.assigners import CountWindows, WindowAssigner
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
 
 Row = tuple[Any, ...]
-
-
-def windowed(
-    frame: KeyedFrame,
-    windows: WindowAssigner,
-    time_mode: str | None,
-    time_column: str | None,
-    allowed_lateness_ms: int,
-    late_column: str | None,
-    watermark: Watermark | None,
-) -> WindowedStream:
-    """Check the arguments of ``KeyedStream.window``, which describes them, and make its result."""
-    df = frame.df
-    mode = _time_mode(windows, time_mode)
-    if mode is not TimeMode.EVENT_TIME and (time_column is not None or watermark is not None):
-        raise ConfigurationError(
-            "timeColumn and watermark have a meaning in event time only.",
-            hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
-        )
-    if mode is TimeMode.PROCESSING_TIME and not df.isStreaming:
-        raise ConfigurationError(
-            "timeMode is 'ProcessingTime', but the DataFrame is a batch: all of its rows have one processing time.",
-            hint="Use event time with timeColumn.",
-        )
-    definition = WindowDefinition(
-        schema=df.schema,
-        keys=frame.columns,
-        zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
-        windows=windows,
-        time_mode=mode,
-        time_column=_time_column(df, time_column, watermark) if mode is TimeMode.EVENT_TIME else None,
-        allowed_lateness_ms=allowed_lateness_ms,
-        late_column=late_column,
-    )
-    return WindowedStream(frame, definition, watermark)
-
-
-def _time_mode(windows: object, text: str | None) -> TimeMode:
-    if isinstance(windows, CountWindows):
-        if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
-            raise ConfigurationError(
-                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
-            )
-        return TimeMode.NONE
-    mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
-    if mode is TimeMode.NONE:
-        raise ConfigurationError(
-            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
-        )
-    return mode
-
-
-def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
-    """The column of event time, which in a stream must be the column with the watermark."""
-    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
-    if watermark is not None:
-        marked = [watermark.column]
-    if asked is not None and (not df.isStreaming or asked in marked):
-        return asked
-    if not marked:
-        raise ConfigurationError(
-            "Windows in event time need "
-            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
-            if df.isStreaming
-            else "Pass timeColumn.",
-        )
-    if asked is not None:
-        raise ConfigurationError(
-            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
-            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
-        )
-    return marked[0]
 
 
 class WindowedStream:
@@ -124,8 +49,6 @@ class WindowedStream:
         ----------
         *aggregates : Aggregate
             Such as ``statelog.Count()`` and ``statelog.Sum("amount").alias("total")``; at least one.
-        uid, parallelism, location, options, eventTimeColumnName
-            As in :meth:`statelog.KeyedStream.transformWithState`.
 
         Returns
         -------
@@ -160,8 +83,6 @@ class WindowedStream:
             Its results are tuples of `resultType`. For sliding and session windows it needs ``merge``.
         accumulatorSchema, resultType : StructType or str
             Fields of the accumulator, and of the result.
-        uid, parallelism, location, options, eventTimeColumnName
-            As in :meth:`statelog.KeyedStream.transformWithState`.
 
         Returns
         -------
@@ -198,8 +119,6 @@ class WindowedStream:
             Fields of a value.
         valueOf : callable, optional
             Makes the value of a row; by default the value has the row's columns with the names in `valueSchema`.
-        uid, parallelism, location, options, eventTimeColumnName
-            As in :meth:`statelog.KeyedStream.transformWithState`.
 
         Returns
         -------
@@ -233,8 +152,6 @@ class WindowedStream:
             The processor, an instance of a subclass.
         outputStructType : StructType or str
             Type of the rows that the processor returns.
-        uid, parallelism, location, options, eventTimeColumnName
-            As in :meth:`statelog.KeyedStream.transformWithState`.
 
         Returns
         -------
@@ -297,22 +214,7 @@ def on_time(df: DataFrame, lateColumn: str) -> DataFrame:
 def late(df: DataFrame, lateColumn: str) -> DataFrame:
     """Select the rows that came too late from the output of windows with a column of late rows.
 
-    Parameters
-    ----------
-    df : DataFrame
-        The output of the windows.
-    lateColumn : str
-        The column of late rows, as given to :meth:`statelog.KeyedStream.window`.
-
-    Returns
-    -------
-    DataFrame
-        The late input rows, unchanged; :func:`on_time` selects all others of the output.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such column.
+    They are returned as they came in; :func:`on_time`, which has the same parameters and errors, selects all others.
     """
     column = _late_column(df, lateColumn)
     return df.where(column.isNotNull()).select(column.alias("late")).select("late.*")

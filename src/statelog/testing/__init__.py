@@ -21,7 +21,7 @@ Words:
 - host: a local directory. A start keeps its hosts, or begins on new ones without local files.
 - start: one start of the query, with a new run id, a new coordinator and new workers.
 - death: the effect of the next crash, that is, whether the driver dies and how the query starts again.
-- stand-in: a number in a column in place of a test's own object (`object_rows`).
+- stand-in: a number in a column in place of a test's own object (`tws_tester`).
 
 May import every package. Production packages do not import this one, and `contracts` alone needs pytest.
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from operator import itemgetter
+from typing import Any, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -42,7 +42,8 @@ from pyspark.sql.types import (
 
 _TOKEN: Final = re.compile(
     r"""\s*(?:
-        (?P<word>\w+)
+        (?P<number>\d+)(?!\w)
+      | (?P<word>\w+)
       | (?P<quoted>`(?:[^`]|``)*`)
       | (?P<text>'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
       | (?P<sign>[<>(),:])
@@ -75,8 +76,8 @@ _PLAIN: Final[dict[str, Callable[[], DataType]]] = {
     "variant": VariantType,
     "void": NullType,
 }
-_DAY_TIME_UNITS: Final = {"day": 0, "hour": 1, "minute": 2, "second": 3}
-_YEAR_MONTH_UNITS: Final = {"year": 0, "month": 1}
+_UNITS: Final = [(("day", "hour", "minute", "second"), DayTimeIntervalType), (("year", "month"), YearMonthIntervalType)]
+"""The units of each kind of interval, and its type."""
 _LARGEST_PRECISION: Final = 38
 
 
@@ -85,235 +86,179 @@ def parse_ddl(text: str) -> DataType:
 
     Raises ValueError, whose message names the position, for any other text.
     """
-    tokens = _tokens(text)
-    single = _Parser(text, tokens)
-    try:
-        return single.whole(single.type)
-    except ValueError as error:
-        columns = _Parser(text, tokens)
+    failed: list[tuple[int, ValueError]] = []
+    for read in (_Parser.type, _Parser.columns):
+        parser = _Parser(text)
         try:
-            return columns.whole(lambda: StructType(columns.fields()))
-        except ValueError:
-            if single.position > columns.position:
-                raise error from None
-            raise
-
-
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    position: int
-
-    @property
-    def word(self) -> str:
-        """The word in lower case; empty for other tokens."""
-        return self.text.lower() if self.kind == "word" else ""
-
-    def __str__(self) -> str:
-        return "the end of the text" if self.kind == "end" else f"'{self.text}'"
-
-
-def _tokens(text: str) -> list[_Token]:
-    tokens: list[_Token] = []
-    position = 0
-    while True:
-        found = _TOKEN.match(text, position)
-        assert found is not None, "the last alternatives match everything"
-        kind = str(found.lastgroup)
-        tokens.append(_Token(kind, found[kind], found.start(kind)))
-        if kind == "end":
-            return tokens
-        position = found.end()
+            return parser.whole(read)
+        except ValueError as error:
+            failed.insert(0, (parser.position, error))
+    raise max(failed, key=itemgetter(0))[1]
 
 
 class _Parser:
-    """Parses tokens, beginning with the first."""
+    """Parses the tokens of a text, beginning with the first."""
 
-    def __init__(self, text: str, tokens: list[_Token]) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = tokens
+        self._tokens = list(_TOKEN.finditer(text))
         self._next = 0
 
-    def fields(self) -> list[StructField]:
+    def whole(self, read: Callable[[_Parser], DataType]) -> DataType:
+        """Parse with `read`, which must consume the whole text."""
+        kind = read(self)
+        if self._kind != "end":
+            raise self._expected("',' or the end of the text")
+        return kind
+
+    def columns(self) -> StructType:
         """Parse ``name type [NOT NULL] [COMMENT text]``, once or more, separated by commas."""
         fields = [self._field()]
-        while self._take_sign(","):
+        while self._take(","):
             fields.append(self._field())
-        return fields
+        return StructType(fields)
 
     def type(self) -> DataType:
         """Parse a type."""
-        token = self._token
-        name = token.word
+        name = self._token.lower()
         if name in _PLAIN:
             self._next += 1
             return _PLAIN[name]()
-        reader = _PARAMETRIC.get(name)
-        if reader is None:
+        if name not in _PARAMETRIC:
             raise self._expected("a type")
         self._next += 1
-        return reader(self)
+        return _PARAMETRIC[name](self)
 
-    def whole(self, read: Callable[[], DataType]) -> DataType:
-        """Parse with `read`, which must consume the whole text."""
-        kind = read()
-        if self._token.kind != "end":
-            raise self._expected("',' or the end of the text")
-        return kind
+    # ---- Tokens ----
 
     @property
     def position(self) -> int:
         """Position of the next token in the text."""
-        return self._token.position
+        return self._tokens[self._next].start(self._kind)
 
     @property
-    def _token(self) -> _Token:
-        return self._tokens[self._next]
+    def _kind(self) -> str:
+        return str(self._tokens[self._next].lastgroup)
+
+    @property
+    def _token(self) -> str:
+        """The next token; empty at the end."""
+        return self._tokens[self._next][self._kind]
 
     def _expected(self, what: str) -> ValueError:
+        found = "the end of the text" if self._kind == "end" else f"'{self._token}'"
+        return ValueError(f"expected {what} at position {self.position + 1} of {self._text!r}, found {found}")
+
+    def _take(self, text: str) -> bool:
+        """Consume the next token if it is this word or sign."""
+        is_there = self._token.lower() == text
+        self._next += is_there
+        return is_there
+
+    def _require(self, text: str) -> None:
+        if not self._take(text):
+            raise self._expected(f"'{text}'")
+
+    def _require_kind(self, what: str, *kinds: str) -> str:
         token = self._token
-        return ValueError(f"expected {what} at position {token.position + 1} of {self._text!r}, found {token}")
-
-    def _take_sign(self, sign: str) -> bool:
-        is_there = self._token.kind == "sign" and self._token.text == sign
-        self._next += is_there
-        return is_there
-
-    def _require_sign(self, sign: str) -> None:
-        if not self._take_sign(sign):
-            raise self._expected(f"'{sign}'")
-
-    def _take_word(self, word: str) -> bool:
-        is_there = self._token.word == word
-        self._next += is_there
-        return is_there
+        if self._kind not in kinds or token == "``":
+            raise self._expected(what)
+        self._next += 1
+        return token
 
     def _number(self) -> int:
-        token = self._token
-        if token.kind != "word" or not token.text.isdecimal():
-            raise self._expected("a number")
-        self._next += 1
-        return int(token.text)
+        return int(self._require_kind("a number", "number"))
+
+    def _name(self) -> str:
+        name = self._require_kind("a name", "word", "quoted")
+        return name[1:-1].replace("``", "`") if name[0] == "`" else name
 
     # ---- Columns and fields ----
 
     def _field(self) -> StructField:
         name = self._name()
-        self._take_sign(":")
+        self._take(":")
         kind = self.type()
-        nullable = True
-        if self._take_word("not"):
-            if not self._take_word("null"):
-                raise self._expected("NULL")
-            nullable = False
-        metadata = {"comment": self._comment()} if self._take_word("comment") else None
+        nullable = not self._take("not")
+        if not nullable and not self._take("null"):
+            raise self._expected("NULL")
+        metadata = {"comment": self._comment()} if self._take("comment") else None
         return StructField(name, kind, nullable, metadata)
 
-    def _name(self) -> str:
-        token = self._token
-        if token.kind == "quoted" and len(token.text) > 2:
-            self._next += 1
-            return token.text[1:-1].replace("``", "`")
-        if token.kind != "word" or token.text.isdecimal():
-            raise self._expected("a name")
-        self._next += 1
-        return token.text
-
     def _comment(self) -> str:
-        token = self._token
-        if token.kind != "text":
-            raise self._expected("a text in quotes")
-        self._next += 1
-        quote = token.text[0]
-        return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), token.text[1:-1].replace(quote * 2, quote))
+        text = self._require_kind("a text in quotes", "text")
+        quote = text[0]
+        return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text[1:-1].replace(quote * 2, quote))
 
     # ---- Types with parameters ----
 
+    def _parts(self, form: str) -> list[Any]:
+        """Parse signs, types (T) and numbers (n) in the order of `form`; returns the types and numbers."""
+        parts: list[Any] = []
+        for sign in form:
+            if sign == "T":
+                parts.append(self.type())
+            elif sign == "n":
+                parts.append(self._number())
+            else:
+                self._require(sign)
+        return parts
+
     def _string(self) -> DataType:
-        if not self._take_word("collate"):
-            return StringType()
-        return StringType(self._name())
-
-    def _sized(self, make: Callable[[int], DataType]) -> DataType:
-        self._require_sign("(")
-        length = self._number()
-        self._require_sign(")")
-        return make(length)
-
-    def _decimal(self) -> DataType:
-        precision, scale = 10, 0
-        if self._take_sign("("):
-            at = self._token
-            precision = self._number()
-            if self._take_sign(","):
-                scale = self._number()
-            self._require_sign(")")
-            if not 1 <= precision <= _LARGEST_PRECISION or scale > precision:
-                raise ValueError(
-                    f"a decimal has at most 38 digits, and not more decimals than digits: ({precision},{scale}) at"
-                    f" position {at.position + 1} of {self._text!r}"
-                )
-        return DecimalType(precision, scale)
+        return StringType(self._name()) if self._take("collate") else StringType()
 
     def _time(self) -> DataType:
-        if not self._take_sign("("):
-            return TimeType()
+        return TimeType(*self._parts("(n)")) if self._token == "(" else TimeType()
+
+    def _decimal(self) -> DataType:
+        if not self._take("("):
+            return DecimalType(10, 0)
+        at = self.position
         precision = self._number()
-        self._require_sign(")")
-        return TimeType(precision)
+        scale = self._number() if self._take(",") else 0
+        self._require(")")
+        if not 1 <= precision <= _LARGEST_PRECISION or scale > precision:
+            raise ValueError(
+                f"a decimal has at most 38 digits, and not more decimals than digits: ({precision},{scale}) at"
+                f" position {at + 1} of {self._text!r}"
+            )
+        return DecimalType(precision, scale)
 
     def _interval(self) -> DataType:
-        for units, make in ((_DAY_TIME_UNITS, DayTimeIntervalType), (_YEAR_MONTH_UNITS, YearMonthIntervalType)):
-            start = units.get(self._token.word)
-            if start is None:
+        for units, make in _UNITS:
+            if self._token.lower() not in units:
                 continue
+            first = last = units.index(self._token.lower())
             self._next += 1
-            end = start
-            if self._take_word("to"):
-                found = units.get(self._token.word)
-                if found is None or found <= start:
+            if self._take("to"):
+                if self._token.lower() not in units[first + 1 :]:
                     raise self._expected("a smaller unit of the interval")
-                end = found
+                last = units.index(self._token.lower())
                 self._next += 1
-            interval: DataType = make(start, end)
+            interval: DataType = make(first, last)
             return interval
         return CalendarIntervalType()
 
-    def _array(self) -> DataType:
-        self._require_sign("<")
-        element = self.type()
-        self._require_sign(">")
-        return ArrayType(element)
-
-    def _map(self) -> DataType:
-        self._require_sign("<")
-        key = self.type()
-        self._require_sign(",")
-        value = self.type()
-        self._require_sign(">")
-        return MapType(key, value)
-
     def _struct(self) -> DataType:
-        self._require_sign("<")
-        if self._take_sign(">"):
+        self._require("<")
+        if self._take(">"):
             return StructType([])
-        fields = self.fields()
-        self._require_sign(">")
-        return StructType(fields)
+        fields = self.columns()
+        self._require(">")
+        return fields
 
 
 _PARAMETRIC: Final[dict[str, Callable[[_Parser], DataType]]] = {
-    "array": _Parser._array,
-    "char": lambda parser: parser._sized(CharType),
-    "character": lambda parser: parser._sized(CharType),
+    "array": lambda parser: ArrayType(*parser._parts("<T>")),
+    "char": lambda parser: CharType(*parser._parts("(n)")),
+    "character": lambda parser: CharType(*parser._parts("(n)")),
     "dec": _Parser._decimal,
     "decimal": _Parser._decimal,
     "interval": _Parser._interval,
-    "map": _Parser._map,
+    "map": lambda parser: MapType(*parser._parts("<T,T>")),
     "numeric": _Parser._decimal,
     "string": _Parser._string,
     "struct": _Parser._struct,
     "time": _Parser._time,
-    "varchar": lambda parser: parser._sized(VarcharType),
+    "varchar": lambda parser: VarcharType(*parser._parts("(n)")),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import finalize
 
@@ -169,7 +168,6 @@ class Harness:
         self._query = LocalQuery(self._description.operator, directory, options, open_store=_store_opener(faults))
         self._discard = finalize(self, discard, directory, self._query.stores)
         self._batches = MicroBatches(self._query, parallelism)
-        self._is_closed = False
         self._last_output: _Rows = []
 
     # ---- Batches ----
@@ -310,7 +308,7 @@ class Harness:
     @property
     def crashes(self) -> int:
         """Number of crashes so far."""
-        return len(self._query.crash_point.crashes)
+        return self._query.crash_point.crashes
 
     def restart(self, parallelism: int | None = None, *, keepLocal: bool = True, processor: Any = None) -> None:
         """Stop the query and start it again.
@@ -389,13 +387,7 @@ class Harness:
         return self._view.timers(key)
 
     def operatorState(self, name: str) -> Any:
-        """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state.
-
-        Parameters
-        ----------
-        name : str
-            The state.
-        """
+        """A state of an OperatorProcessor: the elements of each subtask, or the map of a broadcast state."""
         self._require_open()
         if not isinstance(self._description, UnkeyedQuery):
             raise ConfigurationError(
@@ -440,8 +432,7 @@ class Harness:
 
     def close(self) -> None:
         """End the query and remove its files."""
-        if not self._is_closed:
-            self._is_closed = True
+        if self._discard.alive:
             try:
                 self._batches.stop()
             finally:
@@ -450,13 +441,11 @@ class Harness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _require_open(self) -> None:
-        if self._is_closed:
+        if not self._discard.alive:
             raise ConfigurationError("The harness is closed.", hint="Make another one.")
 
 

@@ -13,6 +13,7 @@ import datetime
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +23,8 @@ import xxhash
 from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
 
-_Hash = Callable[[Any, int], int]
+_Hash = Callable[[int, Any], int]
+"""Hashes a value with a seed, which comes first."""
 
 _SEED: Final = 42
 _LONG_DECIMAL_DIGITS: Final = 18
@@ -36,24 +38,25 @@ def row_hashes(columns: Sequence[pa.Array]) -> Hashes:
     hashes = [_SEED] * len(columns[0])
     for column in columns:
         hash_value = _hasher(column.type)
-        hashes = [hash_value(value, seed) for value, seed in zip(column.to_pylist(), hashes, strict=True)]
+        hashes = [hash_value(seed, value) for seed, value in zip(hashes, column.to_pylist(), strict=True)]
     return np.array(hashes, np.uint64)
 
 
 def _hasher(kind: pa.DataType) -> _Hash:
     hash_present = _present_hasher(kind)
-    return lambda value, seed: seed if value is None else hash_present(value, seed)
+    return lambda seed, value: seed if value is None else hash_present(seed, value)
 
 
 def _present_hasher(kind: pa.DataType) -> _Hash:
     if pa.types.is_struct(kind):
         return _struct_hasher(kind)
     if pa.types.is_list(kind):
-        return _sequence_hasher(_hasher(kind.value_type))
+        hash_element = _hasher(kind.value_type)
+        return lambda seed, values: reduce(hash_element, values, seed)
     if pa.types.is_map(kind):
         return _map_hasher(kind)
     to_bytes = _encoder(kind)
-    return lambda value, seed: xxhash.xxh64_intdigest(to_bytes(value), seed)
+    return lambda seed, value: xxhash.xxh64_intdigest(to_bytes(value), seed)
 
 
 def _encoder(kind: pa.DataType) -> Callable[[Any], bytes]:
@@ -111,18 +114,9 @@ def _unscaled(value: Decimal, scale: int) -> int:
 def _struct_hasher(kind: pa.StructType) -> _Hash:
     fields = [(field.name, _hasher(field.type)) for field in kind.fields]
 
-    def hash_value(value: dict[str, Any], seed: int) -> int:
+    def hash_value(seed: int, value: dict[str, Any]) -> int:
         for name, hash_field in fields:
-            seed = hash_field(value[name], seed)
-        return seed
-
-    return hash_value
-
-
-def _sequence_hasher(hash_element: _Hash) -> _Hash:
-    def hash_value(values: Sequence[Any], seed: int) -> int:
-        for value in values:
-            seed = hash_element(value, seed)
+            seed = hash_field(seed, value[name])
         return seed
 
     return hash_value
@@ -132,9 +126,9 @@ def _map_hasher(kind: pa.MapType) -> _Hash:
     hash_key, hash_item = _hasher(kind.key_type), _hasher(kind.item_type)
     order = KeyCodec(pa.schema([("key", kind.key_type)]))
 
-    def hash_value(pairs: Sequence[tuple[Any, Any]], seed: int) -> int:
+    def hash_value(seed: int, pairs: Sequence[tuple[Any, Any]]) -> int:
         for key, item in sorted(pairs, key=lambda pair: order.encode((pair[0],))):
-            seed = hash_item(item, hash_key(key, seed))
+            seed = hash_item(hash_key(seed, key), item)
         return seed
 
     return hash_value

@@ -31,6 +31,7 @@ from statelog.runs.times import Watermark
 from statelog.spark.checks import checked_uid, parse_output, warn_of_deleted
 from statelog.spark.declare import declare_keyed
 from statelog.spark.event_times import own_event_time, result_event_time, time_domains
+from statelog.spark.keyed_plan import check_processor
 from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec, keyed_task
 from statelog.spark.worker import Attempt, pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
@@ -125,14 +126,6 @@ def _as_stream(part: KeyedRows) -> bytes:
     return data
 
 
-@dataclass(frozen=True)
-class _InitialState:
-    columns: list[str]
-    key_columns: list[int]
-    """Positions of the grouping columns."""
-    rows: KeyedRows
-
-
 class KeyedQuery:
     """A keyed operator as the test describes it; raises the same errors as ``transformWithState``."""
 
@@ -140,7 +133,7 @@ class KeyedQuery:
         zone = arguments.sessionTimeZone
         columns = read_schema(arguments.input, "input")
         output = parse_output(arguments.output, parse_ddl)
-        _require_processor(processor)
+        check_processor(processor, "Harness takes")
         self._arguments = arguments
         self._key_columns = _key_places(columns, arguments.keys, "input")
         self._key_types = key_schema(columns[name] for name in arguments.keys)
@@ -149,7 +142,7 @@ class KeyedQuery:
         key_fields = StructType([columns[place] for place in self._key_columns])
         self._key_writer = ColumnWriter(key_fields, "The key", zone)
         self._width = len(columns)
-        self._reader = ColumnReader(output)
+        self.output = ColumnReader(output).rows
         self.time_mode = TimeMode.parse(arguments.timeMode)
         codecs = _codecs(processor, uses_frames=arguments.pandas)
         event_time = self._event_time(columns, codecs)
@@ -159,7 +152,7 @@ class KeyedQuery:
         declared = declare_keyed(pickled, uid, time_domains(self.time_mode, watermark), parse_ddl)
         self.states = declared.states
         warn_of_deleted(uid, self.states.values())
-        initial = None if arguments.initialState is None else self._initial(*arguments.initialState)
+        initial_columns, initial_key_columns, initial = self._initial(arguments.initialState)
         spec = KeyedSpec(
             uid=uid,
             instance="",
@@ -172,8 +165,8 @@ class KeyedQuery:
             key_schema=self._key_types,
             session_zone=zone,
             key_columns=self._key_columns,
-            initial_columns=[] if initial is None else initial.columns,
-            initial_key_columns=[] if initial is None else initial.key_columns,
+            initial_columns=initial_columns,
+            initial_key_columns=initial_key_columns,
             codecs=codecs,
             time_mode=self.time_mode,
             event_time=event_time,
@@ -187,7 +180,7 @@ class KeyedQuery:
             make=spec.operator,
             watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
             deleted=tuple(declared.deleted),
-            initial=None if initial is None else initial.rows,
+            initial=initial,
             settings=recorded_settings(self.time_mode, codecs),
         )
 
@@ -206,7 +199,13 @@ class KeyedQuery:
         found = own_event_time(columns, Watermark(column), drops_late=codecs.drops_late)
         return EventTime(found.column, codecs.drops_late) if self.time_mode is TimeMode.EVENT_TIME else None
 
-    def _initial(self, schema: StructType | str, rows: Sequence[Any]) -> _InitialState:
+    def _initial(
+        self, state: tuple[StructType | str, Sequence[Any]] | None
+    ) -> tuple[list[str], list[int], KeyedRows | None]:
+        """Names of the columns of the initial state, positions of its grouping columns, and its rows."""
+        if state is None:
+            return [], [], None
+        schema, rows = state
         columns = read_schema(schema, "initialState")
         places = _key_places(columns, self._arguments.keys, "initialState")
         own = key_schema(columns[name] for name in self._arguments.keys)
@@ -217,7 +216,7 @@ class KeyedQuery:
             )
         batch = ColumnWriter(columns, "initialState", self._arguments.sessionTimeZone).batch(rows)
         hashes = self._hashes([batch.column(place) for place in places])
-        return _InitialState(columns.names, places, KeyedRows(batch, hashes))
+        return columns.names, places, KeyedRows(batch, hashes)
 
     def view(self, batches: MicroBatches) -> StateView:
         """The operator's state, by key."""
@@ -242,10 +241,6 @@ class KeyedQuery:
         batch = pa.RecordBatch.from_arrays(empty, names=[f"c{place}" for place in range(self._width)])
         return KeyedRows(batch, self._hashes(columns))
 
-    def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """Convert output columns to rows."""
-        return self._reader.rows(batches)
-
     def _hashes(self, columns: list[pa.Array]) -> Hashes:
         key_hash = self._arguments.keyHash
         if key_hash is None:
@@ -269,12 +264,3 @@ def _key_places(columns: StructType, keys: Sequence[str], subject: str) -> list[
             f"Harness: {subject} has no key column {unknown[0]!r}; its columns are {', '.join(columns.names)}."
         )
     return [columns.names.index(name) for name in keys]
-
-
-def _require_processor(processor: object) -> None:
-    missing = [name for name in ("init", "handleInputRows", "close") if not hasattr(processor, name)]
-    if missing or isinstance(processor, type):
-        raise ConfigurationError(
-            f"Harness takes an instance of StatefulProcessor, not {processor!r}.",
-            hint="Pass an object, not a class, that has init, handleInputRows and close.",
-        )

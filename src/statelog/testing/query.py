@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -27,7 +28,7 @@ from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
 from statelog.log.log import Log
 from statelog.log.open import open_log
-from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, Step
+from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
 from statelog.spark.worker import Attempt, Task, WorkerMemory
 from statelog.storage import LocalStore, Store
@@ -60,15 +61,6 @@ class Crash(Exception):
         self.step = step
 
 
-@dataclass(frozen=True)
-class Passed:
-    """A step that was passed; subtask -1 stands for the driver."""
-
-    step: Step
-    batch: int
-    subtask: int
-
-
 class CrashPoint(Observer):
     """Crashes once at step `at`, in `subtask` or else in any, and forwards all events to the test's own observer."""
 
@@ -76,7 +68,7 @@ class CrashPoint(Observer):
         self._inner = inner
         self.at: Step | None = None
         self.subtask: int | None = None
-        self.crashes: list[Passed] = []
+        self.crashes = 0
         self.checkpoints: list[CheckpointMetrics] = []
 
     def arm(self, step: Step | None, subtask: int | None = None) -> None:
@@ -87,7 +79,7 @@ class CrashPoint(Observer):
         self._inner.step(step, batch, subtask)
         if step is self.at and self.subtask in (None, subtask):
             self.arm(None)
-            self.crashes.append(Passed(step, batch, subtask))
+            self.crashes += 1
             raise Crash(step)
 
     def checkpoint(self, metrics: CheckpointMetrics) -> None:
@@ -96,6 +88,9 @@ class CrashPoint(Observer):
 
     def restore(self, metrics: RestoreMetrics) -> None:
         self._inner.restore(metrics)
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        self._inner.restoring(progress)
 
 
 # ---- Attempts ----
@@ -201,8 +196,7 @@ class LocalQuery:
         self.new_workers()
         self.parallelism = parallelism
         self.first_batch = first_batch
-        store = self.open_store(self.location)
-        self.stores.append(store)
+        store = self._opened(self.location)
         coordinator = Coordinator(
             self.operator.config_of(self.query_id, self.run_id, self.instance, parallelism),
             store=store,
@@ -229,9 +223,7 @@ class LocalQuery:
 
     def new_workers(self) -> None:
         """Replace the Python workers by new ones, which remember nothing."""
-        self._workers = defaultdict[int, list[WorkerMemory]](
-            lambda: [WorkerMemory(self.policy), WorkerMemory(self.policy)]
-        )
+        self._workers = defaultdict[int, list[WorkerMemory]](lambda: [WorkerMemory(self.policy) for _ in range(2)])
 
     def _store_initial_state(self, store: Store) -> list[str]:
         names: list[str] = []
@@ -255,7 +247,7 @@ class LocalQuery:
                 call=self.call,
                 memory=workers[self.attempts % len(workers)],
                 local=self.local_of(host) / str(self.parallelism) / str(subtask),
-                open_store=self._open_on_task,
+                open_store=self._opened,
                 clock=self.clock,
                 token=f"{self.run_id}-{self.attempts}",
             )
@@ -271,7 +263,7 @@ class LocalQuery:
         assert not isinstance(request, Tick), "only a clock source ticks"
         return self.coordinator.handle(request, payload)
 
-    def _open_on_task(self, location: str) -> Store:
+    def _opened(self, location: str) -> Store:
         store = self.open_store(location)
         self.stores.append(store)
         return store
@@ -332,12 +324,15 @@ class MicroBatches:
 
     def run(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
         """Run the next batch, and return the output that Spark would keep; the operator splits `data` by subtask."""
-        number = self.next_batch
-        self.query.times[number] = time
-        outputs = self._complete(number, data)
-        self._done = (number, data)
+        outputs = self.try_first(data, time)
+        self._done = (self.next_batch, data)
         self.next_batch += 1
         return outputs
+
+    def try_first(self, data: Any, time: BatchTime) -> list[pa.RecordBatch]:
+        """Run a first attempt of each subtask of the next batch; later attempts may get other data."""
+        self.query.times[self.next_batch] = time
+        return self._complete(self.next_batch, data)
 
     def repeat(self, *, in_new_run: bool) -> list[pa.RecordBatch]:
         """Run the last batch again: in later attempts, or in a new start, as if Spark had not committed the batch."""
@@ -347,12 +342,6 @@ class MicroBatches:
         if in_new_run or not self._is_running or self.query.first_batch > number:
             self._start(number)
         return self._complete(number, data)
-
-    def try_first(self, data: Any, time: BatchTime) -> None:
-        """Run a first attempt of each subtask of the next batch; later attempts may get other data."""
-        number = self.next_batch
-        self.query.times[number] = time
-        self._complete(number, data)
 
     def forget(self, parallelism: int | None) -> None:
         """Restart as if Spark had not committed the last batch: the next batch has its number."""
@@ -422,11 +411,8 @@ class MicroBatches:
 
     def history(self) -> History:
         """The checkpoints in the log."""
-        store = LocalStore(self.query.location)
-        try:
+        with closing(LocalStore(self.query.location)) as store:
             return History(self.query.open_log(store).read())
-        finally:
-            store.close()
 
     def snapshot(self) -> Snapshot:
         """Copy the query as it would outlive its processes."""
@@ -436,10 +422,9 @@ class MicroBatches:
 
     def load(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot; to be called before the first batch."""
-        store = LocalStore(self.query.location)
-        for name, data in snapshot.objects.items():
-            store.put(name, data)
-        store.close()
+        with closing(LocalStore(self.query.location)) as store:
+            for name, data in snapshot.objects.items():
+                store.put(name, data)
         self.query.times.update(snapshot.times)
         self.next_batch = snapshot.next_batch
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
 from statelog.checkpoint.history import History
+from statelog.checkpoint.keyed_view import as_stored
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import restore_runs
@@ -16,11 +19,10 @@ from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import InputCodec, KeyedInput, KeyedOperator
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.operators.keyed.values import AggregateFunction
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage
-from statelog.runs.schema import StateDescriptor, StateKind, stored_name
+from statelog.runs.schema import StateKind
 from statelog.runs.times import Moment
 from statelog.spark.states import KeyedStateDeclaration
 from statelog.storage import LocalStore
@@ -30,29 +32,23 @@ from statelog.tables.table import StateTable
 from statelog.testing.query import LocalQuery, MicroBatches
 
 _LARGEST_VIEW_RUNS: Final = 8
+_UNUSED: Final[Any] = None
+"""Takes the place of the processor's function where accumulators are only read."""
 _T = TypeVar("_T")
 _Row = tuple[Any, ...]
 
 
+@dataclass(frozen=True)
 class StateView:
-    """The states and timers of a query's operator, by key.
+    """The states and timers of a query's operator, by key."""
 
-    `make` makes the operator, and `row_of` a row with a key.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], KeyedOperator],
-        states: Mapping[str, KeyedStateDeclaration],
-        time_mode: TimeMode,
-        batches: MicroBatches,
-        row_of: Callable[[Any], KeyedRows],
-    ) -> None:
-        self._make = make
-        self._states = states
-        self._time_mode = time_mode
-        self._batches = batches
-        self._row_of = row_of
+    make: Callable[[], KeyedOperator]
+    """Makes the operator."""
+    states: Mapping[str, KeyedStateDeclaration]
+    time_mode: TimeMode
+    batches: MicroBatches
+    row_of: Callable[[Any], KeyedRows]
+    """Makes a row with a key."""
 
     def value(self, name: str, key: Any) -> _Row | None:
         """A value, or an accumulator; None if the key has none."""
@@ -62,8 +58,8 @@ class StateView:
             if kind is StateKind.VALUE:
                 return handle.getValueState(name, None).get()
             if kind is StateKind.REDUCING:
-                return handle.getReducingState(name, None, _never).get()
-            return handle.getAggregatingState(name, None, _NoFunction()).getAccumulator()
+                return handle.getReducingState(name, None, _UNUSED).get()
+            return handle.getAggregatingState(name, None, _UNUSED).getAccumulator()
 
         return self.look(key, look)
 
@@ -79,7 +75,7 @@ class StateView:
 
     def timers(self, key: Any) -> list[int]:
         """The times of the timers, in order."""
-        if self._time_mode is TimeMode.NONE:
+        if self.time_mode is TimeMode.NONE:
             raise ConfigurationError("timers: the operator has none, as its timeMode is None.")
         return self.look(key, lambda handle: sorted(handle.listTimers()))
 
@@ -88,39 +84,25 @@ class StateView:
 
         The function gets the processor's handle.
         """
-        processor, row = _Look(look), self._row_of(key)
-        history = self._batches.history()
-        latest = history.latest
-        generations = {} if latest is None else latest.generations
-        moment = Moment(0, 0) if latest is None else Moment(latest.batch_time_ms, latest.watermark_ms)
-        known = [] if latest is None else map(StateDescriptor.from_stored, latest.states)
-        expires_by = {state.name: state.expires_by for state in known}
-        made = self._make()
-        states = [
-            replace(
-                state,
-                descriptor=replace(
-                    state.descriptor,
-                    name=stored_name(state.name, generations.get(state.name, 0)),
-                    expires_by=expires_by.get(state.name, state.descriptor.expires_by),
-                ),
-            )
-            for state in made.states
-        ]
+        processor, row = _Look(look), self.row_of(key)
+        query, history, made = self.batches.query, self.batches.history(), self.make()
+        moment = Moment(0, 0)
+        if (latest := history.latest) is not None:
+            moment = Moment(latest.batch_time_ms, latest.watermark_ms)
+            expires_by = {state.name: state.expires_by for state in latest.states if state.expires_by}
+            made = as_stored(made, latest.generations, expires_by)
         keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
-        keyed = replace(made, processor=processor, states=states, input=keys, event_time=None)
-        subtask = KeyedSubtask(
-            keyed, _table(self._batches.query, history, moment), BatchContext(0, 0, moment), self._batches.query.clock
-        )
+        keyed = replace(made, processor=processor, input=keys, event_time=None)
+        subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
         for _ in subtask.process(row):
             pass
         seen: _T = processor.seen
         return seen
 
     def _kind(self, name: str, *kinds: StateKind) -> StateKind:
-        declared = self._states.get(name)
+        declared = self.states.get(name)
         if declared is None or declared.kind not in kinds:
-            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self._states.values())
+            states = ", ".join(f"{state.kind} state '{state.name}'" for state in self.states.values())
             raise ConfigurationError(
                 f"There is no {' or '.join(kinds)} state '{name}'.",
                 kind=ErrorKind.STATE_USAGE,
@@ -129,25 +111,19 @@ class StateView:
         return declared.kind
 
 
-class _Look:
+class _Look(StatefulProcessor):
     """A processor that only looks at its handle, for one key."""
 
     def __init__(self, look: Callable[[ProcessorHandle], Any]) -> None:
         self.seen: Any = None
         self._look = look
 
-    def init(self, handle: ProcessorHandle) -> None:
+    def init(self, handle: Any) -> None:
         self._handle = handle
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         self.seen = self._look(self._handle)
         return iter(())
-
-    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        return iter(())
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        pass
 
     def close(self) -> None:
         pass
@@ -190,20 +166,3 @@ def _table(query: LocalQuery, history: History, moment: Moment) -> StateTable:
     table = MemoryTable()
     table.apply(runs)
     return table
-
-
-class _NoFunction(AggregateFunction[Any, Any]):
-    """Takes the place of the processor's function where accumulators are only read."""
-
-    def createAccumulator(self) -> tuple[Any, ...]:
-        return ()
-
-    def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
-        return accumulator
-
-    def getResult(self, accumulator: tuple[Any, ...]) -> Any:
-        return accumulator
-
-
-def _never(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    return one

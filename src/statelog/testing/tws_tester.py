@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
+import pyarrow as pa
 from pyspark.errors import IllegalArgumentException, PySparkValueError
 from pyspark.sql.types import Row
 
@@ -13,27 +15,21 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.convert.times import SparkTimes, TimeMode
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, Processor
 from statelog.operators.keyed.subtask import KeyedRows
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
+from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateKind
 from statelog.spark.checks import check_output_mode
 from statelog.spark.declare import declare_keyed_states_of
 from statelog.spark.event_times import time_domains
 from statelog.spark.states import bind_states
 from statelog.testing.ddl import parse_ddl
+from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed import LocalKeyedOperator
-from statelog.testing.object_rows import (
-    NUMBERED_KEY,
-    TIME_COLUMN,
-    FramePart,
-    ObjectInput,
-    ObjectOutput,
-    RowPart,
-    stand_ins,
-)
 from statelog.testing.query import LocalQuery, MicroBatches, discard, new_directory
 from statelog.testing.state_view import StateView
 
@@ -41,6 +37,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _UID: Final = "tester"
+_NUMBERED_KEY: Final = KeyCodec(pa.schema([("key", pa.int64())]))
+_TIME_COLUMN: Final = 2
+_US_PER_MS: Final = 1000
+
+_Take = Callable[[list[int]], list[Any]]
+"""Returns what the processor gets for some rows of a call, from their numbers: rows, or one frame."""
 
 
 class TwsTester:
@@ -103,27 +105,26 @@ class TwsTester:
         self._require_arguments(initialStateRow, initialStatePandas)
         self._uses_pandas = initialStatePandas is not None
         self._keys: dict[Any, int] = {}
-        self._rows: list[Any] = []
-        self._initial_rows: list[Any] = []
+        self._take: _Take = lambda numbers: []
         self._outputs: list[Any] = []
         self._held: list[Any] = []
         self._acting: Processor = processor
-        declared = declare_keyed_states_of(processor, _UID, time_domains(self._mode, self._policy), parse_ddl)
-        self._declared = declared.states
-        self._states = declared.by_name()
+        self._declared = declare_keyed_states_of(processor, _UID, time_domains(self._mode, self._policy), parse_ddl)
         initial = initialStatePandas if initialStateRow is None else initialStateRow
+        self._initial: list[Any] = [] if initial is None else [held for _, held in initial]
+        keys = [] if initial is None else [key for key, _ in initial]
         operator = LocalKeyedOperator(
             uid=_UID,
             make=self._make_operator,
             watermark=self._policy,
-            initial=None if initial is None else self._initial(initial),
+            initial=None if initial is None else self._stand_ins(keys, range(len(keys)), [None] * len(keys)),
         )
         query = LocalQuery(operator, new_directory(), options or Options())
         finalize(self, discard, query.directory, query.stores)
         self._batches = MicroBatches(query, parallelism=1)
-        self._view = StateView(self._make_operator, self._declared, self._mode, self._batches, self._row_of)
+        self._view = StateView(self._make_operator, self._declared.states, self._mode, self._batches, self._row_of)
         if initial is not None:
-            self._held += self._run([], self._batches.last_time)
+            self._held += self._run(self._stand_ins(), self._batches.last_time)
 
     def _require_arguments(self, rows: object, frames: object) -> None:
         if rows is not None and frames is not None:
@@ -157,36 +158,25 @@ class TwsTester:
         """
         self._uses_pandas = False
         times = [self._event_ms(row) for row in input]
-        return self._run_rows(key, [RowPart(row) for row in input], times)
+        return self._run_rows(key, times, lambda numbers: [input[number] for number in numbers])
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
-        """Run a batch with a frame of one key.
-
-        Parameters
-        ----------
-        key : hashable
-            The grouping key; the processor sees ``(key,)``.
-        input : pandas.DataFrame
-            The rows.
-
-        Returns
-        -------
-        pandas.DataFrame
-            The processor's output for rows and timers.
-        """
+        """Run a batch with a frame of one key; :meth:`test` for a processor that takes and returns frames."""
         self._uses_pandas = True
-        times = [None if self._extractor is None else self._event_ms(row) for _, row in input.iterrows()]
-        parts = [FramePart(input, place) for place in range(len(input))]
-        result: pd.DataFrame = self._as_result(self._run_rows(key, parts, times))
+        times = [self._event_ms(row) for _, row in input.iterrows()]
+
+        def take(numbers: list[int]) -> list[Any]:
+            return [input.iloc[numbers].reset_index(drop=True)] if numbers else []
+
+        result: pd.DataFrame = self._as_result(self._run_rows(key, times, take))
         return result
 
-    def _run_rows(self, key: Any, parts: Sequence[Any], times: list[int | None]) -> list[Any]:
-        self._rows = list(parts)
-        columns: list[list[Any]] = [[self._number(key)] * len(parts), list(range(len(parts))), times]
-        output = self._run(columns, self._next_time())
+    def _run_rows(self, key: Any, times: list[int | None], take: _Take) -> list[Any]:
+        self._take = take
+        output = self._run(self._stand_ins([key] * len(times), range(len(times)), times), self._next_time())
         number = self._batches.next_batch - 1
         if self._batches.query.coordinator.watermark_advances(number):
-            output += self._run([], self._next_time())
+            output += self._run(self._stand_ins(), self._next_time())
         return output
 
     # ---- Times ----
@@ -206,16 +196,10 @@ class TwsTester:
             raise IllegalArgumentException(
                 f"Processing time must move forward. Current: {now_ms} ms, provided: {currentTimeMs} ms."
             )
-        return self._as_result(self._run([], BatchTime(currentTimeMs, 0)))
+        return self._as_result(self._run(self._stand_ins(), BatchTime(currentTimeMs, 0)))
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """Move the watermark forward, and fire the timers that are due.
-
-        Returns
-        -------
-        list of Row or pandas.DataFrame
-            The processor's output.
-        """
+        """Move the watermark forward, and fire the timers that are due; returns like :meth:`setProcessingTime`."""
         if self._mode is not TimeMode.EVENT_TIME:
             raise _unsupported("setWatermark with TimeMode other than EventTime")
         if self._policy is not None:
@@ -225,7 +209,9 @@ class TwsTester:
             raise IllegalArgumentException(
                 f"Watermark must move forward. Current: {before.watermark_ms} ms, provided: {currentWatermarkMs} ms."
             )
-        return self._as_result(self._run([], BatchTime(before.time_ms, currentWatermarkMs, before.watermark_ms)))
+        return self._as_result(
+            self._run(self._stand_ins(), BatchTime(before.time_ms, currentWatermarkMs, before.watermark_ms))
+        )
 
     def _next_time(self) -> BatchTime:
         before = self._batches.last_time
@@ -283,20 +269,15 @@ class TwsTester:
 
     def deleteState(self, stateName: str, key: Any) -> None:
         """Delete a key's values in a state."""
-        kind = self._require(stateName, StateKind.VALUE, StateKind.LIST, StateKind.MAP)
-
-        def change(handle: ProcessorHandle) -> None:
-            if kind is StateKind.VALUE:
-                handle.getValueState(stateName, None).clear()
-            elif kind is StateKind.LIST:
-                handle.getListState(stateName, None).clear()
-            else:
-                handle.getMapState(stateName, None, None).clear()
-
-        self._edit(key, change)
+        clear: dict[StateKind, Callable[[ProcessorHandle], None]] = {
+            StateKind.VALUE: lambda handle: handle.getValueState(stateName, None).clear(),
+            StateKind.LIST: lambda handle: handle.getListState(stateName, None).clear(),
+            StateKind.MAP: lambda handle: handle.getMapState(stateName, None, None).clear(),
+        }
+        self._edit(key, clear[self._require(stateName, *clear)])
 
     def _require(self, name: str, *kinds: StateKind) -> StateKind:
-        state = self._declared.get(name)
+        state = self._declared.states.get(name)
         if state is None or state.kind not in kinds:
             raise AssertionError(f"State {name} has not been initialized.")
         return state.kind
@@ -304,22 +285,30 @@ class TwsTester:
     def _edit(self, key: Any, change: Callable[[ProcessorHandle], None]) -> None:
         self._acting = _Editor(self.processor, change)
         try:
-            self._rows = []
             # Due timers fire in this batch too; their output belongs to the next call.
-            self._held = self._run([[self._number(key)], [None], [None]], self._next_time())
+            self._held = self._run(self._row_of(key), self._next_time())
         finally:
             self._acting = self.processor
 
     def _row_of(self, key: Any) -> KeyedRows:
-        return stand_ins([[self._number(key)], [None], [None]])
+        return self._stand_ins([key], [None], [None])
 
     # ---- Batches ----
 
-    def _run(self, columns: list[list[Any]], time: BatchTime) -> list[Any]:
+    def _stand_ins(
+        self, keys: Sequence[Any] = (), rows: Sequence[int | None] = (), times_ms: Sequence[int | None] = ()
+    ) -> KeyedRows:
+        """Rows that stand for the test's own objects: they hold the number of the key and that of the row."""
+        numbers = pa.array([self._keys.setdefault(key, len(self._keys)) for key in keys], pa.int64())
+        times_us = [None if time_ms is None else time_ms * _US_PER_MS for time_ms in times_ms]
+        columns = [numbers, pa.array(rows, pa.int64()), pa.array(times_us, pa.timestamp("us"))]
+        return KeyedRows(pa.RecordBatch.from_arrays(columns, ["key", "row", "time"]), row_hashes([numbers]))
+
+    def _run(self, data: KeyedRows, time: BatchTime) -> list[Any]:
         """Run a batch, and return the output held back by :meth:`_edit` and the processor's output."""
         self._outputs = []
         try:
-            numbers = self._batches.run(stand_ins(columns), time)
+            numbers = self._batches.run(data, time)
         except ProcessorError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, StatelogError):
                 raise error.__cause__ from None  # the processor's own error, as Spark's tester raises it
@@ -334,38 +323,64 @@ class TwsTester:
 
         return pandas.concat(output, ignore_index=True) if output else pandas.DataFrame()
 
-    def _number(self, key: Any) -> int:
-        return self._keys.setdefault(key, len(self._keys))
-
-    def _initial(self, pairs: Sequence[tuple[Any, Any]]) -> KeyedRows:
-        self._initial_rows = [RowPart(held) for _, held in pairs]
-        return stand_ins([[self._number(key) for key, _ in pairs], list(range(len(pairs))), [None] * len(pairs)])
-
     def _make_operator(self) -> KeyedOperator:
-        keys, states = list(self._keys), bind_states(self._states, _UID)
+        keys, states = list(self._keys), bind_states(self._declared.by_name(), _UID)
         event_time = None
         if self._extractor is not None:
             is_late = self._mode is TimeMode.EVENT_TIME
-            event_time = EventTime(TIME_COLUMN, drops_late=is_late, inputs=0 if self._policy is None else 1)
+            event_time = EventTime(_TIME_COLUMN, drops_late=is_late, inputs=0 if self._policy is None else 1)
         return KeyedOperator(
             uid=_UID,
             processor=self._acting,
-            key_codec=NUMBERED_KEY,
-            decode_key=lambda data: (keys[NUMBERED_KEY.decode(data)[0]],),
+            key_codec=_NUMBERED_KEY,
+            decode_key=lambda data: (keys[_NUMBERED_KEY.decode(data)[0]],),
             states=states.kept,
             batch_states=states.batch,
             deleted_states=states.deleted,
-            input=KeyedInput([0], ObjectInput(keys, self._rows)),
-            output=ObjectOutput(self._outputs),
+            input=KeyedInput([0], _ObjectInput(keys, self._take)),
+            output=_ObjectOutput(self._outputs),
             times=SparkTimes(self._mode),
             timer_domain=self._mode.domain,
             event_time=event_time,
-            initial=KeyedInput([0], ObjectInput(keys, self._initial_rows)),
+            initial=KeyedInput([0], _ObjectInput(keys, lambda numbers: [self._initial[number] for number in numbers])),
         )
 
 
 def _unsupported(operation: str) -> PySparkValueError:
     return PySparkValueError(errorClass="UNSUPPORTED_OPERATION", messageParameters={"operation": operation})
+
+
+class _ObjectInput:
+    """An input codec that gives the processor the objects that rows stand for."""
+
+    def __init__(self, keys: list[Any], take: _Take) -> None:
+        self._keys = keys
+        self._take = take
+
+    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
+        return [(self._keys[number],) for number in columns[0].to_pylist()]
+
+    def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
+        window = window.joined()
+        numbers = window.rows.column(1).to_pylist()
+        return [
+            iter(self._take([number for number in numbers[start:end] if number is not None]))
+            for start, end in pairwise(window.starts.tolist())
+        ]
+
+
+class _ObjectOutput:
+    """An output codec that collects the processor's results in a list, and returns their numbers."""
+
+    hold = None
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self._outputs = outputs
+
+    def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
+        first = len(self._outputs)
+        self._outputs.extend(rows)
+        return pa.RecordBatch.from_pydict({"number": pa.array(range(first, len(self._outputs)), pa.int64())})
 
 
 class _Editor:

@@ -19,7 +19,7 @@ from statelog.operators.unkeyed.snapshot import Elements, Snapshot
 from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make_state
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
-from statelog.runs.key_groups import Hashes, subtasks_of
+from statelog.runs.key_groups import subtasks_of
 from statelog.spark.checks import checked_uid, parse_output
 from statelog.spark.declare import declare_unkeyed
 from statelog.spark.unkeyed_plan import require_broadcast_method
@@ -57,8 +57,7 @@ class LocalUnkeyedOperator:
         return OperatorConfig(query_id, run_id, self.uid, instance, parallelism, b"", states)
 
     def split(self, data: UnkeyedData, parallelism: int, time_ms: int) -> list[UnkeyedInput]:
-        hashes = _hashes(data.rows)
-        subtasks = subtasks_of(hashes, parallelism)
+        subtasks = subtasks_of(row_hashes(data.rows.columns), parallelism)
         spec = replace(self.spec, parallelism=parallelism)
         parts: list[UnkeyedInput] = []
         for subtask in range(parallelism):
@@ -90,7 +89,7 @@ class UnkeyedQuery:
         pickled = pickled_processor(processor, name)
         self._writer = ColumnWriter(columns, "push()", zone)
         self._copies = None if copies is None else ColumnWriter(copies, "push(broadcast=)", zone)
-        self._reader = ColumnReader(output_type)
+        self.output = ColumnReader(output_type).rows
         spec = UnkeyedSpec(
             uid=name,
             instance="",
@@ -114,10 +113,6 @@ class UnkeyedQuery:
             )
         return UnkeyedData(self._writer.batch(rows), None if self._copies is None else self._copies.batch(broadcast))
 
-    def output(self, batches: Sequence[pa.RecordBatch]) -> list[Any]:
-        """Convert output columns to rows."""
-        return self._reader.rows(batches)
-
     def state(self, name: str, history: History, location: str) -> Any:
         """A state at the newest checkpoint: a list per subtask, or the map of a broadcast state."""
         binding = self._bindings.get(name)
@@ -139,10 +134,6 @@ class UnkeyedQuery:
         return held[0] if held else {}
 
 
-def _hashes(rows: pa.RecordBatch) -> Hashes:
-    return row_hashes(rows.columns)
-
-
 def _marked(rows: pa.RecordBatch, prefix: str, subtask: int, time_ms: int, *, is_copy: bool) -> pa.RecordBatch:
     """Add the columns with which the query's plan hands rows to a subtask."""
     count = rows.num_rows
@@ -150,7 +141,7 @@ def _marked(rows: pa.RecordBatch, prefix: str, subtask: int, time_ms: int, *, is
     columns |= {
         SUBTASK_COLUMN: pa.array([subtask] * count, pa.int32()),
         BROADCAST_COLUMN: pa.array([is_copy] * count, pa.bool_()),
-        HASH_COLUMN: pa.array(_hashes(rows).view(np.int64)),
+        HASH_COLUMN: pa.array(row_hashes(rows.columns).view(np.int64)),
         TIME_COLUMN: pa.array([time_ms] * count, pa.int64()),
     }
     return pa.RecordBatch.from_pydict(columns)

@@ -12,7 +12,7 @@ A batch passes through a window operator like this:
    are all closed are late: they are dropped, or returned in a column of their own.
 3. `accumulators` adds the group. `kernels` compute ready-made aggregates on columns, for all groups of a batch at
    once; the user's functions get row by row; for a window processor the rows themselves are stored (`stored`).
-4. A timer fires when a window is complete. `accumulators` makes its results, `output` turns them into columns, and
+4. A timer fires when a window is complete. `accumulators` makes its results, `codec` turns them into columns, and
    state that no window needs any more is deleted.
 
 Words:

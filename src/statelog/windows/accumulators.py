@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
+
+from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.runs.values import RowCodec
-from statelog.windows.panes import Partials, RowGroup
+from statelog.windows.kernels import Kernel
+from statelog.windows.panes import Int64s, RowGroup
 from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
+from statelog.windows.stored import stored_column
 
 ROWS_STATE: Final = "window.rows"
 _US_PER_MS: Final = 1000
+_COUNTED: Final = StructType([StructField("rows", LongType())])
 
 Row = tuple[Any, ...]
-Codecs = Callable[[Any, str], RowCodec]
-"""Makes the codec of a schema; the text names the schema's owner in messages."""
 
 
 class Contents(ABC):
     """Adds rows to an accumulator, which is one row of state, and makes output rows from accumulators."""
 
-    schema: Any
-    """The accumulator's fields, a ``StructType``."""
+    schema: StructType
+    """The accumulator's fields."""
 
     def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
         """Declare further states."""
@@ -71,94 +77,99 @@ class _Accumulated(Contents):
         """The fields of the result."""
 
 
-class Aggregation(Partials, ABC):
-    """Aggregates columns into accumulators that can be merged."""
-
-    schema: Any
-
-    @abstractmethod
-    def merge(self, one: Row, other: Row) -> Row:
-        """Merge two accumulators; `one` is the earlier."""
-
-    @abstractmethod
-    def result(self, held: Row) -> Row:
-        """The fields of the result."""
-
-
+@dataclass
 class Aggregated(_Accumulated):
-    """Ready-made aggregates."""
+    """Ready-made aggregates, their accumulators side by side in one row.
 
-    def __init__(self, aggregation: Aggregation) -> None:
-        self.schema = aggregation.schema
-        self._aggregation = aggregation
+    An accumulator whose fields are all null has no values: it was stored before the aggregate was added to the query.
+    """
+
+    schema: StructType
+    kernels: list[tuple[Kernel, int | None, slice]]
+    """For each aggregate the kernel, the position of its column, and its fields in the row.
+
+    Only a count of rows has no column.
+    """
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
-        partial = group.partial(self._aggregation)
-        return partial if held is None else self._aggregation.merge(held, partial)
+        partial = group.partial(self._partials)
+        return partial if held is None else self.merged(held, partial)
+
+    def _partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
+        fields: list[Sequence[Any]] = []
+        for kernel, position, _ in self.kernels:
+            if position is None:
+                fields.append(np.diff(starts).tolist())
+            else:
+                fields += kernel.partials(stored_column(columns.column(position)), starts, times_ms)
+        return list(zip(*fields, strict=True))
 
     def merged(self, one: Row, other: Row) -> Row:
-        return self._aggregation.merge(one, other)
+        merged: list[Any] = []
+        for kernel, _, fields in self.kernels:
+            left, right = one[fields], other[fields]
+            if _is_null(left):
+                merged += right
+            elif _is_null(right):
+                merged += left
+            else:
+                merged += kernel.merge(left, right)
+        return tuple(merged)
 
     def _result(self, held: Row) -> Row:
-        return self._aggregation.result(held)
+        return tuple([kernel.result(held[fields]) for kernel, _, fields in self.kernels])
 
 
+def _is_null(held: Row) -> bool:
+    return all(value is None for value in held)
+
+
+@dataclass
 class Folded(_Accumulated):
     """The user's aggregate function."""
 
-    def __init__(
-        self, function: AggregateFunction[Any, Any], schema: Any, result_names: Sequence[str], make_codec: Codecs
-    ) -> None:
-        self.schema = schema
-        self._function = function
-        self._result_names = result_names
-        self._make_codec = make_codec
+    schema: StructType
+    function: AggregateFunction[Any, Any]
+    result_names: list[str]
 
     def init(self, handle: Any) -> None:
-        self._normalize = self._make_codec(self.schema, "the window's accumulator").normalize
+        self._normalize = row_codec(self.schema, "the window's accumulator").normalize
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
-        add, normalize = self._function.add, self._normalize
-        accumulator = normalize(self._function.createAccumulator()) if held is None else held
+        add, normalize = self.function.add, self._normalize
+        accumulator = normalize(self.function.createAccumulator()) if held is None else held
         for row in group.rows():
             accumulator = normalize(add(row, accumulator))
         return accumulator
 
     def merged(self, one: Row, other: Row) -> Row:
-        return self._normalize(self._function.merge(one, other))
+        return self._normalize(self.function.merge(one, other))
 
     def _result(self, held: Row) -> Row:
-        result = self._function.getResult(held)
-        if isinstance(result, tuple) and len(result) == len(self._result_names):
+        result = self.function.getResult(held)
+        if isinstance(result, tuple) and len(result) == len(self.result_names):
             return result
         raise ProcessorError(
-            f"getResult() of {type(self._function).__name__} returned {type(result).__name__} {result!r:.80}, which is"
-            f" no tuple of the result's fields ({', '.join(self._result_names)}).",
+            f"getResult() of {type(self.function).__name__} returned {type(result).__name__} {result!r:.80}, which is"
+            f" no tuple of the result's fields ({', '.join(self.result_names)}).",
             kind=ErrorKind.OUTPUT_MISMATCH,
             hint="Return a tuple with a value for each; wrap a single one as (value,).",
         )
 
 
+@dataclass
 class Reduced(_Accumulated):
     """Values, reduced to one by the user's function."""
 
-    def __init__(
-        self,
-        function: Callable[[Row, Row], Row],
-        schema: Any,
-        value_of: Callable[[Any], Row],
-        make_codec: Codecs,
-    ) -> None:
-        self.schema = schema
-        self._function = function
-        self._value_of = value_of
-        self._make_codec = make_codec
+    schema: StructType
+    function: Callable[[Row, Row], Row]
+    value_of: Callable[[Any], Row]
 
     def init(self, handle: Any) -> None:
-        self._normalize = self._make_codec(self.schema, "the window's value").normalize
+        self._normalize = row_codec(self.schema, "the window's value").normalize
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
-        normalize, value_of, function = self._normalize, self._value_of, self._function
+        normalize, value_of, function = self._normalize, self.value_of, self.function
         rows = group.rows()
         value = normalize(value_of(next(rows))) if held is None else held
         for row in rows:
@@ -166,26 +177,25 @@ class Reduced(_Accumulated):
         return value
 
     def merged(self, one: Row, other: Row) -> Row:
-        return self._normalize(self._function(one, other))
+        return self._normalize(self.function(one, other))
 
     def _result(self, held: Row) -> Row:
         return held
 
 
+@dataclass
 class Collected(Contents):
     """Stores each row once, by time and order of arrival; the accumulator is the number of rows."""
 
-    def __init__(
-        self, processor: WindowProcessor, schema: Any, row_schema: Any, make_rows: Callable[[list[Row]], list[Any]]
-    ) -> None:
-        self.schema = schema
-        self._row_schema = row_schema
-        self._processor = processor
-        self._make_rows = make_rows
+    processor: WindowProcessor
+    row_schema: StructType
+    make_rows: Callable[[list[Row]], list[Any]]
+    """Makes the rows that the processor gets from stored ones."""
+    schema: StructType = _COUNTED
 
     def init(self, handle: Any) -> None:
-        self._rows = handle.getMapState(ROWS_STATE, "time_ms long, ordinal long", self._row_schema)
-        self._processor.init(WindowHandle(handle))
+        self._rows = handle.getMapState(ROWS_STATE, "time_ms long, ordinal long", self.row_schema)
+        self.processor.init(WindowHandle(handle))
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
         first = 0 if held is None else held[0]
@@ -200,17 +210,11 @@ class Collected(Contents):
     def results(
         self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
     ) -> Iterable[Any]:
-        rows = self._in_order()
+        rows = sorted((*entry, row) for entry, row in self._rows.iterator())
         if window is not None:
             rows = rows[bisect_left(rows, (window.start_ms,)) : bisect_left(rows, (window.end_ms,))]
-        return self._processor.process(key, window, self._as_given(rows), context)
-
-    def _in_order(self) -> list[Row]:
-        """All rows of the key as (time, ordinal, row), sorted."""
-        return sorted((*entry, row) for entry, row in self._rows.iterator())
-
-    def _as_given(self, rows: list[Row]) -> Iterator[Any]:
-        return iter(self._make_rows([row for _, _, row in rows]))
+        given = self.make_rows([row for _, _, row in rows])
+        return self.processor.process(key, window, iter(given), context)
 
     def remove(self, start_ms: int, end_ms: int) -> None:
         for time_ms, ordinal in list(self._rows.keys()):
@@ -221,4 +225,4 @@ class Collected(Contents):
         self._rows.clear()
 
     def close(self) -> None:
-        self._processor.close()
+        self.processor.close()

@@ -27,17 +27,8 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import ConfigurationError
-from statelog.windows.kernels import (
-    CollectKernel,
-    ColumnAggregation,
-    CountKernel,
-    DistinctKernel,
-    ExtremeKernel,
-    FirstLastKernel,
-    Kernel,
-    MeanKernel,
-    SumKernel,
-)
+from statelog.windows import kernels
+from statelog.windows.accumulators import Aggregated
 
 _MAX_PRECISION: Final = 38
 _SUM_DIGITS: Final = 10
@@ -80,7 +71,7 @@ class Aggregate(ABC):
         return self.name or str(self)
 
     def __str__(self) -> str:
-        return f"{_function_name(type(self))}({self.column})"
+        return f"{type(self).__name__.lower()}({self.column})"
 
     @abstractmethod
     def bind(self, kind: DataType | None) -> BoundAggregate:
@@ -115,7 +106,7 @@ class Aggregate(ABC):
 class BoundAggregate:
     """An aggregate of a column whose type is known."""
 
-    kernel: Kernel
+    kernel: kernels.Kernel
     accumulator: tuple[tuple[str, DataType], ...]
     """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
     result: DataType
@@ -132,7 +123,7 @@ class Count(Aggregate):
         return "count" if self.column is None else f"count({self.column})"
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
-        return BoundAggregate(CountKernel(), (("", LongType()),), LongType())
+        return BoundAggregate(kernels.CountKernel(), (("", LongType()),), LongType())
 
 
 @dataclass(frozen=True)
@@ -144,7 +135,7 @@ class Sum(Aggregate):
         result: DataType = LongType() if isinstance(kind, IntegralType) else DoubleType()
         if isinstance(kind, DecimalType):
             result = DecimalType(min(kind.precision + _SUM_DIGITS, _MAX_PRECISION), kind.scale)
-        return BoundAggregate(SumKernel(), (("", result),), result)
+        return BoundAggregate(kernels.SumKernel(), (("", result),), result)
 
 
 @dataclass(frozen=True)
@@ -153,7 +144,7 @@ class Min(Aggregate):
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
+        return BoundAggregate(kernels.ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,7 @@ class Max(Aggregate):
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
+        return BoundAggregate(kernels.ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ class Mean(Aggregate):
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
         self._require(kind, (IntegralType, DoubleType, FloatType), "a number and no decimal")
-        return BoundAggregate(MeanKernel(), (("sum", DoubleType()), ("count", LongType())), DoubleType())
+        return BoundAggregate(kernels.MeanKernel(), (("sum", DoubleType()), ("count", LongType())), DoubleType())
 
 
 @dataclass(frozen=True)
@@ -181,7 +172,7 @@ class First(Aggregate):
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
         accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(FirstLastKernel(is_last=False), accumulator, kind)
+        return BoundAggregate(kernels.FirstLastKernel(is_last=False), accumulator, kind)
 
 
 @dataclass(frozen=True)
@@ -191,7 +182,7 @@ class Last(Aggregate):
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
         accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(FirstLastKernel(is_last=True), accumulator, kind)
+        return BoundAggregate(kernels.FirstLastKernel(is_last=True), accumulator, kind)
 
 
 @dataclass(frozen=True)
@@ -200,27 +191,30 @@ class Collect(Aggregate):
 
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
-        return BoundAggregate(CollectKernel(), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
+        return BoundAggregate(kernels.CollectKernel(), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
 
 
 @dataclass(frozen=True)
 class CountDistinct(Aggregate):
     """Number of different values that are not null."""
 
+    def __str__(self) -> str:
+        return f"count_distinct({self.column})"
+
     def bind(self, kind: DataType | None) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(DistinctKernel(), (("", ArrayType(stored_type(kind))),), LongType())
+        return BoundAggregate(kernels.DistinctKernel(), (("", ArrayType(stored_type(kind))),), LongType())
 
 
 _COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
 
 
-def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tuple[ColumnAggregation, StructType]:
+def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tuple[Aggregated, StructType]:
     """Bind aggregates to the input's columns; returns their computation and their output columns.
 
     Raises ConfigurationError for an unknown column, an unsupported type, or two results of one name.
     """
-    kernels: list[tuple[Kernel, int | None, int]] = []
+    bound_kernels: list[tuple[kernels.Kernel, int | None, slice]] = []
     accumulator: list[StructField] = []
     result: list[StructField] = []
     for aggregate in aggregates:
@@ -234,14 +228,15 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
             raise ConfigurationError(f"Two aggregates are named {name!r}.", hint="Name them with .alias(name).")
         column, kind = _column_of(aggregate, schema)
         bound = aggregate.bind(kind)
-        kernels.append((bound.kernel, column, len(bound.accumulator)))
+        fields = slice(len(accumulator), len(accumulator) + len(bound.accumulator))
+        bound_kernels.append((bound.kernel, column, fields))
         accumulator += [
             StructField(f"{name}.{field}" if field else name, field_kind) for field, field_kind in bound.accumulator
         ]
         result.append(StructField(name, bound.result))
     if not result:
         raise ConfigurationError("agg takes at least one aggregate.", hint="For example statelog.Count().")
-    return ColumnAggregation(kernels, StructType(accumulator)), StructType(result)
+    return Aggregated(StructType(accumulator), bound_kernels), StructType(result)
 
 
 def stored_type(kind: DataType) -> DataType:
@@ -263,8 +258,3 @@ def _column_of(aggregate: Aggregate, schema: StructType) -> tuple[int | None, Da
             hint=f"The columns are {', '.join(schema.names)}.",
         )
     return schema.names.index(column), schema[column].dataType
-
-
-def _function_name(kind: type[Aggregate]) -> str:
-    names: dict[type[Aggregate], str] = {CountDistinct: "count_distinct"}
-    return names.get(kind, kind.__name__.lower())

@@ -33,8 +33,8 @@ class TumblingWindows:
     offset_ms: int = 0
 
     def __post_init__(self) -> None:
-        _require_length(self, "size_ms", 1)
-        _require_offset(self, self.offset_ms)
+        _require(self, "size_ms")
+        _require(self, "offset_ms", least=-_LONGEST_MS)
 
     def panes(self) -> Panes:
         """The windows as panes: each window is one pane."""
@@ -66,9 +66,9 @@ class SlidingWindows:
     offset_ms: int = 0
 
     def __post_init__(self) -> None:
-        _require_length(self, "size_ms", 1)
-        _require_length(self, "slide_ms", 1)
-        _require_offset(self, self.offset_ms)
+        _require(self, "size_ms")
+        _require(self, "slide_ms")
+        _require(self, "offset_ms", least=-_LONGEST_MS)
 
     def panes(self) -> Panes:
         """The panes that the windows are made of."""
@@ -93,7 +93,7 @@ class SessionWindows:
     gap_ms: int
 
     def __post_init__(self) -> None:
-        _require_length(self, "gap_ms", 1)
+        _require(self, "gap_ms")
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class CountWindows:
     size: int
 
     def __post_init__(self) -> None:
-        _require_length(self, "size", 1)
+        _require(self, "size")
 
 
 WindowAssigner = TumblingWindows | SlidingWindows | SessionWindows | CountWindows
@@ -164,19 +164,12 @@ class Panes:
         return pane - (pane - self.offset_ms) % self.slide_ms + self.size_ms
 
 
-def _require_length(windows: object, name: str, least: int) -> None:
+def _require(windows: object, name: str, least: int = 1) -> None:
+    """Refuse windows whose field of this name is no whole number in its range."""
     value = getattr(windows, name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LONGEST_MS:
-        unit = " milliseconds" if name.endswith("_ms") else ""
+        unit = "milliseconds" if name.endswith("_ms") else "rows"
         raise ConfigurationError(
             f"{type(windows).__name__}: {name} is {value!r}.",
-            hint=f"It must be a whole number of{unit or ' rows'} from {least} to {_LONGEST_MS}.",
-        )
-
-
-def _require_offset(windows: object, offset_ms: object) -> None:
-    if isinstance(offset_ms, bool) or not isinstance(offset_ms, int) or abs(offset_ms) > _LONGEST_MS:
-        raise ConfigurationError(
-            f"{type(windows).__name__}: offset_ms is {offset_ms!r}.",
-            hint=f"It must be a whole number of milliseconds from -{_LONGEST_MS} to {_LONGEST_MS}.",
+            hint=f"It must be a whole number of {unit} from {least} to {_LONGEST_MS}.",
         )

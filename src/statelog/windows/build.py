@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from pyspark.sql.types import DataType, LongType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
 from statelog.convert.times import TimeMode
-from statelog.convert.types import row_codec
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
@@ -17,17 +16,14 @@ from statelog.operators.keyed.values import AggregateFunction
 from statelog.spark.checks import parse_output, parse_schema
 from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
 from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
-from statelog.windows.assigners import CountWindows, SessionWindows, WindowAssigner
+from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.codec import GivenRows, WindowCodecs
-from statelog.windows.count import COUNT_FIELD, CountWindowOperator
+from statelog.windows.count import CountWindowOperator
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import Cut, PaneCut, SessionCut
 from statelog.windows.processor import WindowProcessor
-from statelog.windows.session import END_FIELD, SessionWindowOperator
+from statelog.windows.session import SessionWindowOperator
 from statelog.windows.time import TimeWindowOperator
-
-START_COLUMN: Final = "window_start"
-END_COLUMN: Final = "window_end"
 
 Row = tuple[Any, ...]
 
@@ -78,13 +74,10 @@ class WindowDefinition:
                 "allowedLatenessMs and lateColumn have a meaning in event time only: otherwise no row is late.",
                 hint="Leave them out, or use timeMode 'EventTime' with tumbling, sliding or session windows.",
             )
-        self._check_time_column()
-
-    def _check_time_column(self) -> None:
-        if self.time_mode is not TimeMode.EVENT_TIME:
-            return
         name = self.time_column
-        if name not in self.schema.names or not isinstance(self.schema[name].dataType, _TIMES):
+        if self.time_mode is TimeMode.EVENT_TIME and (
+            name not in self.schema.names or not isinstance(self.schema[name].dataType, _TIMES)
+        ):
             columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema)
             raise ConfigurationError(
                 f"The windows' time column is {name!r}, which is no timestamp column of the input.",
@@ -95,9 +88,9 @@ class WindowDefinition:
 
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
         """Plan windows with ready-made aggregates."""
-        aggregation, result = bind_aggregates(aggregates, self.schema)
+        contents, result = bind_aggregates(aggregates, self.schema)
         settings = {f"aggregate {one.output_name}": str(one) for one in aggregates}
-        return self._plan(Aggregated(aggregation), self._with_window(result), "agg", settings, keeps_results=True)
+        return self._with_window(contents, result, "agg", settings)
 
     def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
         """Plan windows with the user's aggregate function."""
@@ -108,7 +101,10 @@ class WindowDefinition:
                 hint="Pass an object of a subclass of statelog.AggregateFunction, not the class.",
             )
         merges = getattr(type(function), "merge", AggregateFunction.merge) is not AggregateFunction.merge
-        if self._needs_merge and not merges:
+        are_merged = isinstance(self.windows, SessionWindows) or (
+            isinstance(self.windows, SlidingWindows) and not self.windows.panes().are_windows
+        )
+        if are_merged and not merges:
             raise ConfigurationError(
                 f"{type(function).__name__} has no merge(), which {type(self.windows).__name__} need: their results"
                 " are put together from parts.",
@@ -116,8 +112,7 @@ class WindowDefinition:
             )
         result = parse_schema(result_type, "resultType", self.parse)
         schema = parse_schema(accumulator, "accumulatorSchema", self.parse)
-        contents = Folded(function, schema, result.names, row_codec)
-        return self._plan(contents, self._with_window(result), "aggregate")
+        return self._with_window(Folded(schema, function, result.names), result, "aggregate")
 
     def reduced(
         self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
@@ -137,7 +132,7 @@ class WindowDefinition:
                     hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
                 )
             value_of = _Fields([self.schema.names.index(name) for name in value.names])
-        return self._plan(Reduced(function, value, value_of, row_codec), self._with_window(value), "reduce")
+        return self._with_window(Reduced(value, function, value_of), value, "reduce")
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
         """Plan windows whose rows go to the user's processor."""
@@ -147,17 +142,10 @@ class WindowDefinition:
                 hint="Pass an object of a subclass of statelog.WindowProcessor, not the class.",
             )
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
-        schema = StructType([StructField("rows", LongType())])
-        contents = Collected(processor, schema, rows, GivenRows(_plain(self.schema), self.zone))
-        return self._plan(contents, parse_output(output_type, self.parse), "process")
+        contents = Collected(processor, rows, GivenRows(_plain(self.schema), self.zone))
+        return self._plan(contents, parse_output(output_type, self.parse), [], "process")
 
     # ---- Parts ----
-
-    @property
-    def _needs_merge(self) -> bool:
-        if isinstance(self.windows, CountWindows):
-            return False
-        return isinstance(self.windows, SessionWindows) or not self.windows.panes().are_windows
 
     def _settings(self, results: str) -> dict[str, int | str]:
         """The settings that the stored state depends on; checkpoints record them."""
@@ -174,16 +162,22 @@ class WindowDefinition:
             settings["allowedLatenessMs"] = self.allowed_lateness_ms
         return settings
 
-    def _plan(
-        self,
-        contents: Contents,
-        output: StructType,
-        results: str,
-        settings: Settings | None = None,
-        *,
-        keeps_results: bool = False,
+    def _with_window(
+        self, contents: Contents, result: StructType, results: str, settings: Settings | None = None
     ) -> WindowPlan:
-        kept = [] if isinstance(contents, Collected) else self._kept(output, keeps_results=keeps_results)
+        """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
+        keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
+        bounds = [] if isinstance(self.windows, CountWindows) else ["window_start", "window_end"]
+        fields = [*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields]
+        kinds = [field.dataType for field in fields]
+        end = len(fields) if isinstance(contents, Aggregated) else len(keys) + len(bounds)
+        kept = [index for index in range(len(keys), end) if stored_type(kinds[index]) != kinds[index]]
+        return self._plan(contents, StructType(fields), kept, results, settings)
+
+    def _plan(
+        self, contents: Contents, output: StructType, kept: list[int], results: str, settings: Settings | None = None
+    ) -> WindowPlan:
+        """`kept` are the output columns with values in stored form."""
         if self.late_column is not None:
             if not isinstance(self.late_column, str) or not self.late_column:
                 raise ConfigurationError(f"lateColumn is {self.late_column!r}, which is no name of a column.")
@@ -198,31 +192,9 @@ class WindowDefinition:
         if self.time_mode is TimeMode.EVENT_TIME:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
-        codecs = WindowCodecs(
-            event_time,
-            self._cut(),
-            kept,
-            returns_late=self.late_column is not None,
-            settings={**self._settings(results), **(settings or {})},
-        )
+        recorded = {**self._settings(results), **(settings or {})}
+        codecs = WindowCodecs(event_time, self._cut(), kept, self.late_column is not None, recorded)
         return WindowPlan(self._operator(contents, codecs), output, self.time_mode)
-
-    def _with_window(self, result: StructType) -> StructType:
-        """The output columns: the grouping columns, the window's bounds, and the fields of the result."""
-        keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
-        bounds = [] if isinstance(self.windows, CountWindows) else [START_COLUMN, END_COLUMN]
-        return StructType([*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields])
-
-    def _kept(self, output: StructType, *, keeps_results: bool) -> list[int]:
-        """Output columns with values in stored form: the window's bounds, and results of ready-made aggregates."""
-        first = len(self.keys)
-        results = first if isinstance(self.windows, CountWindows) else first + 2
-        return [
-            index
-            for index, field in enumerate(output)
-            if first <= index < results
-            or (keeps_results and index >= results and stored_type(field.dataType) != field.dataType)
-        ]
 
     def _cut(self) -> Cut | None:
         if self.time_mode is not TimeMode.EVENT_TIME or isinstance(self.windows, CountWindows):
@@ -232,15 +204,11 @@ class WindowDefinition:
         return PaneCut(self.windows.panes())
 
     def _operator(self, contents: Contents, codecs: WindowCodecs) -> WindowOperator:
-        clock = Clock(
-            is_event_time=self.time_mode is TimeMode.EVENT_TIME,
-            allowed_lateness_ms=self.allowed_lateness_ms,
-            returns_late=self.late_column is not None,
-        )
+        clock = Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
         if isinstance(self.windows, CountWindows):
-            return CountWindowOperator(self.windows.size, contents, _with_field(COUNT_FIELD, contents), codecs)
+            return CountWindowOperator(self.windows.size, contents, clock, codecs)
         if isinstance(self.windows, SessionWindows):
-            return SessionWindowOperator(self.windows.gap_ms, contents, _with_field(END_FIELD, contents), clock, codecs)
+            return SessionWindowOperator(self.windows.gap_ms, contents, clock, codecs)
         return TimeWindowOperator(self.windows.panes(), contents, clock, codecs)
 
 
@@ -255,17 +223,6 @@ class _Fields:
 
     def __call__(self, row: Any) -> Row:
         return tuple([row[position] for position in self.positions])
-
-
-def _with_field(name: str, contents: Contents) -> StructType:
-    """The accumulator's fields, behind a field of the windows' own."""
-    schema: StructType = contents.schema
-    if name in schema.names:
-        raise ConfigurationError(
-            f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
-            hint="Give it another name.",
-        )
-    return StructType([StructField(name, LongType()), *schema.fields])
 
 
 def _plain(schema: StructType) -> StructType:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Final
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.convert.input import RowInput
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
-from statelog.convert.types import arrow_type
+from statelog.convert.types import arrow_type, time_zone
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.windows.aggregates import stored_type
@@ -31,23 +29,17 @@ class WindowOutput:
     """
 
     def __init__(self, schema: StructType, kept: list[int], *, returns_late: bool, uid: str) -> None:
-        fields = schema.fields[:-1] if returns_late else schema.fields
-        self._kept = kept
-        self._types = [arrow_type(field.dataType, f"output column '{field.name}'") for field in fields]
-        self._results = RowOutput(
-            StructType(
-                [
-                    StructField(field.name, stored_type(field.dataType) if index in kept else field.dataType)
-                    for index, field in enumerate(fields)
-                ]
-            ),
-            uid,
-        )
-        self._late = RowOutput(StructType(schema.fields[-1:]), uid) if returns_late else None
-        self.hold = None if self._results.hold is None else self._held
         self.schema = pa.schema(
             [(field.name, arrow_type(field.dataType, f"output column '{field.name}'")) for field in schema]
         )
+        stored = [
+            StructField(field.name, stored_type(field.dataType) if index in kept else field.dataType)
+            for index, field in enumerate(schema.fields[:-1] if returns_late else schema.fields)
+        ]
+        self._kept = kept
+        self._results = RowOutput(StructType(stored), uid)
+        self._late = RowOutput(StructType(schema.fields[-1:]), uid) if returns_late else None
+        self.hold = None if self._results.hold is None else self._held
 
     def _held(self, row: Any) -> Any:
         """Hold a result; late rows need no copy, as nobody changes input rows."""
@@ -71,7 +63,7 @@ class WindowOutput:
     def _result_columns(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> list[pa.Array]:
         columns: list[pa.Array] = self._results.encode(rows, owner_of).columns
         for index in self._kept:
-            columns[index] = to_given(columns[index], self._types[index])
+            columns[index] = to_given(columns[index], self.schema.field(index).type)
         return columns
 
 
@@ -100,43 +92,41 @@ class WindowCodecs:
     """A batch query has all its rows, so every window is complete."""
 
     def input(self, columns: list[str]) -> WindowInput:
-        return WindowInput(RowInput(columns), self.event_time, self.cut)
+        return WindowInput(columns, self.event_time, self.cut)
 
     def output(self, schema: StructType, zone: str, uid: str) -> WindowOutput:
         """Times without a zone are in the process's zone, not the session's."""
         return WindowOutput(schema, self.kept, returns_late=self.returns_late, uid=uid)
 
 
+@dataclass(frozen=True)
 class GivenRows:
-    """Makes the rows that a user sees from stored rows; timestamps are in the session's time zone."""
+    """Makes the rows that a user sees from stored rows; timestamps are in the time zone `zone`."""
 
-    def __init__(self, schema: StructType, zone: str) -> None:
-        self._schema = schema
-        self._zone = zone
+    schema: StructType
+    zone: str
 
     def __call__(self, rows: list[tuple[Any, ...]]) -> list[Any]:
         columns: list[Any] = list(zip(*rows, strict=True))
         for index, convert in self._converted.items():
             columns[index] = [None if value is None else convert(value) for value in columns[index]]
-        made: list[Any] = self._make(columns)
-        return made
+        return self._make(columns)
 
     @cached_property
-    def _make(self) -> Any:
-        return row_maker(self._schema.names)
+    def _make(self) -> Callable[[list[Any]], list[Any]]:
+        return row_maker(self.schema.names)
 
     @cached_property
     def _converted(self) -> dict[int, Callable[[Any], Any]]:
         """A converter for each column whose stored form differs, by position."""
-        converters = {
-            index: _converter(field.dataType, ZoneInfo(self._zone)) for index, field in enumerate(self._schema)
-        }
+        converters = {index: _converter(field.dataType, self.zone) for index, field in enumerate(self.schema)}
         return {index: convert for index, convert in converters.items() if convert is not None}
 
 
-def _converter(kind: DataType, zone: ZoneInfo) -> Callable[[Any], Any] | None:
+def _converter(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
     if isinstance(kind, TimestampType):
-        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(zone)
+        info = time_zone(zone)
+        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(info)
     if isinstance(kind, TimestampNTZType):
         return lambda us: _NAIVE_EPOCH + timedelta(microseconds=us)
     of_element = _converter(kind.elementType, zone) if isinstance(kind, ArrayType) else None

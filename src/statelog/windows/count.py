@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
-from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup
 
 COUNT_STATE: Final = "window.count"
@@ -20,10 +20,10 @@ Row = tuple[Any, ...]
 class CountWindowOperator(WindowOperator):
     """Stores the accumulator of the key's current window, and the number of its rows."""
 
-    def __init__(self, size: int, contents: Contents, schema: Any, codecs: ProcessorCodecs) -> None:
-        super().__init__(contents, Clock(is_event_time=False), codecs)
+    def __init__(self, size: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
+        super().__init__(contents, clock, codecs)
         self._size = size
-        self._schema = schema
+        self._schema = schema_behind(COUNT_FIELD, contents)
 
     def init(self, handle: Any) -> None:
         self._current = handle.getValueState(COUNT_STATE, self._schema)

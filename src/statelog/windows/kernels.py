@@ -1,7 +1,4 @@
-"""Kernels compute the ready-made aggregates: on columns for all groups of a batch, then merged group by group.
-
-An accumulator whose fields are all null has no values: it was stored before the aggregate was added to the query.
-"""
+"""Kernels compute the ready-made aggregates: on columns for all groups of a batch, then merged group by group."""
 
 from __future__ import annotations
 
@@ -17,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.windows.accumulators import Aggregation
-from statelog.windows.stored import stored_column
+from statelog.windows.panes import Int64s
 
-Int64s = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
 
 _EXACT_SUM: Final = float(1 << 62)
@@ -29,64 +24,25 @@ _WIDE: Final = decimal.Context(prec=77)
 
 
 class Kernel(ABC):
-    """Computes one aggregate."""
+    """Computes one aggregate. Unless it says otherwise, the result is the accumulator's first field."""
 
     @abstractmethod
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        """Compute the groups' accumulators, a list per field; arguments are as in :class:`Partials`."""
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
+        """Compute the groups' accumulators, a list per field; see :data:`statelog.windows.panes.Partials`."""
 
     @abstractmethod
     def merge(self, one: Row, other: Row) -> Row:
         """Merge two accumulators; `one` is the earlier, and neither is all null."""
 
-    @abstractmethod
     def result(self, held: Row) -> Any:
         """The aggregate's value, from its accumulator."""
-
-
-class ColumnAggregation(Aggregation):
-    """Several aggregates, their accumulators side by side in one row.
-
-    `kernels` has for each aggregate the kernel, the position of its column, and its number of accumulator fields.
-    """
-
-    def __init__(self, kernels: list[tuple[Kernel, int | None, int]], schema: Any) -> None:
-        self.schema = schema
-        self._kernels: list[tuple[Kernel, int | None, slice]] = []
-        start = 0
-        for kernel, column, fields in kernels:
-            self._kernels.append((kernel, column, slice(start, start + fields)))
-            start += fields
-
-    def partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
-        fields: list[Sequence[Any]] = []
-        for kernel, position, _ in self._kernels:
-            column = None if position is None else stored_column(columns.column(position))
-            fields += kernel.partials(column, starts, times_ms)
-        return list(zip(*fields, strict=True))
-
-    def merge(self, one: Row, other: Row) -> Row:
-        merged: list[Any] = []
-        for kernel, _, fields in self._kernels:
-            left, right = one[fields], other[fields]
-            if _is_null(left):
-                merged += right
-            elif _is_null(right):
-                merged += left
-            else:
-                merged += kernel.merge(left, right)
-        return tuple(merged)
-
-    def result(self, held: Row) -> Row:
-        return tuple([kernel.result(held[fields]) for kernel, _, fields in self._kernels])
+        return held[0]
 
 
 class CountKernel(Kernel):
     """Number of rows, or of values that are not null."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        if column is None or not column.null_count:
-            return [np.diff(starts).tolist()]
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [_count_valid(column, starts).tolist()]
 
     def merge(self, one: Row, other: Row) -> Row:
@@ -99,8 +55,7 @@ class CountKernel(Kernel):
 class SumKernel(Kernel):
     """Sum; null if there are no values."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         if pa.types.is_decimal(column.type):
             return [_by_group(column, starts, lambda values: reduce(_WIDE.add, values))]
         if pa.types.is_integer(column.type):
@@ -118,15 +73,11 @@ class SumKernel(Kernel):
             return (_WIDE.add(one[0], other[0]),)
         return (one[0] + other[0],)
 
-    def result(self, held: Row) -> Any:
-        return held[0]
-
 
 class MeanKernel(Kernel):
     """Sum as a double, and number of values."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         sums = np.add.reduceat(_filled(column, 0, pa.float64()), starts[:-1])
         return [sums.tolist(), _count_valid(column, starts).tolist()]
 
@@ -143,8 +94,7 @@ class ExtremeKernel(Kernel):
     def __init__(self, *, is_max: bool) -> None:
         self._is_max = is_max
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         if not pa.types.is_integer(column.type):
             return [_by_group(column, starts, lambda values: reduce(self._better, values))]
         limits = np.iinfo(np.int64)
@@ -160,9 +110,6 @@ class ExtremeKernel(Kernel):
             return (one if one != one else other) if self._is_max else (other if one != one else one)
         return max(one, other) if self._is_max else min(one, other)
 
-    def result(self, held: Row) -> Any:
-        return held[0]
-
 
 class FirstLastKernel(Kernel):
     """The value of the first or last row, and its time."""
@@ -170,8 +117,7 @@ class FirstLastKernel(Kernel):
     def __init__(self, *, is_last: bool) -> None:
         self._is_last = is_last
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         edges = starts[1:] - 1 if self._is_last else starts[:-1]
         times: list[int] = [0] * len(edges) if times_ms is None else times_ms[edges].tolist()
         return [column.take(pa.array(edges)).to_pylist(maps_as_pydicts="strict"), times]
@@ -181,15 +127,11 @@ class FirstLastKernel(Kernel):
             return other if other[1] >= one[1] else one
         return one if one[1] <= other[1] else other
 
-    def result(self, held: Row) -> Any:
-        return held[0]
-
 
 class CollectKernel(Kernel):
     """All values that are not null."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [[values or [] for values in _by_group(column, starts, list)]]
 
     def merge(self, one: Row, other: Row) -> Row:
@@ -202,8 +144,7 @@ class CollectKernel(Kernel):
 class DistinctKernel(Kernel):
     """Each value once."""
 
-    def partials(self, column: pa.Array | None, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
-        assert column is not None
+    def partials(self, column: pa.Array, starts: Int64s, times_ms: Int64s | None) -> list[Sequence[Any]]:
         return [[values or [] for values in _by_group(column, starts, _distinct)]]
 
     def merge(self, one: Row, other: Row) -> Row:
@@ -245,7 +186,3 @@ def _null_where(values: list[Any], is_null: npt.NDArray[np.bool_]) -> list[Any]:
 
 def _distinct(values: list[Any]) -> list[Any]:
     return list(dict.fromkeys(math.nan if value != value else value for value in values))
-
-
-def _is_null(held: Row) -> bool:
-    return all(value is None for value in held)

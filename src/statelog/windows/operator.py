@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql.types import LongType, StructField, StructType
+
 from statelog.convert.codecs import ProcessorCodecs
+from statelog.convert.times import BatchTimes
+from statelog.errors import ConfigurationError
 from statelog.runs.times import NO_TIME_MS
 from statelog.windows.accumulators import Contents
 from statelog.windows.panes import RowGroup
@@ -27,15 +31,13 @@ class Clock:
     returns_late: bool = False
     """Whether rows that are too late are returned; otherwise they are dropped."""
 
-    def now_ms(self, times: Any) -> int:
+    def now_ms(self, times: BatchTimes) -> int:
         """Windows that end up to the returned time are complete in this batch."""
-        now_ms: int = times.getCurrentWatermarkInMs() if self.is_event_time else times.getCurrentProcessingTimeInMs()
-        return now_ms
+        return times.getCurrentWatermarkInMs() if self.is_event_time else times.getCurrentProcessingTimeInMs()
 
-    def before_ms(self, times: Any) -> int:
+    def before_ms(self, times: BatchTimes) -> int:
         """Windows that end up to the returned time were complete in the previous batch."""
-        before_ms: int = times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
-        return before_ms
+        return times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
 
 
 class WindowOperator(ABC):
@@ -45,6 +47,7 @@ class WindowOperator(ABC):
         self.codecs = codecs
         self._contents = contents
         self._clock = clock
+        self._lateness_ms = clock.allowed_lateness_ms
 
     def init(self, handle: Any) -> None:
         """Declare the states."""
@@ -56,7 +59,7 @@ class WindowOperator(ABC):
 
         A window that was closed under a shorter lateness stays closed: its state has been deleted.
         """
-        own_ms = at_ms - self._clock.allowed_lateness_ms
+        own_ms = at_ms - self._lateness_ms
         return max(own_ms, self._handle.closed_ms) if self._clock.is_event_time else own_ms
 
     @abstractmethod
@@ -89,3 +92,13 @@ class WindowOperator(ABC):
 
     def _context(self, times: Any, *, is_update: bool = False) -> WindowContext:
         return WindowContext(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs(), is_update)
+
+
+def schema_behind(name: str, contents: Contents) -> StructType:
+    """The accumulator's fields, behind a field of the windows' own; raises ConfigurationError if they have it too."""
+    if name in contents.schema.names:
+        raise ConfigurationError(
+            f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
+            hint="Give it another name.",
+        )
+    return StructType([StructField(name, LongType()), *contents.schema.fields])

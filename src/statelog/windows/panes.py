@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.convert.input import RowInput
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.windows.assigners import Panes
@@ -26,33 +27,23 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-class Partials(Protocol):
-    """Computes accumulators on columns."""
+Partials = Callable[[pa.RecordBatch, Int64s, Int64s | None], list[tuple[Any, ...]]]
+"""Computes an accumulator for each of n groups of rows, none of them empty.
 
-    def partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[tuple[Any, ...]]:
-        """Compute an accumulator for each group of rows.
-
-        `starts`, shape (n + 1,), has the start of each of the n groups and the end of the last; no group is empty.
-        `times_ms` is None where windows do not depend on event time.
-        """
-        ...
+The arguments are the columns of all rows; the start of each group and the end of the last, shape (n + 1,); and the
+event time of each row in milliseconds, or None where windows do not depend on it.
+"""
 
 
+@dataclass
 class BatchRows:
-    """Rows of several keys, sorted by key and time, and where their groups start; see :meth:`Partials.partials`."""
+    """Rows of several keys, sorted by key and time, and where their groups start; see :data:`Partials`."""
 
-    def __init__(
-        self,
-        columns: pa.RecordBatch,
-        times_ms: Int64s | None,
-        starts: Int64s,
-        make_rows: Callable[[pa.RecordBatch], list[Any]],
-    ) -> None:
-        self.columns = columns
-        self.times_ms = times_ms
-        self.starts = starts
-        self.make_rows = make_rows
-        self._partials: list[tuple[Any, ...]] | None = None
+    columns: pa.RecordBatch
+    times_ms: Int64s | None
+    starts: Int64s
+    make_rows: Callable[[pa.RecordBatch], list[Any]]
+    _partials: list[tuple[Any, ...]] | None = None
 
     @cached_property
     def rows(self) -> list[Any]:
@@ -64,31 +55,26 @@ class BatchRows:
         """All rows in stored form: tuples, with timestamps as microseconds since the Unix epoch."""
         return list(zip(*map(stored_values, self.columns.columns), strict=True))
 
-    def partial(self, aggregation: Partials, group: int) -> tuple[Any, ...]:
+    def partial(self, compute: Partials, group: int) -> tuple[Any, ...]:
         """The accumulator of a group; the first call computes all groups' together."""
         if self._partials is None:
-            self._partials = aggregation.partials(self.columns, self.starts, self.times_ms)
+            self._partials = compute(self.columns, self.starts, self.times_ms)
         return self._partials[group]
 
 
+@dataclass(slots=True)
 class RowGroup:
-    """Rows of one key that belong to one pane or session, in order of time.
+    """Rows of one key that belong to one pane or session, in order of time."""
 
-    They are the rows from `start` to `end` of the batch. `number` is the group's number there; None for a part of a
-    group. `first_ms` and `last_ms` are the times of the first and last row; None if they have none.
-    """
-
-    __slots__ = ("batch", "end", "first_ms", "last_ms", "number", "start")
-
-    def __init__(
-        self, batch: BatchRows, start: int, end: int, number: int | None, first_ms: int | None, last_ms: int | None
-    ) -> None:
-        self.batch = batch
-        self.start = start
-        self.end = end
-        self.number = number
-        self.first_ms = first_ms
-        self.last_ms = last_ms
+    batch: BatchRows
+    start: int
+    """The first of the rows in the batch; `end` is behind the last."""
+    end: int
+    number: int | None
+    """The group's number in the batch; None for a part of a group."""
+    first_ms: int | None
+    """The time of the first row, as `last_ms` is that of the last; None if the rows have no times."""
+    last_ms: int | None
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -117,14 +103,14 @@ class RowGroup:
         own_ms: list[int] = times_ms[self.start : self.end].tolist()
         return own_ms
 
-    def partial(self, aggregation: Partials) -> tuple[Any, ...]:
+    def partial(self, compute: Partials) -> tuple[Any, ...]:
         """The accumulator of the rows."""
         if self.number is not None:
-            return self.batch.partial(aggregation, self.number)
+            return self.batch.partial(compute, self.number)
         columns = self.batch.columns.slice(self.start, len(self))
         times_ms = self.batch.times_ms
         own_times_ms = None if times_ms is None else times_ms[self.start : self.end]
-        return aggregation.partials(columns, np.array([0, len(self)]), own_times_ms)[0]
+        return compute(columns, np.array([0, len(self)]), own_times_ms)[0]
 
     def part(self, start: int, end: int) -> RowGroup:
         """A part of the rows, as a group without times."""
@@ -133,70 +119,55 @@ class RowGroup:
         return RowGroup(self.batch, self.start + start, self.start + end, None, None, None)
 
 
-class Cut(ABC):
-    """Cuts the rows of one key, in order of time, into groups."""
-
-    @abstractmethod
-    def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        """Whether there is a cut between two times, pair by pair; `after_ms` is never the earlier one."""
+Cut = Callable[[Int64s, Int64s], Bools]
+"""Whether to cut between two times of successive rows of a key, pair by pair; the second is never the earlier one."""
 
 
-class PaneCut(Cut):
+@dataclass(frozen=True)
+class PaneCut:
     """Cuts where a pane, or the gap between two panes, starts."""
 
-    def __init__(self, panes: Panes) -> None:
-        self._panes = panes
+    panes: Panes
 
-    def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
+    def __call__(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
         is_cut: Bools = self._piece(before_ms) != self._piece(after_ms)
         return is_cut
 
     def _piece(self, times_ms: Int64s) -> Int64s:
         """The number of each time's pane or gap: panes are even, the gaps behind them odd."""
-        panes = self._panes
+        panes = self.panes
         pieces = (times_ms - panes.offset_ms) // panes.step_ms * 2
         if panes.step_ms > panes.width_ms:
             pieces += (times_ms - panes.offset_ms) % panes.step_ms >= panes.width_ms
         return pieces
 
 
-class SessionCut(Cut):
+@dataclass(frozen=True)
+class SessionCut:
     """Cuts where successive rows are further apart than the gap."""
 
-    def __init__(self, gap_ms: int) -> None:
-        self._gap_ms = gap_ms
+    gap_ms: int
 
-    def between(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
-        is_cut: Bools = after_ms - before_ms > self._gap_ms
+    def __call__(self, before_ms: Int64s, after_ms: Int64s) -> Bools:
+        is_cut: Bools = after_ms - before_ms > self.gap_ms
         return is_cut
 
 
-class RowMaker(Protocol):
-    """Makes keys and rows as users see them; see :class:`statelog.operators.keyed.operator.InputCodec`."""
-
-    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]: ...
-
-    def rows(self, rows: pa.RecordBatch) -> list[Any]: ...
-
-
-class WindowInput:
+class WindowInput(RowInput):
     """Gives a window operator each key's rows as :class:`RowGroup` objects, in order of time.
 
     Without an event time or a cut, a key's rows are one group in order of arrival.
     """
 
-    def __init__(self, rows: RowMaker, event_time: EventTime | None, cut: Cut | None) -> None:
-        self._rows = rows
+    def __init__(self, columns: list[str], event_time: EventTime | None, cut: Cut | None) -> None:
+        super().__init__(columns)
         self._event_time = event_time
         self._cut = cut
-
-    def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return self._rows.keys(columns)
 
     def by_key(self, window: KeyChunk) -> list[Iterator[RowGroup]]:
         window = window.joined()
         if self._event_time is None or self._cut is None:
-            batch = BatchRows(window.rows, None, window.starts, self._rows.rows)
+            batch = BatchRows(window.rows, None, window.starts, self.rows)
             return [
                 iter([RowGroup(batch, start, end, number, None, None)])
                 for number, (start, end) in enumerate(pairwise(window.starts.tolist()))
@@ -206,35 +177,27 @@ class WindowInput:
     def _by_time(self, window: KeyChunk, event_time: EventTime, cut: Cut) -> list[Iterator[RowGroup]]:
         rows = window.rows
         times_us = event_time.times_us(rows)
-        times_ms: Int64s = times_us.fill_null(_WITHOUT_TIME_MS).to_numpy()
-        has_all = times_us.null_count == 0
-        times_ms = (
-            times_ms // _US_PER_MS
-            if has_all
-            else np.where(times_us.is_null().to_numpy(zero_copy_only=False), _WITHOUT_TIME_MS, times_ms // _US_PER_MS)
-        )
+        times_ms: Int64s = times_us.fill_null(0).to_numpy() // _US_PER_MS
+        if times_us.null_count:
+            times_ms[times_us.is_null().to_numpy(zero_copy_only=False)] = _WITHOUT_TIME_MS
         key_of = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
         is_same_key = key_of[1:] == key_of[:-1]
         if (is_same_key & (times_ms[1:] < times_ms[:-1])).any():
             order = np.lexsort((times_ms, key_of))  # rows of one time stay in order of arrival
             rows, times_ms = rows.take(pa.array(order)), times_ms[order]
         starts_group = np.ones(len(times_ms), bool)
-        starts_group[1:] = ~is_same_key | cut.between(times_ms[:-1], times_ms[1:])
+        starts_group[1:] = ~is_same_key | cut(times_ms[:-1], times_ms[1:])
         firsts = np.flatnonzero(starts_group)
         starts = np.append(firsts, len(times_ms))
-        batch = BatchRows(rows, times_ms, starts, self._rows.rows)
+        batch = BatchRows(rows, times_ms, starts, self.rows)
+        times = zip(times_ms[firsts].tolist(), times_ms[starts[1:] - 1].tolist(), strict=True)
         groups = [
             RowGroup(batch, start, end, number, first_ms, last_ms)
-            for number, ((start, end), first_ms, last_ms) in enumerate(
-                zip(
-                    pairwise(starts.tolist()),
-                    times_ms[firsts].tolist(),
-                    times_ms[starts[1:] - 1].tolist(),
-                    strict=True,
-                )
+            for number, ((start, end), (first_ms, last_ms)) in enumerate(
+                zip(pairwise(starts.tolist()), times, strict=True)
             )
         ]
-        if not has_all:
+        if times_us.null_count:
             for group in groups:
                 if group.first_ms == _WITHOUT_TIME_MS:
                     group.first_ms = group.last_ms = None

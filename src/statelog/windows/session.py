@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
-from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup
 from statelog.windows.processor import TimeWindow
 
@@ -34,11 +34,10 @@ class _Session:
 class SessionWindowOperator(WindowOperator):
     """Stores an accumulator per session, and merges sessions that meet."""
 
-    def __init__(self, gap_ms: int, contents: Contents, schema: Any, clock: Clock, codecs: ProcessorCodecs) -> None:
+    def __init__(self, gap_ms: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
         self._gap_ms = gap_ms
-        self._schema = schema
-        self._lateness_ms = clock.allowed_lateness_ms
+        self._schema = schema_behind(END_FIELD, contents)
 
     def init(self, handle: Any) -> None:
         self._sessions = handle.getMapState(SESSIONS_STATE, "start_ms long", self._schema)

@@ -28,7 +28,6 @@ class TimeWindowOperator(WindowOperator):
     def __init__(self, panes: Panes, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
         self._grid = panes
-        self._lateness_ms = clock.allowed_lateness_ms
 
     def init(self, handle: Any) -> None:
         # The grid is part of the state's schema, so that windows of another grid cannot mistake the panes for theirs.
