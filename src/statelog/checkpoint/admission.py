@@ -22,7 +22,6 @@ class OperatorConfig:
     query_id: str
     run_id: str
     uid: str
-    instance: str
     parallelism: int
     key_schema: bytes
     """Arrow IPC schema message of the grouping columns; empty for an unkeyed operator."""

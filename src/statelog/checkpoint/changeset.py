@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import pyarrow as pa
@@ -33,47 +33,40 @@ class Changeset:
     """Bytes of the last segment, unless it is an object too."""
 
 
+@dataclass
 class ChangesetWriter:
     """Writes the changes of one attempt; large ones in parts, while the batch runs.
 
-    Objects are named after `prefix`, which no other attempt uses. A part is written during the batch once its changes
-    take `part_bytes` in memory. The last part is sent with the ack if it has at most `inline_bytes` or no changes. As a
-    context manager it deletes the attempt's objects if the block fails.
+    As a context manager it deletes the attempt's objects if the block fails.
     """
 
-    def __init__(
-        self,
-        changes: BatchChanges,
-        uploads: Uploads,
-        *,
-        subtask: int,
-        attempt: int,
-        prefix: str,
-        part_bytes: int,
-        inline_bytes: int,
-        compression: str | None,
-    ) -> None:
-        self._changes = changes
-        self._uploads = uploads
-        self._subtask = subtask
-        self._attempt = attempt
-        self._prefix = prefix
-        self._part_bytes = max(part_bytes, inline_bytes)
-        self._inline_bytes = inline_bytes
-        self._compression = compression
-        self._segments: list[SegmentRef] = []
+    changes: BatchChanges
+    uploads: Uploads
+    subtask: int
+    attempt: int
+    prefix: str
+    """Begins the names of the objects; no other attempt uses it."""
+    part_bytes: int
+    """A part is written during the batch once its changes take so much memory, at least `inline_bytes`."""
+    inline_bytes: int
+    """The last part is sent with the ack if it is not larger, or has no changes."""
+    compression: str | None
+    segments: list[SegmentRef] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.part_bytes = max(self.part_bytes, self.inline_bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._uploads.abandon()
+            self.uploads.abandon()
 
     def offer(self) -> None:
         """Upload parts while enough changes have come together; StorageError if an upload has failed."""
-        while self._changes.unstored_bytes >= self._part_bytes:
-            self._upload(*self._changes.take_part(self._compression, self._part_bytes))
+        while self.changes.unstored_bytes >= self.part_bytes:
+            self._upload(*self.changes.take_part(self.compression, self.part_bytes))
 
     def finish(self, local: LocalRuns, head: bytes, batch: int, token: str, input_rows: int) -> Changeset:
         """Write the remaining changes, and the local run that the next batch starts from.
@@ -81,18 +74,18 @@ class ChangesetWriter:
         `head` is the digest of the state before the batch, `token` unique among the directory's writers, `input_rows`
         the number of rows that the subtask has read. Raises StorageError if an upload has failed.
         """
-        data, rows = self._changes.take_part(self._compression)
+        data, rows = self.changes.take_part(self.compression)
         payload = b""
-        if len(data) <= self._inline_bytes or not rows:
+        if len(data) <= self.inline_bytes or not rows:
             payload = data
             self._add(data, rows, "", input_rows)
         else:
             self._upload(data, rows, input_rows)
-        checksums = [segment.checksum for segment in self._segments]
+        checksums = [segment.checksum for segment in self.segments]
         local_run = LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
-        local.keep(local.write_new(self._changes.write_local, token), local_run)
-        self._uploads.finish()
-        return Changeset(self._segments, payload)
+        local.keep(local.write_new(self.changes.write_local, token), local_run)
+        self.uploads.finish()
+        return Changeset(self.segments, payload)
 
     def finish_local(
         self, local: LocalRuns, head: bytes, batch: int, token: str, input_rows: int
@@ -101,21 +94,21 @@ class ChangesetWriter:
 
         The parameters are those of :meth:`finish`.
         """
-        written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
+        written, rows = local.write_new(self.changes.write_local, token), self.changes.rows
         with pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
         local_run = LocalRun(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
         local.keep(written, local_run)
-        return local_run, Changeset([SegmentRef(self._subtask, self._attempt, checksum, 0, 0, rows, input_rows)], b"")
+        return local_run, Changeset([SegmentRef(self.subtask, self.attempt, checksum, 0, 0, rows, input_rows)], b"")
 
     def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
-        name = f"{self._prefix}-{len(self._segments)}.run"
+        name = f"{self.prefix}-{len(self.segments)}.run"
         self._add(data, rows, name, input_rows)
-        self._uploads.add(name, data)
+        self.uploads.add(name, data)
 
     def _add(self, data: bytes, rows: int, name: str, input_rows: int) -> None:
         checksum = digests.checksum(data)
-        self._segments.append(SegmentRef(self._subtask, self._attempt, checksum, 0, len(data), rows, input_rows, name))
+        self.segments.append(SegmentRef(self.subtask, self.attempt, checksum, 0, len(data), rows, input_rows, name))
 
 
 class Uploads:

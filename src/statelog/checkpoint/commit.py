@@ -56,7 +56,9 @@ def compose(
         watermark_ms=batch.time.watermark_ms,
         token=token,
         max_event_ms=_max_event_ms(config, before, acks),
-        element_counts=[] if config.has_keys else _element_counts(states, acks),
+        element_counts=[]
+        if config.has_keys
+        else [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks],
         generations=dict(generations),
         log_start=log_start,
         retained_from=retained_from,
@@ -92,10 +94,6 @@ def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: list[
         return []
     seen = [] if before is None else [before.max_event_ms]
     return config.watermark.combine(seen + [accepted.ack.max_event_ms for accepted in acks])
-
-
-def _element_counts(states: list[StateSchema], acks: list[AcceptedAck]) -> list[list[int]]:
-    return [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks]
 
 
 def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:
@@ -174,13 +172,13 @@ def checkpoint_metrics(
         objects=uploads + log_files,
         commit_s=commit_s,
         subtask_s=max(accepted.ack.subtask_s for accepted in acks),
-        base_bytes=policy.base_bytes,
-        log_bytes=policy.log_bytes,
+        base_bytes=policy.schedule.base_bytes,
+        log_bytes=policy.schedule.log_bytes,
         materialized=len(entry.bases),
         materialized_bytes=sum(base.levels[-1].length for base in entry.bases),
         materialization_failures=sum(bool(accepted.ack.materialization_failure) for accepted in acks),
-        stored_bytes=inventory.stored_bytes,
-        needed_bytes=inventory.needed_bytes,
+        stored_bytes=inventory.retention.size_bytes,
+        needed_bytes=inventory.retention.needed_bytes,
         restore_s=max(accepted.ack.restore_s for accepted in acks),
         restored_bytes=sum(accepted.ack.restored_bytes for accepted in acks),
         measured=measured,

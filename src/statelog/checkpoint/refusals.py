@@ -8,6 +8,11 @@ from statelog.checkpoint.protocol import Ack, Begin, TaskId
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProtocolError, StateMissingError
 
 
+def stale_run(what: str) -> FencedError:
+    """The error for a task of a start that is over."""
+    return FencedError(what, kind=ErrorKind.STALE_RUN, hint="The task is a leftover of an earlier run.")
+
+
 def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     """The error for a task of a batch that is over."""
     return FencedError(
@@ -17,7 +22,7 @@ def stale_task(task: TaskId, current: Batch, name: str) -> FencedError:
     )
 
 
-def incomplete_batch(batch: int, current: Batch | None, config: OperatorConfig, name: str) -> StateMissingError:
+def incomplete_batch(batch: int, current: Batch | None, parallelism: int, name: str) -> StateMissingError:
     """The error for a batch that is over for Spark but has no checkpoint.
 
     `current` is the newest batch that subtasks have begun.
@@ -25,7 +30,7 @@ def incomplete_batch(batch: int, current: Batch | None, config: OperatorConfig, 
     if current is None or batch > current.number:
         what = f"no subtask ran in batch {batch}"
     else:
-        missing = current.missing(config.parallelism)
+        missing = current.missing(parallelism)
         shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         what = f"of batch {batch} these subtasks did not run to their end: {shown}"
     return StateMissingError(
