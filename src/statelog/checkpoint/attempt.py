@@ -14,7 +14,6 @@ from statelog.checkpoint.protocol import Begin, Begun, Reply, Request, TaskId
 from statelog.clock import Clock
 from statelog.errors import ProtocolError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.runs import LocalRuns
 from statelog.local.use import LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.metrics import Measurements, Step
 from statelog.options import Options
@@ -29,11 +28,7 @@ class WorkerMemory:
 
     def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
         self.tables = MemoryTables()
-        self._local = LocalCache(released=self.tables.forget, policy=policy)
-
-    def local_runs(self, directory: Path, batch: int) -> LocalRuns:
-        """The local runs in the directory of a subtask; runs that are already mapped stay so."""
-        return self._local.at(directory, batch)
+        self.local = LocalCache(released=self.tables.forget, policy=policy)
 
 
 @dataclass(frozen=True)

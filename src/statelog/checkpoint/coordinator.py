@@ -296,7 +296,13 @@ class Coordinator:
             batch = self._require_begun(ack.task)
             require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
             if ack.last.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
-                self._warn_of_size(ack)
+                _log.warning(
+                    "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that"
+                    " changes it; keep large states by key",
+                    self._name,
+                    ack.task.subtask,
+                    ack.last.length / 1e6,
+                )
             self._measurements.add(ack.measured)
             accepted.unchanged_segment = self._unchanged_snapshot(ack)
             outcome = self._accept(batch, accepted)
@@ -343,15 +349,6 @@ class Coordinator:
                 hint="Do driver and workers run the same version of statelog?",
             )
         return view.snapshots[0]
-
-    def _warn_of_size(self, ack: Ack) -> None:
-        _log.warning(
-            "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
-            " keep large states by key",
-            self._name,
-            ack.task.subtask,
-            ack.last.length / 1e6,
-        )
 
     def _commit(self, batch: Batch, received_s: float) -> None:
         acks = [batch.acks[subtask] for subtask in range(self._config.parallelism)]

@@ -26,7 +26,7 @@ from statelog.metrics import Metric, Step
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
-from statelog.runs.key_groups import Hashes, HashRange, hash_range
+from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.runs.schema import TimeDomain, stored_name
@@ -41,10 +41,7 @@ from statelog.tables.table import StateTable
 class BatchInput:
     """All input rows of a subtask in one batch."""
 
-    rows: pa.RecordBatch | pa.Table
-    """n rows in order of arrival; without columns if there are no rows."""
-    hashes: Hashes
-    """Key hashes of the rows, shape (n,)."""
+    rows: KeyedRows
     subtask: int
     time_ms: int | None
     """The batch time that the rows carry; None without rows."""
@@ -87,10 +84,11 @@ class KeyedTask:
                 with self._writer(view, subtask.changes) as writer:
                     last_output = yield from self._process(subtask, writer, read, _initial(view))
                     started_s = clock.monotonic_s()
-                    changeset, materialized = self._changeset(view, writer, maintenance, read.rows.num_rows)
+                    changeset, materialized = self._changeset(view, writer, maintenance, len(read.rows.hashes))
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
-            outcome = self._ack(subtask, changeset, materialized, maintenance, restoring, started_s)
+            done = materialized or Materialized([], "")
+            outcome = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
             if last_output is not None:
                 yield last_output
             if materialized is None and is_own:
@@ -101,7 +99,7 @@ class KeyedTask:
 
     def _view(self, read: BatchInput) -> _View:
         attempt = self.attempt
-        begun = attempt.begin(read.rows.num_rows, read.time_ms)
+        begun = attempt.begin(len(read.rows.hashes), read.time_ms)
         return _View(
             begun,
             within=hash_range(attempt.task.subtask, attempt.parallelism),
@@ -123,7 +121,7 @@ class KeyedTask:
 
     @cached_property
     def _local(self) -> LocalRuns:
-        return self.attempt.memory.local_runs(self.attempt.local, self.attempt.task.batch)
+        return self.attempt.memory.local.at(self.attempt.local, self.attempt.task.batch)
 
     def _restoring(self) -> Restoring:
         attempt = self.attempt
@@ -191,7 +189,7 @@ class KeyedTask:
     ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
         """Yield the output but for its last batch, which is returned; offer the changes to the writer meanwhile."""
         last: pa.RecordBatch | None = None
-        for output in subtask.process(KeyedRows(read.rows, read.hashes), initial):
+        for output in subtask.process(read.rows, initial):
             if self.attempt.options.changelog:
                 writer.offer()
             if last is not None:
@@ -233,7 +231,7 @@ class KeyedTask:
         self,
         subtask: KeyedSubtask,
         changeset: Changeset,
-        materialized: Materialized | None,
+        materialized: Materialized,
         maintenance: Maintenance,
         restoring: Restoring,
         started_s: float,
@@ -248,16 +246,16 @@ class KeyedTask:
             max_event_ms=subtask.max_event_ms,
             timers_to_ms=subtask.timers_to_ms,
             measured=attempt.measurements.take(),
-            levels=materialized.levels if materialized else [],
+            levels=materialized.levels,
             has_changeset=attempt.options.changelog,
-            job=materialized.job if materialized else "",
-            materialization_failure=materialized.failure if materialized else "",
+            job=materialized.job,
+            materialization_failure=materialized.failure,
             has_backlog=maintenance.has_backlog,
             restore_s=restoring.took_s,
             restored_bytes=restoring.known_bytes,
         )
-        payload = changeset.payload + materialized.payload if materialized else changeset.payload
-        outcome = require_reply(attempt.call(ack, payload), Acked, "an ack").job
+        reply = attempt.call(ack, changeset.payload + materialized.payload)
+        outcome = require_reply(reply, Acked, "an ack").job
         attempt.step(Step.ACKED)
         return outcome
 

@@ -136,19 +136,13 @@ class Change:
 def changes(stored: Settings, declared: Settings) -> Iterator[Change]:
     """The settings that differ; settings that only one side has do not count."""
     for rule in RULES:
-        for names in _names(rule, stored):
+        (first, *_) = rule.names
+        groups = [{name} for name in stored if name.startswith(first)] if first.endswith(" ") else [set(rule.names)]
+        for names in groups:
             if names <= stored.keys() and names <= declared.keys():
                 was, now = ({name: settings[name] for name in sorted(names)} for settings in (stored, declared))
                 if was != now:
                     yield Change(rule, was, now)
-
-
-def _names(rule: Rule, stored: Settings) -> list[set[str]]:
-    """The groups of settings that a rule judges, one verdict each."""
-    (first, *_) = rule.names
-    if not first.endswith(" "):
-        return [set(rule.names)]
-    return [{name} for name in stored if name.startswith(first)]
 
 
 def require_convertible(settings: Settings, states: Sequence[StateSchema], before: Checkpoint, where: str) -> None:

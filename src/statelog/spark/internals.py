@@ -244,14 +244,10 @@ class _StartListener:
     def onQueryStarted(self, event: Any) -> None:
         self._call(event.id().toString(), event.runId().toString())
 
-    def onQueryProgress(self, event: Any) -> None:
+    def _ignore(self, event: Any) -> None:
         pass
 
-    def onQueryIdle(self, event: Any) -> None:
-        pass
-
-    def onQueryTerminated(self, event: Any) -> None:
-        pass
+    onQueryProgress = onQueryIdle = onQueryTerminated = _ignore
 
     class Java:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
@@ -275,57 +271,17 @@ def file_system_scheme(session: SparkSession, location: str) -> str:
     return scheme
 
 
-class CheckpointFileManager:
-    """The file manager that Spark uses for the files of a checkpointLocation; names are relative to it.
+def checkpoint_files(session: SparkSession, location: str) -> tuple[Any, Callable[[str], Any], str]:
+    """The file manager that Spark uses for the files of a checkpointLocation.
 
-    All methods raise Py4JJavaError.
+    Returns also a function that makes the paths of names relative to the location, and the location with its scheme.
     """
-
-    def __init__(self, session: SparkSession, location: str) -> None:
-        jvm: Any = session._jvm
-        configuration = _hadoop_configuration(session)
-        self._new_path = jvm.org.apache.hadoop.fs.Path
-        path = self._new_path(location)
-        self._root = path.getFileSystem(configuration).makeQualified(path)
-        managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
-        self._manager = managers.create(self._root, configuration)
-
-    @property
-    def location(self) -> str:
-        """The location with its scheme."""
-        return str(self._root.toString())
-
-    def list(self, folder: str) -> list[tuple[str, bool]]:
-        """The base names of a folder's files and folders, and whether each is a folder."""
-        found = self._manager.list(self._path(folder))
-        return [(str(status.getPath().getName()), bool(status.isDirectory())) for status in found]
-
-    def read(self, name: str) -> bytes:
-        """Read a file."""
-        stream = self._manager.open(self._path(name))
-        try:
-            return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole file, in a folder that is made if it is missing."""
-        path = self._path(name)
-        self._manager.mkdirs(path.getParent())
-        stream = self._manager.createAtomic(path, True)
-        try:
-            stream.write(data)
-        except Py4JJavaError:
-            stream.cancel()
-            raise
-        stream.close()
-
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
-        self._manager.delete(self._path(name))
-
-    def _path(self, name: str) -> Any:
-        return self._new_path(self._root, name)
+    jvm: Any = session._jvm
+    configuration, new_path = _hadoop_configuration(session), jvm.org.apache.hadoop.fs.Path
+    path = new_path(location)
+    root = path.getFileSystem(configuration).makeQualified(path)
+    managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+    return managers.create(root, configuration), lambda name: new_path(root, name), str(root.toString())
 
 
 def _hadoop_configuration(session: SparkSession) -> Any:

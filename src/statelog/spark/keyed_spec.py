@@ -76,11 +76,11 @@ class KeyedSpec(TaskSpec):
 
     def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:
         if not batches:
-            return BatchInput(NO_ROWS.rows, NO_ROWS.hashes, partition, None)
+            return BatchInput(NO_ROWS, partition, None)
         rows = pa.Table.from_batches(batches)
         read = _keyed_rows(rows, "c", self.columns)
         subtask = self.require_one_subtask(subtasks_of(read.hashes, self.parallelism), partition)
-        return BatchInput(read.rows, read.hashes, subtask, _time_ms(rows))
+        return BatchInput(read, subtask, _time_ms(rows))
 
     def task(self, attempt: Attempt) -> KeyedTask:
         return KeyedTask(attempt, self.operator())

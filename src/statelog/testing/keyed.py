@@ -82,9 +82,7 @@ class LocalKeyedOperator:
 
     def split(self, data: KeyedRows, parallelism: int, time_ms: int) -> list[BatchInput]:
         return [
-            BatchInput(rows.rows, rows.hashes, subtask, time_ms)
-            if len(rows.hashes)
-            else BatchInput(NO_ROWS.rows, NO_ROWS.hashes, subtask, None)
+            BatchInput(rows, subtask, time_ms) if len(rows.hashes) else BatchInput(NO_ROWS, subtask, None)
             for subtask, rows in enumerate(_parts(data, parallelism))
         ]
 
