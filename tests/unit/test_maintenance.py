@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statelog.checkpoint.maintenance import Maintenance
+from statelog.checkpoint.keyed_task import Maintenance
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_own_partition
 from statelog.checkpoint.batch import Batch, BatchTime
 from statelog.checkpoint.protocol import Begin, TaskId
-from statelog.checkpoint.refusals import incomplete_batch, require_own_partition
 
 
 def run(parallelism: int) -> OperatorConfig:

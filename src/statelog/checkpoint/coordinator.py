@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.admission import (
+    OperatorConfig,
+    incomplete_batch,
+    require_admission,
+    require_own_partition,
+    require_own_segments,
+    stale_run,
+    stale_task,
+)
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of
 from statelog.checkpoint.garbage import Inventory
@@ -33,13 +41,6 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
-from statelog.checkpoint.refusals import (
-    incomplete_batch,
-    require_own_partition,
-    require_own_segments,
-    stale_run,
-    stale_task,
-)
 from statelog.checkpoint.settings import Inherited, inherit
 from statelog.checkpoint.views import Views, initial_checkpoint, initial_entry
 from statelog.clock import Clock

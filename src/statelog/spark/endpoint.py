@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
-from statelog.checkpoint.refusals import incomplete_batch
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators

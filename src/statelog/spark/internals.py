@@ -16,8 +16,8 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.checkpoint.admission import stale_run
 from statelog.checkpoint.batch import BatchTime
-from statelog.checkpoint.refusals import stale_run
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.location import scheme_of
 
