@@ -56,9 +56,7 @@ def compose(
         watermark_ms=batch.time.watermark_ms,
         token=token,
         max_event_ms=_max_event_ms(config, before, acks),
-        element_counts=[]
-        if config.has_keys
-        else [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks],
+        element_counts=[] if config.has_keys else _element_counts(states, acks),
         generations=dict(generations),
         log_start=log_start,
         retained_from=retained_from,
@@ -94,6 +92,10 @@ def _max_event_ms(config: OperatorConfig, before: Checkpoint | None, acks: list[
         return []
     seen = [] if before is None else [before.max_event_ms]
     return config.watermark.combine(seen + [accepted.ack.max_event_ms for accepted in acks])
+
+
+def _element_counts(states: list[StateSchema], acks: list[AcceptedAck]) -> list[list[int]]:
+    return [[accepted.ack.element_counts.get(state.name, 0) for state in states] for accepted in acks]
 
 
 def _place_segments(acks: list[AcceptedAck]) -> tuple[list[SegmentRef], list[bytes]]:

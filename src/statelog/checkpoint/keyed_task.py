@@ -15,7 +15,7 @@ from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter, Uploads
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, ReadProgress
-from statelog.local.materializer import MaintenanceRequest, Materialized, Materializer
+from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
@@ -64,21 +64,14 @@ class _View:
 class Maintenance:
     """Merges a subtask's local runs and materializes its state, after a batch or as a part of it."""
 
+    attempt: Attempt
+    begun: Begun
     local: LocalRuns
     chain: Sequence[LocalRun]
     """The local runs of the state before the batch, oldest first; that state is certain."""
     materializer: Materializer
-    request: MaintenanceRequest | None
-    """The coordinator's request; None if it has none."""
-    genesis: bytes
-    """Digest of the empty state."""
-    fan_in: int
-    """As in :func:`statelog.runs.merge.choose_merge`."""
     garbage: Garbage
     """Rows that merges may drop."""
-    token: str
-    """Unique among all attempts."""
-    step: Callable[[Step], None]
 
     @property
     def has_backlog(self) -> bool:
@@ -89,28 +82,29 @@ class Maintenance:
         """Merge local runs that are due, and do a slice of the coordinator's request."""
         chain, merges = list(self.chain), self._to_merge()
         if merges and self._is_done_at_once(merges):
-            self.step(Step.MERGING)
-            chain[-len(merges) :] = [self.local.merge(merges, self.genesis, self.token, garbage=self.garbage)]
+            self.attempt.step(Step.MERGING)
+            genesis, token = self.begun.genesis, self.attempt.file_token
+            chain[-len(merges) :] = [self.local.merge(merges, genesis, token, garbage=self.garbage)]
             merges = []
-        if self.request is not None:
-            self.step(Step.MATERIALIZING)
-            self.materializer.work(self.request, chain, merges)
+        if self.begun.maintenance is not None:
+            self.attempt.step(Step.MATERIALIZING)
+            self.materializer.work(self.begun.maintenance, chain, merges)
 
     def store_now(self, local_run: LocalRun) -> Materialized | None:
         """Materialize the state after the batch, whose changes are in `local_run`; None without new changes."""
-        assert self.request is not None
-        if not self.request.is_due and not self.local.open(local_run).rows:
+        request = self.begun.maintenance
+        assert request is not None
+        if not request.is_due and not self.local.open(local_run).rows:
             return None
-        return self.materializer.store_now(self.request, [*self.chain, local_run])
+        return self.materializer.store_now(request, [*self.chain, local_run])
 
     def _to_merge(self) -> list[LocalRun]:
         """The newest runs that are due for a merge, except the inputs of a job."""
         busy = self.materializer.inputs()
         places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
         free = list(self.chain[places[-1] + 1 if places else 0 :])
-        newest = choose_merge(
-            [self.local.open(local_run).rows for local_run in free], self.fan_in, self.local.policy.smallest_tier_rows
-        )
+        rows = [self.local.open(local_run).rows for local_run in free]
+        newest = choose_merge(rows, self.attempt.options.merge_fan_in, self.local.policy.smallest_tier_rows)
         return free[len(free) - newest :]
 
     def _is_done_at_once(self, local_runs: Sequence[LocalRun]) -> bool:
@@ -282,7 +276,7 @@ class KeyedTask:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
         local = self._local, view.begun.head, self.attempt.task.batch, self.attempt.file_token, input_rows
         if self.attempt.options.changelog:
-            request = maintenance.request
+            request = view.begun.maintenance
             return writer.finish(*local), maintenance.materializer.result(request.grant if request else None)
         local_run, changeset = writer.finish_local(*local)
         return changeset, maintenance.store_now(local_run)
@@ -333,17 +327,7 @@ class KeyedTask:
             token=attempt.token,
         )
         # All batches before this one are certain now, so their runs may be merged.
-        return Maintenance(
-            local=self._local,
-            chain=chain,
-            materializer=materializer,
-            request=begun.maintenance,
-            genesis=begun.genesis,
-            fan_in=attempt.options.merge_fan_in,
-            garbage=view.garbage,
-            token=attempt.file_token,
-            step=attempt.step,
-        )
+        return Maintenance(attempt, begun, self._local, chain, materializer, view.garbage)
 
     @property
     def _shared_folder(self) -> Path:

@@ -157,7 +157,7 @@ def apply_keyed(
 
 def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     """The result with the metadata by which Spark's later operators recognise its event time."""
-    columns = [F.col(_quoted(name)) for name in result.columns]
+    columns = [F.col("`" + name.replace("`", "``") + "`") for name in result.columns]
     columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
     return result.select(*columns)
 
@@ -263,7 +263,3 @@ def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
 
 def _listed(fields: list[StructField]) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
