@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.attempt import Attempt, require_reply
-from statelog.checkpoint.changeset import Changeset, ChangesetWriter, Uploads
+from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, ReadProgress
 from statelog.local.materializer import Materialized, Materializer
@@ -22,7 +22,6 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import remove_other_parallelisms
 from statelog.metrics import Metric, Step
-from statelog.operators.keyed.changes import BatchChanges
 from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
 from statelog.runs.key_groups import HashRange, hash_range
@@ -135,10 +134,10 @@ class KeyedTask:
             maintenance = self._maintenance(view, [local_run for local_run, _ in runs])
             with self._table(view, runs, restoring) as (table, is_own):
                 subtask = KeyedSubtask(view.operator, table, self._context(view.begun), clock)
-                with self._writer(view, subtask.changes) as writer:
+                with ChangesetWriter(subtask.changes, self.attempt, view.begun) as writer:
                     last_output = yield from self._process(subtask, writer, read, _initial(view))
                     started_s = clock.monotonic_s()
-                    changeset, materialized = self._changeset(view, writer, maintenance, len(read.rows.hashes))
+                    changeset, materialized = self._changeset(writer, maintenance, len(read.rows.hashes))
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
             done = materialized or Materialized([], "")
@@ -251,34 +250,16 @@ class KeyedTask:
             last = output
         return last
 
-    def _writer(self, view: _View, changes: BatchChanges) -> ChangesetWriter:
-        attempt, options = self.attempt, self.attempt.options
-        uploads = Uploads(
-            view.open_store,
-            max_bytes=options.max_in_flight_bytes,
-            threads=options.upload_threads,
-            recorder=attempt.measurements,
-        )
-        return ChangesetWriter(
-            changes,
-            uploads,
-            subtask=attempt.task.subtask,
-            attempt=attempt.task.attempt,
-            prefix=f"{view.begun.upload_prefix}/{attempt.file_token}",
-            part_bytes=options.upload_part_bytes,
-            inline_bytes=view.begun.inline_bytes,
-            compression=options.codec,
-        )
-
     def _changeset(
-        self, view: _View, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
+        self, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
     ) -> tuple[Changeset, Materialized | None]:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
-        local = self._local, view.begun.head, self.attempt.task.batch, self.attempt.file_token, input_rows
         if self.attempt.options.changelog:
-            request = view.begun.maintenance
-            return writer.finish(*local), maintenance.materializer.result(request.grant if request else None)
-        local_run, changeset = writer.finish_local(*local)
+            request = maintenance.begun.maintenance
+            return writer.finish(self._local, input_rows), maintenance.materializer.result(
+                request.grant if request else None
+            )
+        local_run, changeset = writer.finish_local(self._local, input_rows)
         return changeset, maintenance.store_now(local_run)
 
     def _ack(
