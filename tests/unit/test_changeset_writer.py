@@ -9,17 +9,15 @@ import pyarrow as pa
 import pytest
 
 from statelog import Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.changeset import ChangesetWriter
-from statelog.checkpoint.protocol import Begun, TaskId
+from statelog.checkpoint.protocol import Begun
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
-from statelog.testing.clock import ManualClock
-from tests.unit.test_maintenance import refuse_calls
+from tests.attempts import make_attempt
 
 HEAD = bytes(range(16))
 
@@ -62,17 +60,9 @@ class Subtask:
         self.store = LocalStore(folder / "store")
         self.local = LocalRuns(folder / "local")
         self.changes = Given()
-        attempt = Attempt(
-            TaskId("query", "run", "op", "instance", batch=3, subtask=0, attempt=7),
-            partition=0,
-            parallelism=1,
-            options=Options(upload_part_bytes=part_bytes, max_in_flight_bytes=1000, upload_threads=1),
-            call=refuse_calls,
-            memory=WorkerMemory(),
-            local=self.local.directory,
-            open_store=lambda location: self.store,
-            clock=ManualClock(),
-            token="a",
+        options = Options(upload_part_bytes=part_bytes, max_in_flight_bytes=1000, upload_threads=1)
+        attempt = make_attempt(
+            self.local.directory, 3, options=options, open_store=lambda location: self.store, token="a"
         )
         begun = Begun(1, b"", HEAD, inline_bytes, "changes/1/0", "", 0, 0)
         self.writer = ChangesetWriter(self.changes, attempt, begun)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from statelog import Observer, Options
-from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.keyed_task import Maintenance
-from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Begun
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -21,8 +20,7 @@ from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
-from statelog.storage import LocalStore
-from statelog.testing.clock import ManualClock
+from tests.attempts import make_attempt
 from tests.contract.table_contract import VALUE, encode_changes
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
@@ -77,18 +75,7 @@ class Subtask:
         self.local.write(local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
     def upkeep(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
-        attempt = Attempt(
-            TaskId("query", "run", "op", "instance", 0, 0, 1),
-            partition=0,
-            parallelism=1,
-            options=Options(merge_fan_in=2, observer=Steps(self)),
-            call=refuse_calls,
-            memory=WorkerMemory(),
-            local=self.local.directory,
-            open_store=LocalStore,
-            clock=ManualClock(),
-            token="token",
-        )
+        attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))
         return Maintenance(
             attempt,
             Begun(1, digest(0), b"", 0, "", "", now_ms, 0, maintenance=request),
@@ -108,10 +95,6 @@ class Steps(Observer):
     def step(self, step: Step, batch: int, subtask: int) -> None:
         noting = self.subtask
         noting.steps.append((step, len(noting.jobs.worked), len(noting.local.local_runs())))
-
-
-def refuse_calls(request: Request, payload: bytes) -> Reply:
-    raise AssertionError(f"maintenance calls the coordinator: {request}")
 
 
 @pytest.fixture

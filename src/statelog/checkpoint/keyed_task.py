@@ -14,7 +14,7 @@ import pyarrow as pa
 from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
-from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome, ReadProgress
+from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
@@ -129,7 +129,7 @@ class KeyedTask:
         """
         clock, view = self.attempt.clock, self._view(read)
         with self.attempt.local_in_use():
-            restoring = self._restoring()
+            restoring = Restoring(self.attempt)
             runs = self._restore(view, restoring)
             maintenance = self._maintenance(view, [local_run for local_run, _ in runs])
             with self._table(view, runs, restoring) as (table, is_own):
@@ -175,15 +175,6 @@ class KeyedTask:
     @cached_property
     def _local(self) -> LocalRuns:
         return self.attempt.memory.local.at(self.attempt.local, self.attempt.task.batch)
-
-    def _restoring(self) -> Restoring:
-        attempt = self.attempt
-        return Restoring(
-            attempt.clock,
-            attempt.options.restore_deadline_s,
-            lambda done, known: attempt.call(ReadProgress(attempt.task, done, known), b""),
-            attempt.task.name,
-        )
 
     @contextmanager
     def _table(
