@@ -258,7 +258,7 @@ class _Load:
         options = Options(file_merging=self.file_merging, materialization=False, observer=observer)
         store = open_retrying_store(location, options, SystemClock(), Measurements())
         return Coordinator(
-            OperatorConfig("query", "run", "main", "bench", self.subtasks, key_schema, [state]),
+            OperatorConfig("query", "run", "main", self.subtasks, key_schema, [state]),
             store=store,
             location=location,
             root=_ROOT,

@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from statelog import Options
+from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.changeset import Changeset
 from statelog.checkpoint.protocol import Ack, TaskId
@@ -28,7 +29,6 @@ from statelog.spark import internals
 from statelog.spark.endpoint import Endpoint
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.rpc import RpcClient
-from statelog.spark.worker import Attempt, WorkerMemory
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
@@ -66,7 +66,7 @@ def traced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     query = KeyedQuery(
         Remember(), OperatorArguments(input="user string", output="user string", keys=["user"]), Options()
     )
-    config = query.operator.config_of("query", "run", "instance", 1)
+    config = query.operator.config_of("query", "run", 1)
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     plan = OperatorPlan(
         "instance", session, config.uid, 1, str(directory / "state"), Options(), config.key_schema, config.states

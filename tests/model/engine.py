@@ -169,7 +169,7 @@ class Engine(LocalQuery):
         """Run one attempt of a subtask with commands for keys of its own, and return its output."""
         data = self._data(commands)
         time_ms = self.times[batch].time_ms if len(data.hashes) else None
-        outputs = self.run_subtask(batch, subtask, BatchInput(data.rows, data.hashes, subtask, time_ms))
+        outputs = self.run_subtask(batch, subtask, BatchInput(data, subtask, time_ms))
         return [json.loads(text) for output in outputs for text in output.column(0).to_pylist()]
 
     def parts(self, commands: Iterable[tuple[Key, Command]]) -> list[list[tuple[Key, Command]]]:

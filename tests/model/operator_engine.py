@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from statelog import Observer, OperatorContext, OperatorHandle, OperatorProcessor, Options, Step
 from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
-from statelog.local.snapshots import LocalSnapshots
 from statelog.log.entry import Checkpoint, Claim, Entry
 from statelog.log.frames import FrameReader
 from statelog.log.log import base_name
@@ -235,9 +235,7 @@ class OperatorEngine:
         store = self.open_store(self.location)
         states = sorted((binding.descriptor.to_stored() for binding in self.states), key=lambda state: state.name)
         self.coordinator = Coordinator(
-            OperatorConfig(
-                self.query_id, f"run-{self.runs}", self.uid, "instance", parallelism, self.key_schema, states
-            ),
+            OperatorConfig(self.query_id, f"run-{self.runs}", self.uid, parallelism, self.key_schema, states),
             store=store,
             location=self.location,
             root=self.uid,
@@ -311,18 +309,19 @@ class OperatorEngine:
             to_broadcast_rows=_to_rows,
             output=JsonOutput(),
         )
-        task = UnkeyedTask(
+        attempt = Attempt(
             task=TaskId(self.query_id, f"run-{self.runs}", self.uid, "instance", batch, subtask, self.attempts),
             partition=subtask,
             parallelism=self.parallelism,
-            operator=operator,
             options=self.options,
             call=self.call,
-            local=LocalSnapshots(self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask)),
+            memory=WorkerMemory(),
+            local=self.directory / f"host-{self.host}" / str(self.parallelism) / str(subtask),
             open_store=self.open_store,
             clock=self.clock,
             token=f"attempt-{self.attempts}",
         )
+        task = UnkeyedTask(attempt, operator)
         rows, copies = _batch(commands), _batch(broadcast)
         read = UnkeyedInput([rows], [copies], subtask, 1000 + batch if rows.num_rows + copies.num_rows else None)
         return [json.loads(text) for output in task.run(read) for text in output.column(0).to_pylist()]

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog import Options
-from statelog.spark.checks import require_endpoint
+from statelog.spark.endpoint import require_endpoint
 from statelog.storage import open_store
 from tests.s3.server import RadosGateway
 from tests.spark.support import Job, ledger_model, make_orders

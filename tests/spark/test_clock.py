@@ -22,9 +22,9 @@ from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 import statelog
 from statelog import Options, Watermark
 from statelog.clock import SystemClock
-from statelog.spark import clock_frame
-from statelog.spark.checks import require_endpoint
+from statelog.spark import plan
 from statelog.spark.clock_source import ClockReader, source_class
+from statelog.spark.endpoint import require_endpoint
 from tests.spark.faults import wait_until
 from tests.spark.support import Job, await_end
 
@@ -243,7 +243,7 @@ def test_parallel_operators_in_one_query(spark: SparkSession, tmp_path: Path, mo
 
         return SlowSource
 
-    monkeypatch.setattr(clock_frame, "source_class", slow_source)
+    monkeypatch.setattr(plan, "source_class", slow_source)
     session = spark.newSession()
     job = Job(tmp_path).add(events(*FIRST.values()))
     rows = read(job, session).withWatermark("at", "5 seconds")

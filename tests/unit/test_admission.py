@@ -22,7 +22,7 @@ def keyed_by(**fields: pa.DataType) -> bytes:
     return bytes(pa.schema(list(fields.items())).serialize())
 
 
-RUN = OperatorConfig("query", "run-2", "op", "instance", 1, keyed_by(k=pa.int64()), [])
+RUN = OperatorConfig("query", "run-2", "op", 1, keyed_by(k=pa.int64()), [])
 
 
 def checkpoint(batch: int, **changes: object) -> Checkpoint:

@@ -8,14 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statelog.checkpoint.changeset import ChangesetWriter, Uploads
+from statelog import Options
+from statelog.checkpoint.changeset import ChangesetWriter
+from statelog.checkpoint.protocol import Begun
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
-from statelog.metrics import Measurements
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import LocalStore
 from statelog.tables.runs import RunsTable
+from tests.attempts import make_attempt
 
 HEAD = bytes(range(16))
 
@@ -51,23 +53,19 @@ class Given(BatchChanges):
         sink.write(b"local %d" % self.made)
 
 
-class Attempt:
+class Subtask:
     """An attempt that writes its changes."""
 
     def __init__(self, folder: Path, *, part_bytes: int = 100, inline_bytes: int = 0) -> None:
         self.store = LocalStore(folder / "store")
         self.local = LocalRuns(folder / "local")
         self.changes = Given()
-        self.writer = ChangesetWriter(
-            self.changes,
-            Uploads(lambda: self.store, max_bytes=1000, threads=1, recorder=Measurements()),
-            subtask=0,
-            attempt=7,
-            prefix="changes/1/0/3-a",
-            part_bytes=part_bytes,
-            inline_bytes=inline_bytes,
-            compression="lz4",
+        options = Options(upload_part_bytes=part_bytes, max_in_flight_bytes=1000, upload_threads=1)
+        attempt = make_attempt(
+            self.local.directory, 3, options=options, open_store=lambda location: self.store, token="a"
         )
+        begun = Begun(1, b"", HEAD, inline_bytes, "changes/1/0", "", 0, 0)
+        self.writer = ChangesetWriter(self.changes, attempt, begun)
 
     @property
     def objects(self) -> dict[str, bytes]:
@@ -90,9 +88,9 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     tmp_path: Path, inline_bytes: int, parts: list[int]
 ) -> None:
     """What may travel with the ack is no reason for a request to the store."""
-    attempt = Attempt(tmp_path, part_bytes=10, inline_bytes=inline_bytes)
-    attempt.offer([9, 1, 9, 3, 3])
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
+    subtask = Subtask(tmp_path, part_bytes=10, inline_bytes=inline_bytes)
+    subtask.offer([9, 1, 9, 3, 3])
+    changeset = subtask.writer.finish(subtask.local, 50)
     stored = [b"lz4 %d" % rows for rows in parts]
     assert [(part.rows, part.length, part.checksum) for part in changeset.segments] == [
         (rows, len(data), digests.checksum(data)) for rows, data in zip(parts, stored, strict=True)
@@ -103,45 +101,45 @@ def test_parts_are_as_large_as_they_must_be_and_the_next_batch_finds_all(
     if inline_bytes:
         assert (changeset.payload, changeset.segments[-1].name) == (named.popitem()[1], "")
     assert [part.name for part in changeset.segments if part.name] == list(named)
-    assert attempt.objects == named
+    assert subtask.objects == named
     after = digests.extend(HEAD, 3, [digests.checksum(data) for data in stored])
-    assert attempt.local_runs() == {LocalRun(3, 3, HEAD, after): b"local 25"}
+    assert subtask.local_runs() == {LocalRun(3, 3, HEAD, after): b"local 25"}
 
 
 def test_a_part_is_taken_as_soon_as_there_is_enough_for_it(tmp_path: Path) -> None:
-    attempt = Attempt(tmp_path, part_bytes=10)
+    subtask = Subtask(tmp_path, part_bytes=10)
     left = []
     for count in (9, 1, 3):
-        attempt.offer([count])
-        left.append(attempt.changes.unstored_bytes)
+        subtask.offer([count])
+        left.append(subtask.changes.unstored_bytes)
     assert left == [9, 0, 3]
 
 
 @pytest.mark.parametrize(("inline_bytes", "is_object"), [(5, False), (4, True)])
 def test_what_is_small_travels_with_the_ack(tmp_path: Path, inline_bytes: int, is_object: bool) -> None:
-    attempt = Attempt(tmp_path, inline_bytes=inline_bytes)
-    attempt.offer([7])
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
+    subtask = Subtask(tmp_path, inline_bytes=inline_bytes)
+    subtask.offer([7])
+    changeset = subtask.writer.finish(subtask.local, 50)
     assert changeset.payload == (b"" if is_object else b"lz4 7")
-    assert list(attempt.objects.values()) == ([b"lz4 7"] if is_object else [])
+    assert list(subtask.objects.values()) == ([b"lz4 7"] if is_object else [])
 
 
 def test_nothing_is_written_to_the_store_for_no_changes(tmp_path: Path) -> None:
-    attempt = Attempt(tmp_path, inline_bytes=-1)
-    changeset = attempt.writer.finish(attempt.local, HEAD, 3, "3-token", 50)
+    subtask = Subtask(tmp_path, inline_bytes=-1)
+    changeset = subtask.writer.finish(subtask.local, 50)
     assert changeset.segments == [SegmentRef(0, 7, digests.checksum(b""), 0, 0, 0, 50)]
-    assert attempt.objects == {}
+    assert subtask.objects == {}
 
 
 @pytest.mark.parametrize("rows", [0, 7])
 def test_without_changelog_only_the_local_run_is_written(tmp_path: Path, rows: int) -> None:
     """Its checksum tells attempts with other changes apart; without changes the state is what it was."""
-    attempt = Attempt(tmp_path)
-    attempt.changes.make(rows)
-    local_run, changeset = attempt.writer.finish_local(attempt.local, HEAD, 3, "3-token", 50)
+    subtask = Subtask(tmp_path)
+    subtask.changes.make(rows)
+    local_run, changeset = subtask.writer.finish_local(subtask.local, 50)
     data = b"local %d" % rows
     assert changeset.segments == [SegmentRef(0, 7, digests.checksum(data), 0, 0, rows, 50)]
     assert changeset.payload == b""
     assert local_run == LocalRun(3, 3, HEAD, digests.extend(HEAD, 3, [digests.checksum(data)] if rows else []))
-    assert attempt.local_runs() == {local_run: data}
-    assert attempt.objects == {}
+    assert subtask.local_runs() == {local_run: data}
+    assert subtask.objects == {}

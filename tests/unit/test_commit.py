@@ -29,7 +29,7 @@ def state(name: str, value_schema: bytes = NUMBER) -> StateSchema:
     return StateSchema(name, "value", b"", value_schema)
 
 
-KEYED = OperatorConfig("query", "run", "op", "instance", 2, b"keys", [state("count")])
+KEYED = OperatorConfig("query", "run", "op", 2, b"keys", [state("count")])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 
 

@@ -48,7 +48,7 @@ from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.acks import make_ack
 
-KEYED = OperatorConfig("query", "run", "op", "instance", 1, b"keys", [])
+KEYED = OperatorConfig("query", "run", "op", 1, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 WHOLE = hash_range(0, 1)
 

@@ -18,7 +18,7 @@ from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.values import AggregatingState, ReducingState, ValueState
 from statelog.options import TABLES
 from statelog.runs.schema import StateKind
-from statelog.spark.states import deleted_state
+from statelog.spark.states import DeletedState
 from statelog.testing import Harness, TwsTester
 from statelog.windows.processor import WindowHandle
 
@@ -260,7 +260,7 @@ HANDLES: dict[StateKind, type] = {
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_every_method_of_a_deleted_state_says_that_it_is_deleted(kind: StateKind) -> None:
-    state = deleted_state("gone", kind, "main")
+    state = DeletedState("gone", kind, "main")
     for method, arguments in CALLS[kind].items():
         with pytest.raises(PySparkRuntimeError, match=r"^Error .*: \w+ state gone is not initialized: init\(\)"):
             getattr(state, method)(*arguments)

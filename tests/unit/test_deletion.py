@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import StorageError
-from statelog.checkpoint.deletion_gate import DeletionGate
-from statelog.checkpoint.garbage import Deleter
+from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
@@ -106,7 +105,7 @@ def test_what_a_grant_lets_a_job_name_stays_until_the_grant_ends() -> None:
 def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
     """Whoever deletes past it would have to know what it knows."""
     own = {
-        "checkpoint/garbage.py": "the deleter",
+        "checkpoint/deletion.py": "the deleter",
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
     }

@@ -154,7 +154,7 @@ def checkpoint(batch: int, state: StateDescriptor) -> Checkpoint:
 
 
 def admit(history: Sequence[StateDescriptor], declared: StateDescriptor, first_batch: int) -> None:
-    run = OperatorConfig("q", "r2", "op", "i", 1, b"key", [declared.to_stored()])
+    run = OperatorConfig("q", "r2", "op", 1, b"key", [declared.to_stored()])
     entries = [checkpoint(batch, state) for batch, state in enumerate(history)]
     require_admission(run, History(entries), first_batch, None, "here")
 

@@ -97,9 +97,9 @@ def test_what_only_a_replaced_entry_names_is_needed_no_more(tmp_path: Path) -> N
     revised = replace(keyed(1, level(0, run("op/runs/1/0/1-2/0.run"))), revision=1)
     made.add(revised, None, 0)
     made.release(revised, 1, claimed_log(tmp_path))
-    assert not made.needs("op/runs/1/0/1-1/0.run")
-    assert made.needs("op/runs/1/0/1-2/0.run")
-    assert (made.stored_bytes, made.needed_bytes) == (100, 100)
+    assert not made.retention.needs("op/runs/1/0/1-1/0.run")
+    assert made.retention.needs("op/runs/1/0/1-2/0.run")
+    assert (made.retention.size_bytes, made.retention.needed_bytes) == (100, 100)
 
 
 # ---- Files to empty ----
@@ -112,7 +112,7 @@ def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
     oldest, newest = level(0, run("op/runs/1/0/a")), level(2, run("op/runs/1/0/d"))
     made.add(keyed(0), None, 0)
     made.add(keyed(1, oldest, level(1, part, rest)), None, 0)
-    assert not made.has_wasteful
+    assert not made.retention.wasteful
     middle = level(1, run("op/runs/1/0/c"), part)
     latest = keyed(2, oldest, middle, newest)
     made.add(latest, None, 0)
@@ -123,12 +123,12 @@ def with_waste(root: Path) -> tuple[Inventory, list[Level]]:
 def test_levels_are_stored_again_from_the_first_one_with_a_wasteful_file_on(tmp_path: Path) -> None:
     """Also if it shares the level with others: a level is stored as a whole, and later ones go on from it."""
     made, [oldest, middle, newest] = with_waste(tmp_path)
-    assert made.has_wasteful
-    assert made.is_wasteful("op/runs/1/0/b")
-    assert not any(made.is_wasteful(f"op/runs/1/0/{name}") for name in "acd")
-    assert made.lasting([oldest, middle, newest]) == [oldest]
-    assert made.lasting([middle, newest]) == []
-    assert made.lasting([oldest, newest]) == [oldest, newest]
+    assert made.retention.wasteful
+    assert "op/runs/1/0/b" in made.retention.wasteful
+    assert not any(f"op/runs/1/0/{name}" in made.retention.wasteful for name in "acd")
+    assert made.retention.lasting([oldest, middle, newest]) == [oldest]
+    assert made.retention.lasting([middle, newest]) == []
+    assert made.retention.lasting([oldest, newest]) == [oldest, newest]
 
 
 def test_a_log_file_is_emptied_of_the_snapshots_that_keep_it(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_a_log_file_is_emptied_of_the_snapshots_that_keep_it(tmp_path: Path) -> 
     after = log.append(replace(whole, batch=1, segments=second, log_start=before.number), [small])
     made.add(after, None, 0)
     made.release(after, 1, log)
-    assert made.is_wasteful(log.name_of(before.number))
-    assert not made.is_wasteful(log.file_name)
+    assert log.name_of(before.number) in made.retention.wasteful
+    assert log.file_name not in made.retention.wasteful
 
 
 def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_p
     second = log.append(keyed(2, held, level(1, run("op/runs/1/0/b", 0, 1)), log_start=first.number), [])
     made.add(second, None, 0)
     made.release(second, 2, log)
-    assert made.stored_bytes > 2 * made.needed_bytes
-    assert not made.has_wasteful
+    assert made.retention.size_bytes > 2 * made.retention.needed_bytes
+    assert not made.retention.wasteful
 
 
 # ---- What is retained, and what goes ----
@@ -209,7 +209,7 @@ def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     made = make_inventory(tmp_path, deletes_in_background=True)
     made.open([], 1, "run", ManualClock(NOW_S))
-    made.begin(0)
+    made.gate.begin(1, 0)
     for name in ("op/changes/1/0/0-a.run", "op/runs/1/0/0-1/0.run"):
         store.put(name, b"x")
     made.close()

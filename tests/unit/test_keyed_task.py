@@ -12,8 +12,7 @@ import pytest
 
 from statelog import Observer, ProtocolError, Step
 from statelog.checkpoint import keyed_task
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, read_initial
-from statelog.checkpoint.maintenance import Maintenance
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, read_initial
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, JobOutcome, Reply, Request
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns

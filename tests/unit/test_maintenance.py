@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from statelog.checkpoint.maintenance import Maintenance
+from statelog import Observer, Options
+from statelog.checkpoint.keyed_task import Maintenance
+from statelog.checkpoint.protocol import Begun
 from statelog.local.materializer import MaintenanceRequest, Materialized
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
@@ -18,6 +20,7 @@ from statelog.runs.format import Operation
 from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
+from tests.attempts import make_attempt
 from tests.contract.table_contract import VALUE, encode_changes
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
@@ -72,20 +75,26 @@ class Subtask:
         self.local.write(local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
     def upkeep(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
-        def step(step: Step) -> None:
-            self.steps.append((step, len(self.jobs.worked), len(self.local.local_runs())))
-
+        attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))
         return Maintenance(
-            local=self.local,
-            chain=self.chain,
-            materializer=self.jobs,  # type: ignore[arg-type]  # what it is called for
-            request=request,
-            genesis=digest(0),
-            fan_in=2,
-            garbage=Garbage(Moment(now_ms, 0), {}),
-            token="token",
-            step=step,
+            attempt,
+            Begun(1, digest(0), b"", 0, "", "", now_ms, 0, maintenance=request),
+            self.local,
+            self.chain,
+            self.jobs,  # type: ignore[arg-type]  # what it is called for
+            Garbage(Moment(now_ms, 0), {}),
         )
+
+
+class Steps(Observer):
+    """Notes each step, and what has been done before it."""
+
+    def __init__(self, subtask: Subtask) -> None:
+        self.subtask = subtask
+
+    def step(self, step: Step, batch: int, subtask: int) -> None:
+        noting = self.subtask
+        noting.steps.append((step, len(noting.jobs.worked), len(noting.local.local_runs())))
 
 
 @pytest.fixture

@@ -97,10 +97,11 @@ def test_a_subtask_without_need_is_left_alone_and_one_with_large_merges_only_mer
 class Wasteful:
     """An inventory in which the newer level of subtask 0 lies in a file that is to be emptied."""
 
-    has_wasteful = True
+    wasteful = True
 
     def __init__(self) -> None:
         self.grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
+        self.retention = self
         self.history = SimpleNamespace(levels=lambda genesis, subtask, parallelism, batch: self._base(subtask))
 
     def _base(self, subtask: int) -> list[Level]:

@@ -130,7 +130,7 @@ def test_timers_wait_for_a_clock_that_was_put_back(tmp_path: Path, table: str) -
     query.start(1, 0)
     for batch, (time_ms, key, expected) in enumerate(story):
         data = keyed.data([(key,)] if key else [])
-        output = query.run_subtask(batch, 0, BatchInput(data.rows, data.hashes, 0, time_ms if key else None))
+        output = query.run_subtask(batch, 0, BatchInput(data, 0, time_ms if key else None))
         fired = [(row["key"], row["due"]) for rows in output for row in rows.to_pylist()]
         assert fired == expected, f"batch {batch}"
     query.release()

@@ -36,7 +36,6 @@ def spec(broadcast_columns: list[str] | None) -> UnkeyedSpec:
         uid="op",
         instance="0",
         parallelism=2,
-        is_streaming=True,
         columns=["name"],
         output_schema=StructType(),
         processor=b"",

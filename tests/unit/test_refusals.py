@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_own_partition
 from statelog.checkpoint.batch import Batch, BatchTime
 from statelog.checkpoint.protocol import Begin, TaskId
-from statelog.checkpoint.refusals import incomplete_batch, require_own_partition
 
 
 def run(parallelism: int) -> OperatorConfig:
-    return OperatorConfig("query", "run", "op", "instance", parallelism, b"keys", [])
+    return OperatorConfig("query", "run", "op", parallelism, b"keys", [])
 
 
 def task(batch: int, subtask: int = 0) -> TaskId:
@@ -21,7 +20,7 @@ def task(batch: int, subtask: int = 0) -> TaskId:
 
 @pytest.mark.parametrize(("parallelism", "end"), [(3, "0, 1, 2"), (10, "7, 8, 9"), (11, "8, 9, ...")])
 def test_of_many_subtasks_that_are_missing_the_first_ten_are_named(parallelism: int, end: str) -> None:
-    error = incomplete_batch(5, Batch(5, BatchTime(0, 0)), run(parallelism), "here")
+    error = incomplete_batch(5, Batch(5, BatchTime(0, 0)), parallelism, "here")
     shown = error.message.partition("to their end: ")[2].partition(". An action")[0]
     assert shown.startswith("0, 1, 2")
     assert shown.endswith(end)

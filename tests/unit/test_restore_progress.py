@@ -17,6 +17,7 @@ from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
+from tests.attempts import make_attempt, telling
 from tests.model.engine import Engine
 from tests.unit.test_local_runs import read
 
@@ -108,7 +109,9 @@ class Restart:
     def __init__(self, deadline_s: float | None = None) -> None:
         self.clock = ManualClock(1000.0)
         self.told: list[tuple[int, int]] = []
-        self.restoring = Restoring(self.clock, deadline_s, lambda *sizes: self.told.append(sizes), "op")
+        options = Options(restore_deadline_s=deadline_s)
+        attempt = make_attempt(Path(), options=options, call=telling(self.told), clock=self.clock)
+        self.restoring = Restoring(attempt)
 
     def lacks(self, *segments: SegmentRef) -> None:
         self.restoring.begin(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from statelog.checkpoint.garbage import Retention
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Begin, TaskId
-from statelog.checkpoint.retention import Retention
 from statelog.errors import CorruptionError, FencedError, StateMissingError, StorageError
 from statelog.log.entry import FRAME_HEADER_BYTES, Checkpoint, encode_frame
 from statelog.log.numbered import NumberedLog
@@ -80,18 +80,18 @@ def test_the_most_wasteful_closed_files_are_emptied() -> None:
     for added in (everything, needed):
         retention.add(added)
     retention.choose_wasteful(newest)
-    assert not any(map(retention.is_wasteful, files)), "nothing is wasted yet"
+    assert not retention.wasteful, "nothing is wasted yet"
     retention.remove(everything)
     assert (retention.size_bytes, retention.needed_bytes) == (400, 170)
     retention.choose_wasteful(newest)
-    assert [name for name in files if retention.is_wasteful(name)] == [little]
+    assert [name for name in files if name in retention.wasteful] == [little]
     for limit, chosen in ((3.0, []), (1.0, [half, little])):
         other = Retention(limit, "op/log")
         for added in (everything, needed):
             other.add(added)
         other.remove(everything)
         other.choose_wasteful(newest)
-        assert [name for name in files if other.is_wasteful(name)] == chosen
+        assert [name for name in files if name in other.wasteful] == chosen
 
 
 def test_a_file_that_is_needed_again_before_it_went_stays() -> None:
@@ -129,8 +129,8 @@ def test_no_more_files_are_emptied_than_are_too_large_together(
         retention.add(added)
     retention.remove(rest)
     retention.choose_wasteful("op/log/1")
-    assert [name for name in waste if retention.is_wasteful(f"op/runs/{name}")] == chosen
-    assert retention.has_wasteful == bool(chosen)
+    assert [name for name in waste if f"op/runs/{name}" in retention.wasteful] == chosen
+    assert bool(retention.wasteful) == bool(chosen)
 
 
 def test_what_was_wasteful_is_not_for_ever() -> None:
@@ -140,10 +140,10 @@ def test_what_was_wasteful_is_not_for_ever() -> None:
         retention.add(added)
     retention.remove(rest)
     retention.choose_wasteful("op/log")
-    assert retention.is_wasteful("a")
+    assert "a" in retention.wasteful
     retention.add(more)
     retention.choose_wasteful("op/log")
-    assert not retention.has_wasteful
+    assert not retention.wasteful
 
 
 def test_changes_inside_their_own_entry_stay_with_it() -> None:

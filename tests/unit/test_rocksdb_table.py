@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from statelog.tables.rocksdb_format import decode_values, encode_values
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
+from tests.attempts import make_attempt, telling
 from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
 
 KEYS = [f"key {number}" for number in range(40)]
@@ -191,8 +192,8 @@ def local_runs(
     return local
 
 
-def restoring(deadline_s: float | None = None, clock: ManualClock | None = None) -> Restoring:
-    return Restoring(clock or ManualClock(), deadline_s, lambda done, known: None, "operator 'op', subtask 0, batch 1")
+def restoring() -> Restoring:
+    return Restoring(make_attempt(Path()))
 
 
 def state_of(local: LocalRuns, head: str) -> dict[int, str]:
@@ -355,8 +356,9 @@ def test_a_table_that_cannot_be_brought_to_a_state_is_left_to_the_next_attempt(
 class SlowRestoring(Restoring):
     """Every chunk of a run takes 0.4 s to be added."""
 
-    def __init__(self, clock: ManualClock, deadline_s: float, report: Callable[[int, int], object]) -> None:
-        super().__init__(clock, deadline_s, report, "operator 'op'")
+    def __init__(self, clock: ManualClock, deadline_s: float, told: list[tuple[int, int]]) -> None:
+        options = Options(restore_deadline_s=deadline_s)
+        super().__init__(make_attempt(Path(), options=options, call=telling(told), clock=clock))
         self.clock = clock
 
     def added(self, size_bytes: int) -> None:
@@ -368,7 +370,7 @@ def open_slowly(local: LocalRuns, head: str, deadline_s: float, told: list[tuple
     chain = local.chain(digest("start"), digest(head))
     assert chain is not None
     runs = [(local_run, local.open(local_run)) for local_run in chain]
-    progress = SlowRestoring(ManualClock(), deadline_s, lambda *sizes: told.append(sizes))
+    progress = SlowRestoring(ManualClock(), deadline_s, told)
     table = open_rocksdb(local, runs, digest(head), Garbage(Moment(0, 0), {}), progress)
     progress.end()
     return table
@@ -410,7 +412,10 @@ def test_progress_and_deadline_of_a_restart_include_the_table(tmp_path: Path, is
     with pytest.raises(StorageError) as failure:
         open_slowly(local, "two", 1.0, told)
     assert failure.value.kind is ErrorKind.RESTORE_DEADLINE
-    assert "operator 'op': after 1.2 s its state is not restored: its runs are here, and 0.0 of" in str(failure.value)
+    assert (
+        "operator 'op', subtask 0, batch 1: after 1.2 s its state is not restored: its runs are here, and 0.0 of"
+        in str(failure.value)
+    )
 
     told.clear()
     table = open_slowly(local, "two", 10.0, told)

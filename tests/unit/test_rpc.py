@@ -22,17 +22,8 @@ from statelog import ConfigurationError, ErrorKind, FencedError, Options, Protoc
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick, Ticked
 from statelog.clock import SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.rpc_channel import (
-    HELLO_BYTES,
-    PROOF_BYTES,
-    ByteBudget,
-    Channel,
-    RpcPolicy,
-    Side,
-    is_proof,
-    make_proof,
-    new_hello,
-)
+from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
+from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, is_proof, make_proof, new_hello
 from statelog.spark.worker import DriverAddress, WorkerProcess
 from statelog.testing.clock import ManualClock
 from tests.acks import make_ack

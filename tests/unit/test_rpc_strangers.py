@@ -22,8 +22,8 @@ import pytest
 from statelog import ProtocolError
 from statelog.clock import Clock, SystemClock
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.spark.rpc_channel import HELLO_BYTES, PROOF_BYTES, RpcPolicy, Side, make_proof, new_hello
-from statelog.spark.rpc_strangers import Strangers
+from statelog.spark.rpc_channel import RpcPolicy
+from statelog.spark.rpc_handshake import HELLO_BYTES, PROOF_BYTES, Side, Strangers, make_proof, new_hello
 from statelog.testing.clock import ManualClock
 from tests.unit.test_rpc import (
     HOST,
@@ -232,7 +232,7 @@ class Notes(logging.Handler):
 @pytest.fixture
 def notes() -> Iterator[Notes]:
     notes = Notes()
-    logger = logging.getLogger("statelog.spark.rpc_strangers")
+    logger = logging.getLogger("statelog.spark.rpc_handshake")
     logger.addHandler(notes)
     yield notes
     logger.removeHandler(notes)

@@ -13,13 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from statelog import CorruptionError, ErrorKind, Observer, OperatorContext, ProtocolError, Step
+from statelog.checkpoint.attempt import Attempt, WorkerMemory
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId
 from statelog.checkpoint.redistribution import SnapshotSlice
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
-from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.log.references import SegmentRef
-from statelog.metrics import Measurements, Metric, Recorded
+from statelog.metrics import Metric, Recorded
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator
 from statelog.runs import digests
 from statelog.storage import LocalStore
@@ -128,19 +128,19 @@ def test_the_last_rows_come_after_the_ack_and_all_others_as_they_are_made(engine
 def task_of(engine: NotingEngine, processor: Commands, batch: int = 0) -> UnkeyedTask:
     engine.attempts += 1
     operator = UnkeyedOperator(engine.uid, processor, engine.states, _to_rows, _to_rows, JsonOutput())
-    return UnkeyedTask(
+    attempt = Attempt(
         task=TaskId("query", f"run-{engine.runs}", "op", "instance", batch, 0, engine.attempts),
         partition=0,
         parallelism=engine.parallelism,
-        operator=operator,
         options=engine.options,
         call=engine.call,
-        local=LocalSnapshots(local_of(engine, engine.parallelism)),
+        memory=WorkerMemory(),
+        local=local_of(engine, engine.parallelism),
         open_store=LocalStore,
         clock=engine.clock,
         token=f"attempt-{engine.attempts}",
-        measurements=Measurements(),
     )
+    return UnkeyedTask(attempt, operator)
 
 
 def test_a_processor_is_told_where_and_when_it_runs(engine: NotingEngine) -> None:

@@ -19,7 +19,7 @@ from statelog.runs import digests
 from statelog.runs.times import NO_TIME_MS
 from tests.acks import make_ack
 
-KEYED = OperatorConfig("query", "run", "op", "instance", 2, b"keys", [])
+KEYED = OperatorConfig("query", "run", "op", 2, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
 ORIGINS = [digests.genesis("query", "op", subtask, 2) for subtask in range(2)]
 

@@ -7,15 +7,14 @@ The life of a checkpoint:
 1. `admission` and `settings` decide whether a start may continue from the location; the `coordinator` claims it.
    `views` makes the checkpoint of state that exists before batch 0.
 2. `views` tells each subtask its state before the batch; `redistribution` deals out unkeyed state.
-3. `keyed_task` or `unkeyed_task` restores that state (`progress`) and processes the rows. Keyed tasks write their
-   `changeset`. Each sends an ack: `refusals` rejects stale and misplaced tasks, `batch`
-   decides which attempt's ack counts.
+3. In an `attempt`, `keyed_task` or `unkeyed_task` restores that state (`progress`) and processes the rows. Keyed tasks
+   write their `changeset`. Each sends an ack: `admission` refuses stale and misplaced tasks, `batch` decides which
+   attempt's ack counts.
 4. After the last ack, `commit` builds the entry and its metrics, and the coordinator appends it to the log.
 5. `history` keeps the checkpoints that can be restored, `bases` the materialized state of each range of key hashes.
-6. `garbage` finds the files that no checkpoint needs, with `retention`, and deletes each only if the `deletion_gate`
-   lets it go.
+6. `garbage` finds the files that no checkpoint needs; `deletion` has the gate that lets them go.
 
-Beside that, `materialization` and `grants` decide which subtask materializes when; `maintenance` does it.
+Beside that, `materialization` and `grants` decide which subtask materializes when; `keyed_task` has it done.
 `query_operators` and `rewind_target` read the logs of all operators of a query.
 
 Words of this package:

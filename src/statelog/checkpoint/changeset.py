@@ -11,6 +11,8 @@ from typing import Self
 
 import pyarrow as pa
 
+from statelog.checkpoint.attempt import Attempt
+from statelog.checkpoint.protocol import Begun
 from statelog.errors import StorageError
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
@@ -36,32 +38,24 @@ class Changeset:
 class ChangesetWriter:
     """Writes the changes of one attempt; large ones in parts, while the batch runs.
 
-    Objects are named after `prefix`, which no other attempt uses. A part is written during the batch once its changes
-    take `part_bytes` in memory. The last part is sent with the ack if it has at most `inline_bytes` or no changes. As a
+    A part is written during the batch once its changes take `upload_part_bytes` of the options in memory, and more than
+    the coordinator's `inline_bytes`. The last part is sent with the ack if it has at most so many or no changes. As a
     context manager it deletes the attempt's objects if the block fails.
     """
 
-    def __init__(
-        self,
-        changes: BatchChanges,
-        uploads: Uploads,
-        *,
-        subtask: int,
-        attempt: int,
-        prefix: str,
-        part_bytes: int,
-        inline_bytes: int,
-        compression: str | None,
-    ) -> None:
+    def __init__(self, changes: BatchChanges, attempt: Attempt, begun: Begun) -> None:
+        options = attempt.options
         self._changes = changes
-        self._uploads = uploads
-        self._subtask = subtask
         self._attempt = attempt
-        self._prefix = prefix
-        self._part_bytes = max(part_bytes, inline_bytes)
-        self._inline_bytes = inline_bytes
-        self._compression = compression
+        self._begun = begun
+        self._part_bytes = max(options.upload_part_bytes, begun.inline_bytes)
         self._segments: list[SegmentRef] = []
+        self._uploads = Uploads(
+            lambda: attempt.open_store(begun.store),
+            max_bytes=options.max_in_flight_bytes,
+            threads=options.upload_threads,
+            recorder=attempt.measurements,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -73,49 +67,46 @@ class ChangesetWriter:
     def offer(self) -> None:
         """Upload parts while enough changes have come together; StorageError if an upload has failed."""
         while self._changes.unstored_bytes >= self._part_bytes:
-            self._upload(*self._changes.take_part(self._compression, self._part_bytes))
+            self._upload(*self._changes.take_part(self._attempt.options.codec, self._part_bytes))
 
-    def finish(self, local: LocalRuns, head: bytes, batch: int, token: str, input_rows: int) -> Changeset:
+    def finish(self, local: LocalRuns, input_rows: int) -> Changeset:
         """Write the remaining changes, and the local run that the next batch starts from.
 
-        `head` is the digest of the state before the batch, `token` unique among the directory's writers, `input_rows`
-        the number of rows that the subtask has read. Raises StorageError if an upload has failed.
+        `input_rows` is the number of rows that the subtask has read. Raises StorageError if an upload has failed.
         """
-        data, rows = self._changes.take_part(self._compression)
+        data, rows = self._changes.take_part(self._attempt.options.codec)
         payload = b""
-        if len(data) <= self._inline_bytes or not rows:
+        if len(data) <= self._begun.inline_bytes or not rows:
             payload = data
-            self._add(data, rows, "", input_rows)
+            self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows))
         else:
             self._upload(data, rows, input_rows)
-        checksums = [segment.checksum for segment in self._segments]
-        local_run = LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
-        local.keep(local.write_new(self._changes.write_local, token), local_run)
+        written = local.write_new(self._changes.write_local, self._attempt.file_token)
+        local.keep(written, self._local_run([segment.checksum for segment in self._segments]))
         self._uploads.finish()
         return Changeset(self._segments, payload)
 
-    def finish_local(
-        self, local: LocalRuns, head: bytes, batch: int, token: str, input_rows: int
-    ) -> tuple[LocalRun, Changeset]:
-        """Write the local run only; the changeset is one segment with its checksum and rows, and no bytes.
-
-        The parameters are those of :meth:`finish`.
-        """
-        written, rows = local.write_new(self._changes.write_local, token), self._changes.rows
+    def finish_local(self, local: LocalRuns, input_rows: int) -> tuple[LocalRun, Changeset]:
+        """Write the local run only; the changeset is one segment with its checksum and rows, and no bytes."""
+        written, rows = local.write_new(self._changes.write_local, self._attempt.file_token), self._changes.rows
         with pa.memory_map(str(written)) as mapped:
             checksum = digests.checksum(memoryview(mapped.read_buffer()))
-        local_run = LocalRun(batch, batch, head, digests.extend(head, batch, [checksum] if rows else []))
+        local_run = self._local_run([checksum] if rows else [])
         local.keep(written, local_run)
-        return local_run, Changeset([SegmentRef(self._subtask, self._attempt, checksum, 0, 0, rows, input_rows)], b"")
+        return local_run, Changeset([self._segment(checksum, 0, rows, input_rows)], b"")
+
+    def _local_run(self, checksums: list[bytes]) -> LocalRun:
+        batch, head = self._attempt.task.batch, self._begun.head
+        return LocalRun(batch, batch, head, digests.extend(head, batch, checksums))
 
     def _upload(self, data: bytes, rows: int, input_rows: int = 0) -> None:
-        name = f"{self._prefix}-{len(self._segments)}.run"
-        self._add(data, rows, name, input_rows)
+        name = f"{self._begun.upload_prefix}/{self._attempt.file_token}-{len(self._segments)}.run"
+        self._segments.append(self._segment(digests.checksum(data), len(data), rows, input_rows, name))
         self._uploads.add(name, data)
 
-    def _add(self, data: bytes, rows: int, name: str, input_rows: int) -> None:
-        checksum = digests.checksum(data)
-        self._segments.append(SegmentRef(self._subtask, self._attempt, checksum, 0, len(data), rows, input_rows, name))
+    def _segment(self, checksum: bytes, length: int, rows: int, input_rows: int, name: str = "") -> SegmentRef:
+        task = self._attempt.task
+        return SegmentRef(task.subtask, task.attempt, checksum, 0, length, rows, input_rows, name)
 
 
 class Uploads:

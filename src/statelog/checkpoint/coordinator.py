@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.admission import (
+    OperatorConfig,
+    incomplete_batch,
+    require_admission,
+    require_own_partition,
+    require_own_segments,
+    stale_run,
+    stale_task,
+)
 from statelog.checkpoint.batch import AcceptedAck, Batch, BatchTime
 from statelog.checkpoint.commit import checkpoint_metrics, compose, generations_of
 from statelog.checkpoint.garbage import Inventory
@@ -33,20 +41,13 @@ from statelog.checkpoint.protocol import (
     Witness,
 )
 from statelog.checkpoint.redistribution import LARGE_SNAPSHOT_BYTES, SnapshotView, require_equal_copies
-from statelog.checkpoint.refusals import incomplete_batch, require_own_partition, require_own_segments, stale_task
 from statelog.checkpoint.settings import Inherited, inherit
 from statelog.checkpoint.views import Views, initial_checkpoint, initial_entry
 from statelog.clock import Clock
-from statelog.errors import (
-    ErrorKind,
-    FencedError,
-    ProtocolError,
-    StatelogError,
-    StorageError,
-)
+from statelog.errors import FencedError, ProtocolError, StatelogError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.restore import read_segment
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
+from statelog.log.entry import INITIAL_BATCH, Claim
 from statelog.log.log import Log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import Measurements, RestoreMetrics, Step
@@ -133,18 +134,18 @@ class Coordinator:
         entries = self._log.claim(self._make_claim)
         require_admission(self._config, History(entries), first_batch, time_before_ms, self._name)
         if first_batch == 0 and (given or History(entries).at(INITIAL_BATCH)):
-            entries = [*entries, self._append_initial_checkpoint(given or {})]
+            entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
+            entries = [*entries, self._log.append(initial_checkpoint(entry, given or {}), [])]
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
         self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
-        self._policy.restore(first_batch - 1)
+        self._policy.schedule.restore(self.history, first_batch - 1)
         before = self.history.at(first_batch - 1)
         self._generations = generations_of(self._config, before)
         self._inherited = inherit(self._config.settings, self._config.states, before, self._name)
         log_s = self._clock.monotonic_s() - started_s
         run = self._config
-        self._options.observer.restore(
-            RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
-        )
+        metrics = RestoreMetrics(run.query_id, run.uid, first_batch, run.parallelism, len(entries), log_s)
+        self._options.observer.restore(metrics)
 
     def _known_time_ms(self, batch: int) -> int | None:
         """Spark's time of a batch before this start; None if there was none, or Spark has forgotten it."""
@@ -152,11 +153,6 @@ class Coordinator:
             return None if batch < 0 else self._batch_time(batch).time_ms
         except FencedError:
             return None
-
-    def _append_initial_checkpoint(self, given: Mapping[int, Sequence[StoredRun]]) -> Checkpoint:
-        """Make the initial checkpoint durable."""
-        entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
-        return self._log.append(initial_checkpoint(entry, given), [])
 
     def offer_initial_state(self, objects: Sequence[str]) -> None:
         """Give the subtasks of batch 0 the rows of an initial state; call it before they begin.
@@ -179,7 +175,7 @@ class Coordinator:
             case Fetch():
                 return self.fetch(request)
             case ReadProgress():
-                self.progress(request)
+                self._restoring.note(request)
                 return Acked()
             case Ack():
                 return self.ack(request, payload)
@@ -228,7 +224,7 @@ class Coordinator:
         if current is not None and task.batch < current.number:
             raise stale_task(task, current, self._name)
         if current is not None and (task.batch > current.number + 1 or current.durable is None):
-            raise incomplete_batch(task.batch - 1, current, self._config, self._name)
+            raise incomplete_batch(task.batch - 1, current, self._config.parallelism, self._name)
         if current is not None:
             # A second entry of the last batch, with another attempt's result, may or may not be in the log: only a
             # later entry of this start settles it.
@@ -240,7 +236,7 @@ class Coordinator:
             self._views = self._views.after(current)
             self._remove_initial_state()
         self._batch = batch
-        self._inventory.begin(batch.number)
+        self._inventory.gate.begin(self._epoch, batch.number)
         if current is not None:
             self._inventory.remove_lost(current, self._policy.certain(current.lost))
         return batch
@@ -286,10 +282,6 @@ class Coordinator:
             )
             return Fetched(missing)
 
-    def progress(self, progress: ReadProgress) -> None:
-        """Note that a subtask has read a part of the state that it lacks."""
-        self._restoring.note(progress)
-
     def ack(self, ack: Ack, payload: bytes) -> Acked:
         """Accept a subtask's result. For the last subtask of a batch, return once the checkpoint is durable.
 
@@ -305,7 +297,13 @@ class Coordinator:
             batch = self._require_begun(ack.task)
             require_own_segments(ack, self._inventory.changes_folder(ack.task.subtask), self._name)
             if ack.last.length > LARGE_SNAPSHOT_BYTES and not self._config.has_keys:
-                self._warn_of_size(ack)
+                _log.warning(
+                    "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that"
+                    " changes it; keep large states by key",
+                    self._name,
+                    ack.task.subtask,
+                    ack.last.length / 1e6,
+                )
             self._measurements.add(ack.measured)
             accepted.unchanged_segment = self._unchanged_snapshot(ack)
             outcome = self._accept(batch, accepted)
@@ -321,7 +319,7 @@ class Coordinator:
         with self._lock:
             current = self._batch
             if current is None or batch > current.number or (batch == current.number and current.durable is None):
-                raise incomplete_batch(batch, current, self._config, self._name)
+                raise incomplete_batch(batch, current, self._config.parallelism, self._name)
 
     def _accept(self, batch: Batch, accepted: AcceptedAck) -> JobOutcome:
         """Let an ack count, and the materialization that came with it; levels that do not count go."""
@@ -352,15 +350,6 @@ class Coordinator:
                 hint="Do driver and workers run the same version of statelog?",
             )
         return view.snapshots[0]
-
-    def _warn_of_size(self, ack: Ack) -> None:
-        _log.warning(
-            "%s: the operator state of subtask %d has %.1f MB, and is stored as a whole in every batch that changes it;"
-            " keep large states by key",
-            self._name,
-            ack.task.subtask,
-            ack.last.length / 1e6,
-        )
 
     def _commit(self, batch: Batch, received_s: float) -> None:
         acks = [batch.acks[subtask] for subtask in range(self._config.parallelism)]
@@ -393,13 +382,8 @@ class Coordinator:
             self._stopped = error
             raise
         for accepted, stored in zip(acks, batch.durable.by_subtask(), strict=True):
-            accepted.stored, accepted.payload, accepted.rewritten_bytes, accepted.levels_payload, accepted.is_stored = (
-                stored,
-                b"",
-                b"",
-                b"",
-                True,
-            )
+            accepted.stored, accepted.is_stored = stored, True
+            accepted.payload = accepted.rewritten_bytes = accepted.levels_payload = b""
         for base in batch.durable.bases:
             acks[base.subtask].levels = base.levels
         self._retained_from = oldest
@@ -440,9 +424,10 @@ class Coordinator:
 
     def _rewrite_snapshots(self, acks: list[AcceptedAck]) -> None:
         for accepted in acks:
-            if accepted.unchanged_segment is not None and self._inventory.is_wasteful(accepted.unchanged_segment.name):
+            segment = accepted.unchanged_segment
+            if segment is not None and segment.name in self._inventory.retention.wasteful:
                 try:
-                    accepted.rewritten_bytes = read_segment(self._store, accepted.unchanged_segment)
+                    accepted.rewritten_bytes = read_segment(self._store, segment)
                 except StorageError as error:
                     # The snapshot may stay in its file; the next checkpoint tries again.
                     _log.warning("%s: a snapshot could not be moved yet: %s", self._name, error)
@@ -456,10 +441,8 @@ class Coordinator:
         if batch is not None and task.batch < batch.number:
             raise stale_task(task, batch, self._name)
         if batch is None or batch.number != task.batch or batch.begun.get(task.attempt) != task.subtask:
-            raise FencedError(
-                f"{self._name}: attempt {task.attempt} of subtask {task.subtask} has not begun batch {task.batch}.",
-                kind=ErrorKind.STALE_RUN,
-                hint="The task is a leftover of an earlier run.",
+            raise stale_run(
+                f"{self._name}: attempt {task.attempt} of subtask {task.subtask} has not begun batch {task.batch}."
             )
         return batch
 
@@ -475,11 +458,7 @@ class Coordinator:
                 return  # the files there may belong to another start by now
             self._is_closed = True
             if self._stopped is None:
-                self._stopped = FencedError(
-                    f"{self._name}: the run {self._config.run_id} is over.",
-                    kind=ErrorKind.STALE_RUN,
-                    hint="The task is a leftover of an earlier run.",
-                )
+                self._stopped = stale_run(f"{self._name}: the run {self._config.run_id} is over.")
             self._remove_initial_state()
             self._inventory.close()
             self._log.close()

@@ -1,30 +1,30 @@
-"""Decides which stored objects no checkpoint needs any more, and deletes them.
+"""Decides which stored objects no checkpoint needs any more.
 
-The log is truncated where an entry repeats the base map. Orphans are found at a start. A thread deletes, beside the
-work.
+References to files are counted. The log is truncated where an entry repeats the base map. Orphans are found at a
+start.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from statelog.checkpoint.bases import BaseMap
 from statelog.checkpoint.batch import Batch
-from statelog.checkpoint.deletion_gate import DeletionGate
+from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
-from statelog.checkpoint.retention import Retention
 from statelog.clock import Clock
-from statelog.errors import StorageError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
-from statelog.log.log import Log
+from statelog.log.log import Log, base_name
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
-from statelog.log.references import Level
+from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.storage import Store
+
+_log = logging.getLogger(__name__)
 
 _RANGE_BYTES: Final = 100
 _RUN_BYTES: Final = 60
@@ -64,9 +64,6 @@ class Truncation:
         self._grown_bytes += payload_bytes + _SEGMENT_BYTES * len(record.checkpoint.segments)
 
 
-"""Rows of an initial state, in a folder per start, until the start's first batch is over."""
-
-
 def find_orphans(
     store: Store,
     root: str,
@@ -104,172 +101,142 @@ def _epoch_of(name: str, prefix: str) -> int:
     return int(folder) if folder.isdecimal() else 0
 
 
-_log = logging.getLogger(__name__)
+@dataclass
+class _Segment:
+    length: int
+    references: int = 0
 
-_SPARE_FAILURES: Final = 16
-"""Failed requests of one round, beyond those that it takes to find one bad object; after so many the store is out of
-order."""
+
+@dataclass
+class _File:
+    """A file: its size as far as known, and its needed segments by offset."""
+
+    size_bytes: int = 0
+    needed_bytes: int = 0
+    segments: dict[int, _Segment] = field(default_factory=dict)
 
 
-class Deleter:
-    """Deletes objects, as many per request as have come together, and each only if the gate lets it go.
+class Retention:
+    """Counts the references of checkpoints to files.
 
-    An object that fails to be deleted is tried again in the next round, and does not keep others from being deleted. An
-    object that the gate holds back waits until it may go.
+    Changesets of keyed state inside the entry that references them are not counted: they stay as long as the entry, and
+    later checkpoints build on it.
 
-    `may_go` is the gate: once it returns True for a name, it always does. Without `in_background` the caller does the
-    work and waits. `close` waits at most `close_timeout_s` for the thread.
+    `max_space_amplification` limits the size of all files divided by their needed bytes (`size_bytes / needed_bytes`).
+    Above the limit the most wasteful files are emptied: their needed bytes are stored again elsewhere.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        may_go: Callable[[str], bool],
-        *,
-        in_background: bool,
-        close_timeout_s: float = 10.0,
-    ) -> None:
-        self._store = store
-        self._name = name
-        self._may_go = may_go
-        self._waiting: dict[str, None] = {}
-        self._searches: list[str] = []
-        self._failing: set[str] = set()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._has_more = False
-        self._in_background = in_background
-        self._close_timeout_s = close_timeout_s
-        self._thread: threading.Thread | None = None
-        self.deleted = 0
+    def __init__(self, max_space_amplification: float, log_folder: str) -> None:
+        self._max_amplification = max_space_amplification
+        self._log_folder = f"{log_folder}/"
+        self._files: dict[str, _File] = {}
+        self._unneeded: set[str] = set()
+        self.wasteful: frozenset[str] = frozenset()
+        """The files to empty."""
+        self.size_bytes = 0
+        self.needed_bytes = 0
 
-    def delete(self, names: Iterable[str]) -> None:
-        """Schedule objects for deletion, in this order."""
-        with self._changed:
-            self._waiting.update(dict.fromkeys(names))
-            self._has_more = True
-        self._start()
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Count the references of a checkpoint."""
+        self.add_runs(self._counted(checkpoint))
 
-    def delete_below(self, prefix: str) -> None:
-        """Schedule all objects under a prefix for deletion, except those that the gate holds back at that time."""
-        with self._changed:
-            self._searches.append(prefix)
-            self._has_more = True
-        self._start()
+    def add_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
+        """Count stored runs or segments, each as often as it occurs."""
+        for segment in runs:
+            file = self._files.setdefault(segment.name, _File())
+            growth = max(segment.offset + segment.length - file.size_bytes, 0)
+            file.size_bytes += growth
+            self.size_bytes += growth
+            held = file.segments.get(segment.offset)
+            if held is None:
+                held = file.segments[segment.offset] = _Segment(segment.length)
+                file.needed_bytes += held.length
+                self.needed_bytes += held.length
+                self._unneeded.discard(segment.name)
+            held.references += 1
 
-    def close(self) -> None:
-        """Finish the scheduled deletions and stop; do not wait long for a store that hangs."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(self._close_timeout_s)
-            if self._thread.is_alive():
-                _log.warning("%s: the store hangs; what is left to be deleted goes with the next start", self._name)
-                return
-        self._work_off()
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Drop the references of a checkpoint that was added."""
+        self.remove_runs(self._counted(checkpoint))
 
-    def _start(self) -> None:
-        if not self._in_background:
-            self._work_off()
-            return
-        with self._changed:
-            if self._thread is None and (self._waiting or self._searches):
-                self._thread = threading.Thread(target=self._run, name="statelog-delete", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+    def remove_runs(self, runs: Iterable[StoredRun | SegmentRef]) -> None:
+        """Drop references that were counted."""
+        for segment in runs:
+            file = self._files[segment.name]
+            held = file.segments[segment.offset]
+            held.references -= 1
+            if not held.references:
+                del file.segments[segment.offset]
+                file.needed_bytes -= held.length
+                self.needed_bytes -= held.length
+            if not file.segments:
+                self._unneeded.add(segment.name)
 
-    def _run(self) -> None:
-        while True:
-            self._work_off()
-            with self._changed:
-                if self._is_closed:
-                    return
-                # Objects still here wait for the next request: the store may be out of order, or the gate holds them.
-                self._changed.wait_for(lambda: self._has_more or self._is_closed)
+    def release(self) -> list[str]:
+        """The files outside the log that have become unneeded since the last call, sorted."""
+        released = sorted(self._unneeded)
+        self._unneeded.clear()
+        for name in released:
+            self.size_bytes -= self._files.pop(name).size_bytes
+        return [name for name in released if not name.startswith(self._log_folder)]
 
-    def _work_off(self) -> None:
-        with self._changed:
-            names, self._waiting = list(self._waiting), {}
-            searches, self._searches = self._searches, []
-            self._has_more = False
-        allowed: list[str] = []
-        held_back: list[str] = []
-        for name in names:
-            (allowed if self._may_go(name) else held_back).append(name)
-        try:
-            while searches:
-                allowed += [info.name for info in self._store.list(searches[-1]) if self._may_go(info.name)]
-                searches.pop()
-        except StorageError as error:
-            _log.warning("%s: leftovers of attempts could not be listed yet: %s", self._name, error)
-        left = self._delete(list(dict.fromkeys(allowed)))
-        with self._changed:
-            self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
-            self._searches = searches + self._searches
+    def needs(self, name: str) -> bool:
+        """Whether any part of a file is needed."""
+        return name in self._files
 
-    def _delete(self, names: list[str]) -> list[str]:
-        """Delete objects, and return the names that failed.
+    def choose_wasteful(self, log_from: str) -> None:
+        """Choose the files to empty: the most wasteful ones, until the others together are small enough.
 
-        Failures are found by halving the request, unless the store fails as a whole.
+        Log files from `log_from` on are never emptied.
         """
-        fresh = [name for name in names if name not in self._failing]
-        known = [name for name in names if name in self._failing]
-        pending = [*([name] for name in known[:_SPARE_FAILURES]), *([fresh] if fresh else [])]
-        left = known[_SPARE_FAILURES:]
-        failures, most = 0, _SPARE_FAILURES + len(names).bit_length()
-        while pending:
-            group = pending.pop()
-            if failures > most:
-                left += group
-                continue
-            try:
-                self._store.delete(group)
-            except StorageError as error:
-                failures += 1
-                if len(group) > 1:
-                    middle = len(group) // 2
-                    pending += [group[middle:], group[:middle]]
-                    continue
-                left += group
-                self._note_failure(group[0], error)
-                continue
-            self.deleted += len(group)
-            self._failing.difference_update(group)
-        return left
+        self.wasteful = frozenset()
+        excess = self.size_bytes - self.needed_bytes * self._max_amplification
+        if excess <= 0:
+            return
+        closed = [
+            (file.size_bytes - file.needed_bytes, name)
+            for name, file in self._files.items()
+            if not (name.startswith(self._log_folder) and name >= log_from)
+        ]
+        chosen: list[str] = []
+        for wasted, name in sorted(closed, reverse=True):
+            size = self._files[name].size_bytes
+            if excess <= 0 or size <= (size - wasted) * self._max_amplification:
+                break
+            chosen.append(name)
+            excess -= wasted
+        self.wasteful = frozenset(chosen)
 
-    def _note_failure(self, name: str, error: StorageError) -> None:
-        if name not in self._failing:
-            self._failing.add(name)
-            _log.warning("%s: %s could not be deleted yet: %s", self._name, name, error)
+    def lasting(self, levels: list[Level]) -> list[Level]:
+        """The levels before the first that has to be stored again."""
+        for count, level in enumerate(levels):
+            if any(run.name in self.wasteful for run in level.runs):
+                return levels[:count]
+        return levels
+
+    def _counted(self, checkpoint: Checkpoint) -> Iterator[SegmentRef]:
+        own = f"{self._log_folder}{base_name(checkpoint.number)}"
+        for segment in checkpoint.segments:
+            # A revision of an entry references segments in the entry before it.
+            if checkpoint.is_whole or segment.name != own:
+                yield segment
 
 
 class Inventory:
-    """The history of an operator, and the files that it needs.
-
-    It holds the parts that decide about files together: history, grants of jobs, the gate that each deletion passes,
-    and the deleter.
-    """
+    """The history of an operator, and the parts that decide together which files it needs."""
 
     def __init__(self, store: Store, root: str, name: str, options: Options, *, deletes_in_background: bool) -> None:
         self.history = History()
         self.grants = Grants(self._runs_folder)
-        self.gate = DeletionGate(root, self.needs, self.grants.is_open)
+        self.retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
+        self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open)
         self.deleter = Deleter(store, name, self.gate.may_go, in_background=deletes_in_background)
         self.epoch = 0
         self._store = store
         self._root = root
         self._name = name
         self._options = options
-        self._retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
         self._truncation = Truncation()
-
-    # ---- Stored files ----
-
-    def needs(self, name: str) -> bool:
-        """Whether a retained or held checkpoint needs a part of a file."""
-        return self._retention.needs(name)
 
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over the files that the log references, and delete the orphans of earlier starts."""
@@ -278,8 +245,8 @@ class Inventory:
         entries = list(entries)
         self.history = History(entries)
         for record in self.history.records:
-            self._retention.add(record.checkpoint)
-            self._retention.add_runs(record.added_runs)
+            self.retention.add(record.checkpoint)
+            self.retention.add_runs(record.added_runs)
         min_age_s = self._options.orphan_min_age_s
         orphans = find_orphans(
             self._store,
@@ -301,48 +268,20 @@ class Inventory:
 
         `base_map` is the one that its entry repeats, `payload_bytes` the entry's size without the index.
         """
-        self._retention.add(checkpoint)
+        self.retention.add(checkpoint)
         replaced = self.history.add(checkpoint)
         record = self.history.latest_record
         assert record is not None
-        self._retention.add_runs(record.added_runs)
+        self.retention.add_runs(record.added_runs)
         for other in replaced:
-            self._retention.remove(other.checkpoint)
-            self._retention.remove_runs(other.added_runs)
+            self.retention.remove(other.checkpoint)
+            self.retention.remove_runs(other.added_runs)
         self._truncation.committed(record, base_map, payload_bytes)
 
     def base_map_to_repeat(self, batch: int) -> BaseMap | None:
         """The base map that the entry of a batch has to repeat; None if it need not."""
         before = self.history.record(batch - 1)
         return None if before is None else self._truncation.base_map_to_repeat(before)
-
-    def is_wasteful(self, name: str) -> bool:
-        """Whether a file has so much garbage that its needed bytes have to move to another file, or be stored again."""
-        return self._retention.is_wasteful(name)
-
-    def lasting(self, levels: list[Level]) -> list[Level]:
-        """The levels before the first that has to be stored again."""
-        for count, level in enumerate(levels):
-            if any(self._retention.is_wasteful(run.name) for run in level.runs):
-                return levels[:count]
-        return levels
-
-    @property
-    def has_wasteful(self) -> bool:
-        """Whether there are such files."""
-        return self._retention.has_wasteful
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of all needed files, without changesets inside the log."""
-        return self._retention.size_bytes
-
-    @property
-    def needed_bytes(self) -> int:
-        """Size of the needed parts of these files."""
-        return self._retention.needed_bytes
-
-    # ---- Names ----
 
     def changes_folder(self, subtask: int) -> str:
         """The folder of a subtask's large changesets and snapshots."""
@@ -351,8 +290,6 @@ class Inventory:
     def _runs_folder(self, subtask: int) -> str:
         """The folder of a subtask's materialized state."""
         return f"{self._root}/{RUNS_FOLDER}/{self.epoch}/{subtask}"
-
-    # ---- Deletion ----
 
     def retained_from(self) -> int:
         """The oldest batch that can be restored: as recorded, or for a log of version 1 as its existing files allow."""
@@ -365,20 +302,16 @@ class Inventory:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable."""
         self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):
-            self._retention.remove_runs(settled.removed_runs)
+            self.retention.remove_runs(settled.removed_runs)
         for given_up in self.history.retain(oldest):
-            self._retention.remove(given_up.checkpoint)
-        released = self._retention.release()
+            self.retention.remove(given_up.checkpoint)
+        released = self.retention.release()
         # Keyed: the log's files from its start on stay anyway. Unkeyed: only the newest is certain to stay.
-        self._retention.choose_wasteful(log.file_name if checkpoint.is_whole else log.name_of(checkpoint.log_start))
+        self.retention.choose_wasteful(log.file_name if checkpoint.is_whole else log.name_of(checkpoint.log_start))
         # A log file is deleted once neither its entries nor bytes that a later entry references are needed.
-        log_files = [name for name in log.removable(checkpoint.log_start) if not self.needs(name)]
+        log_files = [name for name in log.removable(checkpoint.log_start) if not self.retention.needs(name)]
         log.forget(log_files)
         self.deleter.delete([*log_files, *released])
-
-    def begin(self, batch: int) -> None:
-        """Note that all earlier batches are certain: the coordinator no longer accepts their attempts."""
-        self.gate.begin(self.epoch, batch)
 
     def remove_lost(self, batch: Batch, ended: Iterable[str]) -> None:
         """Delete the files of a certain batch's attempts that do not count, and the folders of ended grants."""

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from statelog.local.materializer import Grant
 from statelog.log.references import Level
-
-
-@dataclass
-class _Open:
-    """A grant that has not ended."""
-
-    grant: Grant
-    is_pending: bool = False
-    """Whether the job's outcome waits for a durable checkpoint."""
 
 
 class Grants:
@@ -31,7 +21,9 @@ class Grants:
 
     def __init__(self, folder_of: Callable[[int], str]) -> None:
         self._folder_of = folder_of
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Grant] = {}
+        self._pending: set[int] = set()
+        """Subtasks whose job's outcome waits for a durable checkpoint."""
         # Replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._folders: frozenset[str] = frozenset()
         self._ended: list[str] = []
@@ -40,14 +32,13 @@ class Grants:
         """Grant a subtask that has no grant a job that begins with some levels; `base` is the digest of their state."""
         assert subtask not in self._open
         grant = Grant(job, base, list(levels), f"{self._folder_of(subtask)}/{job}")
-        self._open[subtask] = _Open(grant)
+        self._open[subtask] = grant
         self._folders |= {grant.folder}
         return grant
 
     def of(self, subtask: int) -> Grant | None:
         """A subtask's open grant, unless its outcome already waits for a checkpoint."""
-        found = self._open.get(subtask)
-        return None if found is None or found.is_pending else found.grant
+        return None if subtask in self._pending else self._open.get(subtask)
 
     def has(self, subtask: int) -> bool:
         """Whether a subtask has a grant that has not ended."""
@@ -55,29 +46,30 @@ class Grants:
 
     def take(self, subtask: int) -> None:
         """Note that the job's outcome counts once a checkpoint with it is durable."""
-        self._open[subtask].is_pending = True
+        self._pending.add(subtask)
 
     def end(self, subtask: int, *, has_leftovers: bool = True) -> bool:
         """End a subtask's grant; return whether it had one.
 
         `has_leftovers` tells whether there may be objects of the job that no checkpoint references.
         """
-        found = self._open.pop(subtask, None)
-        if found is None:
+        grant = self._open.pop(subtask, None)
+        if grant is None:
             return False
-        self._folders -= {found.grant.folder}
+        self._pending.discard(subtask)
+        self._folders -= {grant.folder}
         if has_leftovers:
-            self._ended.append(found.grant.folder)
+            self._ended.append(grant.folder)
         return True
 
     def end_pending(self, subtask: int) -> bool:
         """End a subtask's grant if its outcome was waiting for a checkpoint, now durable; return whether it was."""
-        found = self._open.get(subtask)
-        return found is not None and found.is_pending and self.end(subtask)
+        return subtask in self._pending and self.end(subtask)
 
     def end_all(self) -> None:
         """Forget all grants: the start is over."""
         self._open.clear()
+        self._pending.clear()
         self._folders = frozenset()
 
     def is_open(self, name: str) -> bool:

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from statelog.checkpoint.changeset import Changeset, ChangesetWriter, Uploads
-from statelog.checkpoint.keyed_view import KeyedView
-from statelog.checkpoint.maintenance import Maintenance
+from statelog.checkpoint.attempt import Attempt, require_reply
+from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
-from statelog.checkpoint.protocol import (
-    Ack,
-    Acked,
-    Begin,
-    Begun,
-    Fetch,
-    Fetched,
-    JobOutcome,
-    ReadProgress,
-    Reply,
-    Request,
-    TaskId,
-)
-from statelog.clock import Clock
-from statelog.errors import ProtocolError
+from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
-from statelog.local.use import in_use, is_turn_to_remove, remove_other_parallelisms, remove_unused
-from statelog.metrics import Measurements, Metric, Step
-from statelog.operators.keyed.changes import BatchChanges
+from statelog.local.use import remove_other_parallelisms
+from statelog.metrics import Metric, Step
 from statelog.operators.keyed.operator import KeyedOperator
-from statelog.operators.keyed.subtask import KeyedRows, KeyedSubtask
-from statelog.options import Options
-from statelog.runs.key_groups import Hashes
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.runs.key_groups import HashRange, hash_range
+from statelog.runs.merge import Garbage, choose_merge
 from statelog.runs.reader import Run
+from statelog.runs.schema import TimeDomain, stored_name
+from statelog.runs.times import Moment
 from statelog.storage import Store
-from statelog.tables.open import MemoryTables, open_rocksdb
+from statelog.tables.open import open_rocksdb
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
 
@@ -53,45 +39,87 @@ from statelog.tables.table import StateTable
 class BatchInput:
     """All input rows of a subtask in one batch."""
 
-    rows: pa.RecordBatch | pa.Table
-    """n rows in order of arrival; without columns if there are no rows."""
-    hashes: Hashes
-    """Key hashes of the rows, shape (n,)."""
+    rows: KeyedRows
     subtask: int
     time_ms: int | None
     """The batch time that the rows carry; None without rows."""
 
 
 @dataclass(frozen=True)
-class _OpenedTable:
-    """A table at the state before the batch; without `is_own` another attempt has the operator's table open."""
+class _View:
+    """The state of the subtask before the batch, as the coordinator has told it."""
 
-    table: StateTable
-    is_own: bool
-    maintenance: Maintenance
-    restoring: Restoring
+    begun: Begun
+    within: HashRange
+    """The subtask's key hashes."""
+    operator: KeyedOperator
+    """With its states as they are stored: under their stored names, with their stored expiry."""
+    garbage: Garbage
+    """The rows that are garbage for good."""
+    open_store: Callable[[], Store]
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """Merges a subtask's local runs and materializes its state, after a batch or as a part of it."""
+
+    attempt: Attempt
+    begun: Begun
+    local: LocalRuns
+    chain: Sequence[LocalRun]
+    """The local runs of the state before the batch, oldest first; that state is certain."""
+    materializer: Materializer
+    garbage: Garbage
+    """Rows that merges may drop."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether local runs are being merged, or wait to be, that are too large to merge at once."""
+        return self.materializer.is_merging or not self._is_done_at_once(self._to_merge())
+
+    def work(self) -> None:
+        """Merge local runs that are due, and do a slice of the coordinator's request."""
+        chain, merges = list(self.chain), self._to_merge()
+        if merges and self._is_done_at_once(merges):
+            self.attempt.step(Step.MERGING)
+            genesis, token = self.begun.genesis, self.attempt.file_token
+            chain[-len(merges) :] = [self.local.merge(merges, genesis, token, garbage=self.garbage)]
+            merges = []
+        if self.begun.maintenance is not None:
+            self.attempt.step(Step.MATERIALIZING)
+            self.materializer.work(self.begun.maintenance, chain, merges)
+
+    def store_now(self, local_run: LocalRun) -> Materialized | None:
+        """Materialize the state after the batch, whose changes are in `local_run`; None without new changes."""
+        request = self.begun.maintenance
+        assert request is not None
+        if not request.is_due and not self.local.open(local_run).rows:
+            return None
+        return self.materializer.store_now(request, [*self.chain, local_run])
+
+    def _to_merge(self) -> list[LocalRun]:
+        """The newest runs that are due for a merge, except the inputs of a job."""
+        busy = self.materializer.inputs()
+        places = [place for place, local_run in enumerate(self.chain) if local_run.file_name in busy]
+        free = list(self.chain[places[-1] + 1 if places else 0 :])
+        rows = [self.local.open(local_run).rows for local_run in free]
+        newest = choose_merge(rows, self.attempt.options.merge_fan_in, self.local.policy.smallest_tier_rows)
+        return free[len(free) - newest :]
+
+    def _is_done_at_once(self, local_runs: Sequence[LocalRun]) -> bool:
+        runs, policy = [self.local.open(local_run) for local_run in local_runs], self.local.policy
+        return (
+            sum(run.rows for run in runs) <= policy.at_once_rows
+            and sum(run.size_bytes for run in runs) <= policy.at_once_bytes
+        )
 
 
 @dataclass(frozen=True)
 class KeyedTask:
-    """One attempt of one subtask in one batch."""
+    """The work of one attempt."""
 
-    task: TaskId
-    partition: int
-    """Spark's partition id."""
-    parallelism: int
+    attempt: Attempt
     operator: KeyedOperator
-    options: Options
-    call: Callable[[Request, bytes], Reply]
-    """Sends a request and its payload to the coordinator."""
-    local: LocalRuns
-    tables: MemoryTables
-    open_store: Callable[[str], Store]
-    """Opens the store of a location."""
-    clock: Clock
-    token: str
-    """Unique among all attempts."""
-    measurements: Measurements = field(default_factory=Measurements)
 
     def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
         """Process the batch and yield the output.
@@ -99,203 +127,206 @@ class KeyedTask:
         The last output batch follows the coordinator's reply to the ack. After a StatelogError nothing of the attempt
         counts.
         """
-        view = self._view(read)
-        with in_use(self.local.directory, self.task.batch):
-            with self._table(view) as opened:
-                subtask = KeyedSubtask(view.operator, opened.table, view.context, self.clock)
-                with self._writer(view, subtask.changes) as writer:
-                    last_output = yield from self._process(subtask, writer, read, self._initial(view))
-                    started_s = self.clock.monotonic_s()
-                    changeset, materialized = self._changeset(view, writer, opened.maintenance, read.rows.num_rows)
+        clock, view = self.attempt.clock, self._view(read)
+        with self.attempt.local_in_use():
+            restoring = Restoring(self.attempt)
+            runs = self._restore(view, restoring)
+            maintenance = self._maintenance(view, [local_run for local_run, _ in runs])
+            with self._table(view, runs, restoring) as (table, is_own):
+                subtask = KeyedSubtask(view.operator, table, self._context(view.begun), clock)
+                with ChangesetWriter(subtask.changes, self.attempt, view.begun) as writer:
+                    last_output = yield from self._process(subtask, writer, read, _initial(view))
+                    started_s = clock.monotonic_s()
+                    changeset, materialized = self._changeset(writer, maintenance, len(read.rows.hashes))
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
-            outcome = self._ack(subtask, changeset, materialized, opened, started_s)
+            done = materialized or Materialized([], "")
+            outcome = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
             if last_output is not None:
                 yield last_output
-            self._maintain(opened, materialized, outcome)
-        if is_turn_to_remove(self.task.batch, self.task.subtask, self.parallelism):
-            remove_unused(self.local.directory, self.task.batch)
+            if materialized is None and is_own:
+                # Not while another attempt has the table open: that table will need these runs one by one.
+                maintenance.work()
+            elif materialized is not None and outcome is not JobOutcome.OPEN:
+                maintenance.materializer.end(materialized.job)
 
-    def _view(self, read: BatchInput) -> KeyedView:
-        reply = self.call(Begin(self.task, self.partition, read.rows.num_rows, read.time_ms), b"")
-        if not isinstance(reply, Begun):
-            raise ProtocolError(f"The coordinator answered begin with {type(reply).__name__}.")
-        return KeyedView.of(reply, self.task, self.parallelism, self.operator)
+    def _view(self, read: BatchInput) -> _View:
+        attempt = self.attempt
+        begun = attempt.begin(len(read.rows.hashes), read.time_ms)
+        return _View(
+            begun,
+            within=hash_range(attempt.task.subtask, attempt.parallelism),
+            operator=as_stored(self.operator, begun.generations, begun.expires_by),
+            # Another start may repeat the batch, with another watermark or without the deletions. So only rows that are
+            # garbage as of the previous checkpoint are garbage for good.
+            garbage=Garbage(Moment(begun.batch_time_ms, begun.late_watermark_ms), begun.certain_generations),
+            open_store=lambda: attempt.open_store(begun.store),
+        )
+
+    def _context(self, begun: Begun) -> BatchContext:
+        return BatchContext(
+            epoch=begun.epoch,
+            batch=self.attempt.task.batch,
+            moment=Moment(begun.batch_time_ms, begun.watermark_ms, begun.late_watermark_ms),
+            timers_after_ms=begun.timers_after_ms,
+            closed_ms=begun.closed_ms,
+        )
+
+    @cached_property
+    def _local(self) -> LocalRuns:
+        return self.attempt.memory.local.at(self.attempt.local, self.attempt.task.batch)
 
     @contextmanager
-    def _table(self, view: KeyedView) -> Iterator[_OpenedTable]:
-        """Restore the local runs of the view, and open a table over them; it is closed at the end of the block."""
-        task = self.task
-        restoring = Restoring(
-            self.clock,
-            self.options.restore_deadline_s,
-            lambda done, known: self.call(ReadProgress(task, done, known), b""),
-            f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}",
-        )
-        runs = self._restore(view, restoring)
-        chain = [local_run for local_run, _ in runs]
-        maintenance = self._maintenance(view, chain)
+    def _table(
+        self, view: _View, runs: list[tuple[LocalRun, Run]], restoring: Restoring
+    ) -> Iterator[tuple[StateTable, bool]]:
+        """Open a table at the state before the batch; it is closed at the end of the block.
+
+        Yields also whether it is the operator's own table; otherwise another attempt has that open.
+        """
         # Before the sweep: the table may need runs that others have replaced, to continue from its own position.
         own = self._own_table(view, runs, restoring)
         with closing(RunsTable([run for _, run in runs]) if own is None else own) as table:
             if own is not None:
-                self.local.sweep(chain, certain=task.batch - 1, keeps_rocksdb=self.options.table == "rocksdb")
-                remove_shared(self._shared_folder, certain=task.batch - 1)
-            self._step(Step.RESTORED)
+                certain, keeps_rocksdb = self.attempt.task.batch - 1, self.attempt.options.table == "rocksdb"
+                self._local.sweep([local_run for local_run, _ in runs], certain=certain, keeps_rocksdb=keeps_rocksdb)
+                remove_shared(self._shared_folder, certain=certain)
+            self.attempt.step(Step.RESTORED)
             restoring.end()
-            yield _OpenedTable(table, own is not None, maintenance, restoring)
+            yield table, own is not None
 
-    def _own_table(self, view: KeyedView, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
+    def _own_table(self, view: _View, runs: list[tuple[LocalRun, Run]], restoring: Restoring) -> StateTable | None:
         """The table at the state before the batch; None if another attempt has it open: then read the runs."""
-        if self.options.table == "memory":
-            return self.tables.at(self.local, runs, view.head)
-        if self.options.table == "rocksdb":
-            return open_rocksdb(self.local, runs, view.head, view.garbage, restoring)
+        kind, head = self.attempt.options.table, view.begun.head
+        if kind == "memory":
+            return self.attempt.memory.tables.at(self._local, runs, head)
+        if kind == "rocksdb":
+            return open_rocksdb(self._local, runs, head, view.garbage, restoring)
         return RunsTable([run for _, run in runs])
 
-    def _restore(self, view: KeyedView, restoring: Restoring) -> list[tuple[LocalRun, Run]]:
+    def _restore(self, view: _View, restoring: Restoring) -> list[tuple[LocalRun, Run]]:
+        task = self.attempt.task
         return restore_runs(
-            self.local,
-            genesis=view.genesis,
-            head=view.head,
-            last_batch=self.task.batch - 1,
+            self._local,
+            genesis=view.begun.genesis,
+            head=view.begun.head,
+            last_batch=task.batch - 1,
             within=view.within,
             garbage=view.garbage,
             fetch=partial(self._fetch, restoring),
-            open_store=lambda: self.open_store(view.location),
-            token=self._local_token,
+            open_store=view.open_store,
+            token=self.attempt.file_token,
             note_read=restoring.read,
-            shared=SharedReads(self._shared_folder, self.task.run_id, self.task.batch, self.token),
+            shared=SharedReads(self._shared_folder, task.run_id, task.batch, self.attempt.token),
         )
 
     def _fetch(self, restoring: Restoring, known: list[bytes]) -> RestorePlan:
-        remove_other_parallelisms(self.local.directory)
-        self.measurements.count(Metric.STATE_FETCHES)
-        reply = self.call(Fetch(self.task, known), b"")
-        if not isinstance(reply, Fetched):
-            raise ProtocolError(f"The coordinator answered fetch with {type(reply).__name__}.")
-        restoring.begin(reply.missing)
-        return reply.missing
-
-    def _initial(self, view: KeyedView) -> KeyedRows | None:
-        return read_initial(self.open_store(view.location).read(view.initial)) if view.initial else None
+        remove_other_parallelisms(self.attempt.local)
+        self.attempt.measurements.count(Metric.STATE_FETCHES)
+        reply = self.attempt.call(Fetch(self.attempt.task, known), b"")
+        missing = require_reply(reply, Fetched, "fetch").missing
+        restoring.begin(missing)
+        return missing
 
     def _process(
         self, subtask: KeyedSubtask, writer: ChangesetWriter, read: BatchInput, initial: KeyedRows | None
     ) -> Generator[pa.RecordBatch, None, pa.RecordBatch | None]:
         """Yield the output but for its last batch, which is returned; offer the changes to the writer meanwhile."""
         last: pa.RecordBatch | None = None
-        for output in subtask.process(KeyedRows(read.rows, read.hashes), initial):
-            if self.options.changelog:
+        for output in subtask.process(read.rows, initial):
+            if self.attempt.options.changelog:
                 writer.offer()
             if last is not None:
                 yield last
             last = output
         return last
 
-    def _writer(self, view: KeyedView, changes: BatchChanges) -> ChangesetWriter:
-        uploads = Uploads(
-            lambda: self.open_store(view.location),
-            max_bytes=self.options.max_in_flight_bytes,
-            threads=self.options.upload_threads,
-            recorder=self.measurements,
-        )
-        return ChangesetWriter(
-            changes,
-            uploads,
-            subtask=self.task.subtask,
-            attempt=self.task.attempt,
-            prefix=f"{view.upload_prefix}/{self.task.batch}-{self.token}",
-            part_bytes=self.options.upload_part_bytes,
-            inline_bytes=view.inline_bytes,
-            compression=self.options.codec,
-        )
-
     def _changeset(
-        self, view: KeyedView, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
+        self, writer: ChangesetWriter, maintenance: Maintenance, input_rows: int
     ) -> tuple[Changeset, Materialized | None]:
         """The batch's changeset, and the materialized state that goes with it: of a job, or of the batch itself."""
-        local = self.local, view.head, self.task.batch, self._local_token, input_rows
-        if self.options.changelog:
-            return writer.finish(*local), maintenance.materializer.result(view.grant)
-        local_run, changeset = writer.finish_local(*local)
+        if self.attempt.options.changelog:
+            request = maintenance.begun.maintenance
+            return writer.finish(self._local, input_rows), maintenance.materializer.result(
+                request.grant if request else None
+            )
+        local_run, changeset = writer.finish_local(self._local, input_rows)
         return changeset, maintenance.store_now(local_run)
 
     def _ack(
         self,
         subtask: KeyedSubtask,
         changeset: Changeset,
-        materialized: Materialized | None,
-        opened: _OpenedTable,
+        materialized: Materialized,
+        maintenance: Maintenance,
+        restoring: Restoring,
         started_s: float,
     ) -> JobOutcome:
-        self._step(Step.ACKING)
+        attempt = self.attempt
+        attempt.step(Step.ACKING)
         ack = Ack(
-            task=self.task,
+            task=attempt.task,
             segments=changeset.segments,
-            subtask_s=subtask.flush_s + self.clock.monotonic_s() - started_s,
+            subtask_s=subtask.flush_s + attempt.clock.monotonic_s() - started_s,
             late_rows=subtask.late_rows,
             max_event_ms=subtask.max_event_ms,
             timers_to_ms=subtask.timers_to_ms,
-            measured=self.measurements.take(),
-            levels=materialized.levels if materialized else [],
-            has_changeset=self.options.changelog,
-            job=materialized.job if materialized else "",
-            materialization_failure=materialized.failure if materialized else "",
-            has_backlog=opened.maintenance.has_backlog,
-            restore_s=opened.restoring.took_s,
-            restored_bytes=opened.restoring.known_bytes,
+            measured=attempt.measurements.take(),
+            levels=materialized.levels,
+            has_changeset=attempt.options.changelog,
+            job=materialized.job,
+            materialization_failure=materialized.failure,
+            has_backlog=maintenance.has_backlog,
+            restore_s=restoring.took_s,
+            restored_bytes=restoring.known_bytes,
         )
-        reply = self.call(ack, changeset.payload + materialized.payload if materialized else changeset.payload)
-        if not isinstance(reply, Acked):
-            raise ProtocolError(f"The coordinator answered an ack with {type(reply).__name__}.")
-        self._step(Step.ACKED)
-        return reply.job
+        reply = attempt.call(ack, changeset.payload + materialized.payload)
+        outcome = require_reply(reply, Acked, "an ack").job
+        attempt.step(Step.ACKED)
+        return outcome
 
-    def _maintain(self, opened: _OpenedTable, materialized: Materialized | None, outcome: JobOutcome) -> None:
-        if materialized is not None:
-            if outcome is not JobOutcome.OPEN:
-                opened.maintenance.materializer.end(materialized.job)
-        elif opened.is_own:
-            # Not while another attempt has the table open: that table will need these runs one by one.
-            opened.maintenance.work()
-
-    def _maintenance(self, view: KeyedView, chain: list[LocalRun]) -> Maintenance:
+    def _maintenance(self, view: _View, chain: list[LocalRun]) -> Maintenance:
+        attempt, begun = self.attempt, view.begun
         materializer = Materializer(
-            self.local,
+            self._local,
             within=view.within,
-            genesis=view.genesis,
-            run_id=self.task.run_id,
-            compression=self.options.codec,
+            genesis=begun.genesis,
+            run_id=attempt.task.run_id,
+            compression=attempt.options.codec,
             garbage=view.garbage,
-            open_store=lambda: self.open_store(view.location),
-            monotonic_s=self.clock.monotonic_s,
-            token=self.token,
+            open_store=view.open_store,
+            monotonic_s=attempt.clock.monotonic_s,
+            token=attempt.token,
         )
         # All batches before this one are certain now, so their runs may be merged.
-        return Maintenance(
-            local=self.local,
-            chain=chain,
-            materializer=materializer,
-            request=view.maintenance,
-            genesis=view.genesis,
-            fan_in=self.options.merge_fan_in,
-            garbage=view.garbage,
-            token=self._local_token,
-            step=self._step,
-        )
-
-    @property
-    def _local_token(self) -> str:
-        """Unique among the writers of local files; begins with the batch."""
-        return f"{self.task.batch}-{self.token}"
+        return Maintenance(attempt, begun, self._local, chain, materializer, view.garbage)
 
     @property
     def _shared_folder(self) -> Path:
-        return self.local.directory.parent / SHARED_FOLDER
+        return self.attempt.local.parent / SHARED_FOLDER
 
-    def _step(self, step: Step) -> None:
-        self.options.observer.step(step, self.task.batch, self.task.subtask)
+
+def as_stored(operator: KeyedOperator, generations: Mapping[str, int], expires_by: Mapping[str, str]) -> KeyedOperator:
+    """The operator with its states as they are stored; the mappings are those of :class:`Begun`."""
+    if not generations and not expires_by:
+        return operator
+    states = [
+        replace(
+            binding,
+            descriptor=replace(
+                binding.descriptor,
+                name=stored_name(name, generations.get(name, 0)),
+                expires_by=TimeDomain(expires_by[name]) if name in expires_by else binding.descriptor.expires_by,
+            ),
+        )
+        for binding in operator.states
+        for name in (binding.name,)
+    ]
+    return replace(operator, states=states)
+
+
+def _initial(view: _View) -> KeyedRows | None:
+    return read_initial(view.open_store().read(view.begun.initial)) if view.begun.initial else None
 
 
 def read_initial(data: bytes) -> KeyedRows | None:

@@ -200,33 +200,19 @@ class MaterializationPolicy:
         self._options = options
         self._clock = clock
         self._name = name
-        self._schedule = MaterializationSchedule(
+        self.schedule = MaterializationSchedule(
             options, policy, f"{config.query_id}/{config.uid}", config.parallelism, slots, clock.monotonic_s()
         )
-
-    def restore(self, batch: int) -> None:
-        """Take over the history of earlier starts; `batch` is the one before this start's first."""
-        self._schedule.restore(self._inventory.history, batch)
-
-    @property
-    def base_bytes(self) -> int:
-        """Size of the materialized state."""
-        return self._schedule.base_bytes
-
-    @property
-    def log_bytes(self) -> int:
-        """Size of the changesets since the materialized state."""
-        return self._schedule.log_bytes
 
     def request(self, task: TaskId, genesis: bytes) -> MaintenanceRequest | None:
         """The maintenance request for a task that begins; None if there is nothing to do."""
         subtask = task.subtask
         is_part_of_batch = not self._options.changelog
         is_forced = False
-        if self._inventory.has_wasteful:
+        if self._inventory.retention.wasteful:
             base = self._base(genesis, task)
-            is_forced = len(self._inventory.lasting(base)) < len(base)
-        is_due = self._schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
+            is_forced = len(self._inventory.retention.lasting(base)) < len(base)
+        is_due = self.schedule.grant(subtask, task.batch, self._clock.monotonic_s(), is_forced=is_forced)
         if is_due is None and not is_part_of_batch:
             return None
         if (is_due or is_part_of_batch) and not self._grants.has(subtask):
@@ -235,7 +221,7 @@ class MaterializationPolicy:
             self._grants.open(subtask, f"{task.batch}-{task.attempt}", digest, base)
         grant = self._grants.of(subtask)
         if grant is not None:
-            grant = replace(grant, known=self._inventory.lasting(grant.known))
+            grant = replace(grant, known=self._inventory.retention.lasting(grant.known))
         return MaintenanceRequest(
             self._policy.slice_s, self._options.inline_bytes(self._config.parallelism), grant, bool(is_due)
         )
@@ -302,7 +288,7 @@ class MaterializationPolicy:
         grant = self._grants.of(ack.task.subtask)
         if grant is not None and grant.job == ack.job:
             self._grants.end(ack.task.subtask)
-            self._schedule.dropped(ack.task.subtask, self._clock.monotonic_s())
+            self.schedule.dropped(ack.task.subtask, self._clock.monotonic_s())
 
     def _note_failure(self, ack: Ack) -> None:
         """Let a failed materialization be tried again, unless it has failed too often."""
@@ -316,7 +302,7 @@ class MaterializationPolicy:
             ack.task.subtask,
             ack.materialization_failure,
         )
-        if self._schedule.failed(ack.task.subtask, self._clock.monotonic_s()):
+        if self.schedule.failed(ack.task.subtask, self._clock.monotonic_s()):
             raise StorageError(
                 f"{self._name}: the materialization of subtask {ack.task.subtask} failed more than"
                 f" {self._options.materialization_max_failures} times in a row: {ack.materialization_failure}",
@@ -328,13 +314,13 @@ class MaterializationPolicy:
     def committed(self, checkpoint: Checkpoint, acks: list[AcceptedAck]) -> None:
         """Note that a checkpoint of these acks is durable."""
         if not checkpoint.revision:
-            self._schedule.committed(
+            self.schedule.committed(
                 [accepted.ack.total_bytes for accepted in acks], [accepted.ack.has_backlog for accepted in acks]
             )
         now_s = self._clock.monotonic_s()
         for base in checkpoint.bases:
             if not self._options.changelog or self._grants.end_pending(base.subtask):
-                self._schedule.materialized(base.subtask, base.length, now_s)
+                self.schedule.materialized(base.subtask, base.length, now_s)
 
     def certain(self, lost: Collection[int]) -> list[str]:
         """Note that a batch is certain; return the folders of grants that have ended.

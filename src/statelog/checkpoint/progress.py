@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Final
 
 from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.protocol import ReadProgress
-from statelog.clock import Clock
 from statelog.errors import ErrorKind, StorageError
 from statelog.local.restore_plan import RestorePlan
 from statelog.metrics import Observer, RestoreProgress
@@ -20,19 +19,17 @@ _INTERVAL_S: Final = 1.0
 
 
 class Restoring:
-    """The task's side: measures one subtask's restore, and fails it after a deadline.
+    """The task's side: measures the restore of an attempt, and fails it after the deadline of its options.
 
-    `deadline_s` is the time that the restore may take; None for no limit. `report` gets the bytes read and the bytes in
-    total; it is not called for a restore shorter than a second. `took_s` is set by :meth:`end`; `known_bytes` is the
-    size of the state that had to be fetched.
+    The coordinator is told nothing of a restore shorter than a second. `took_s` is set by :meth:`end`; `known_bytes` is
+    the size of the state that had to be fetched.
     """
 
-    def __init__(self, clock: Clock, deadline_s: float | None, report: Callable[[int, int], object], name: str) -> None:
-        self._clock = clock
-        self._deadline_s = deadline_s
-        self._report = report
-        self._name = name
-        self._started_s = clock.monotonic_s()
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._clock = attempt.clock
+        self._name = attempt.task.name
+        self._started_s = self._clock.monotonic_s()
         self._reported_s = self._started_s
         self._has_reported = False
         self._missing: list[tuple[str, int]] = []
@@ -79,7 +76,8 @@ class Restoring:
         self._tell_now_and_then(now_s)
 
     def _is_over(self, now_s: float) -> bool:
-        return self._deadline_s is not None and now_s - self._started_s > self._deadline_s
+        deadline_s = self._attempt.options.restore_deadline_s
+        return deadline_s is not None and now_s - self._started_s > deadline_s
 
     def _require_all(self, now_s: float) -> None:
         """The deadline is over: fail if anything is missing."""
@@ -110,7 +108,8 @@ class Restoring:
     def _tell(self, now_s: float) -> None:
         self._reported_s, self._has_reported = now_s, True
         done_bytes = min(self._read_bytes, self.known_bytes) + self._added_bytes
-        self._report(done_bytes, self.known_bytes + self._table_bytes)
+        progress = ReadProgress(self._attempt.task, done_bytes, self.known_bytes + self._table_bytes)
+        self._attempt.call(progress, b"")
 
 
 class RestoringSubtasks:

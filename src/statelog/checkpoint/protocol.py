@@ -27,6 +27,11 @@ class TaskId(msgspec.Struct, frozen=True):
     attempt: int
     """Spark's task attempt id."""
 
+    @property
+    def name(self) -> str:
+        """The task's name in messages."""
+        return f"operator '{self.uid}', subtask {self.subtask}, batch {self.batch}"
+
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A subtask begins a batch."""

@@ -87,36 +87,16 @@ RULES: Final = (
         _unless_without_timers,
         "Timers that were registered for one time would never fire, or at a wrong moment.",
     ),
-    Rule(
-        ("windows",),
-        _refused,
-        "What is kept of open windows of one kind is nothing to another.",
-    ),
-    Rule(
-        ("results",),
-        _refused,
-        "What is kept of open windows for one kind of result is nothing to another.",
-    ),
+    Rule(("windows",), _refused, "What is kept of open windows of one kind is nothing to another."),
+    Rule(("results",), _refused, "What is kept of open windows for one kind of result is nothing to another."),
     Rule(
         ("size_ms", "slide_ms", "offset_ms"),
         _sizes,
         "Open windows can only become shorter, by whole slides: for other windows some rows are no longer stored.",
     ),
-    Rule(
-        ("gap_ms",),
-        _converted,
-        "The rows of open sessions keep the gap that they came with.",
-    ),
-    Rule(
-        ("size",),
-        _converted,
-        "An open window that has as many rows or more is returned with its key's next row.",
-    ),
-    Rule(
-        (_LATENESS,),
-        _converted,
-        "Windows that were closed stay closed, and all others go by the new lateness.",
-    ),
+    Rule(("gap_ms",), _converted, "The rows of open sessions keep the gap that they came with."),
+    Rule(("size",), _converted, "An open window that has as many rows or more is returned with its key's next row."),
+    Rule((_LATENESS,), _converted, "Windows that were closed stay closed, and all others go by the new lateness."),
     Rule(
         (_AGGREGATE,),
         _refused,
@@ -156,19 +136,13 @@ class Change:
 def changes(stored: Settings, declared: Settings) -> Iterator[Change]:
     """The settings that differ; settings that only one side has do not count."""
     for rule in RULES:
-        for names in _names(rule, stored):
+        (first, *_) = rule.names
+        groups = [{name} for name in stored if name.startswith(first)] if first.endswith(" ") else [set(rule.names)]
+        for names in groups:
             if names <= stored.keys() and names <= declared.keys():
                 was, now = ({name: settings[name] for name in sorted(names)} for settings in (stored, declared))
                 if was != now:
                     yield Change(rule, was, now)
-
-
-def _names(rule: Rule, stored: Settings) -> list[set[str]]:
-    """The groups of settings that a rule judges, one verdict each."""
-    (first, *_) = rule.names
-    if not first.endswith(" "):
-        return [set(rule.names)]
-    return [{name} for name in stored if name.startswith(first)]
 
 
 def require_convertible(settings: Settings, states: Sequence[StateSchema], before: Checkpoint, where: str) -> None:
@@ -206,7 +180,10 @@ def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoin
     for change in changes(_with_ttl(before.settings, before.states), _with_ttl(settings, states)):
         if change.verdict is Verdict.CONVERT:
             _log.info("%s: %s. %s", where, change, change.rule.effect)
-    closed_ms = _closed_ms(before)
+    # Up to this time windows were closed as of the checkpoint; their state is gone.
+    closed_ms = int(before.settings.get(_CLOSED, NO_TIME_MS))
+    if _LATENESS in before.settings:
+        closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[_LATENESS]))
     # Open windows still hold the results of a removed aggregate, and it may come back.
     removed = {name: value for name, value in before.settings.items() if name.startswith(_AGGREGATE)}
     declared = {state.name for state in states if not state.expires_by}
@@ -215,11 +192,3 @@ def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoin
         closed_ms,
         {state.name: state.expires_by for state in before.states if state.expires_by and state.name in declared},
     )
-
-
-def _closed_ms(before: Checkpoint) -> int:
-    """The time up to which windows were closed as of a checkpoint; the state of those is gone."""
-    closed_ms = int(before.settings.get(_CLOSED, NO_TIME_MS))
-    if _LATENESS not in before.settings:
-        return closed_ms
-    return max(closed_ms, before.watermark_ms - int(before.settings[_LATENESS]))

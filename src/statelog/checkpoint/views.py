@@ -84,11 +84,10 @@ class Views:
                 for subtask, genesis in enumerate(genesis_digests)
             ]
             return cls(genesis_digests, heads, fired, [])
-        before = history.at(batch - 1)
-        if before is None:
-            return cls(genesis_digests, genesis_digests, fired, [SnapshotView()] * config.parallelism)
-        declared = {state.name for state in config.states}
-        return cls(genesis_digests, genesis_digests, fired, restored_views(before, declared, config.parallelism))
+        snapshots, before = [SnapshotView()] * config.parallelism, history.at(batch - 1)
+        if before is not None:
+            snapshots = restored_views(before, {state.name for state in config.states}, config.parallelism)
+        return cls(genesis_digests, genesis_digests, fired, snapshots)
 
     def after(self, batch: Batch) -> Views:
         """The views of the next batch; `batch` must be durable."""

@@ -6,15 +6,15 @@ turn a task's rows into output and checkpoints; this package connects them to Sp
 The life of an operator:
 
 1. Plan: `checks` refuses unsupported arguments and sessions, and `declare` calls the processor's ``init`` to learn its
-   `states`. `keyed_plan` and `unkeyed_plan`, which share `plan`, make the output DataFrame and an `operator_plan` for
-   the driver. On the way `key_hash` gives each row its subtask, `placement` ties subtasks to executors, and
-   `clock_frame` adds the source for batches without data.
+   `states`. `keyed_plan` and `unkeyed_plan` make the output DataFrame and an `operator_plan` for the driver. They share
+   `plan`, which gives each row its subtask and adds the `clock_source` for batches without data. `placement` ties
+   subtasks to executors.
 2. Start: Spark calls the `endpoint` before the first batch. It adapts the query's settings (`adaptive`), places the
    subtasks, and stores `initial` state.
 3. Batch: Spark calls a spec for each subtask (`keyed_spec` or `unkeyed_spec`), which runs a task of package checkpoint.
    `worker` has what both share, and keeps connections, stores and tables for later tasks. The task calls the driver
    through `rpc`; the endpoint passes the call to the operator's coordinator, which the first call opens.
-4. Between batches: `clock_source` asks `query_clocks` whether the query needs a batch; `no_data` has the rule.
+4. Between batches: the `clock_source` asks `query_clocks` whether the query needs a batch; `no_data` has the rule.
 5. End: the endpoint closes the coordinator. `query_errors` finds the error that made the query fail.
 
 Words of this package:

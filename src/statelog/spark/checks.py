@@ -1,27 +1,24 @@
-"""Shared by the user's entry points: checks of arguments and session, and the driver's endpoint."""
+"""Checks of a user's arguments and session."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, StructType
 
 from statelog.checkpoint.query_operators import noted_location
 from statelog.convert.types import arrow_type
-from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind, StateMissingError
+from statelog.errors import ConfigurationError, ConfigurationWarning, ErrorKind
 from statelog.options import Options
 from statelog.runs.key_groups import KEY_GROUPS
 from statelog.runs.schema import StateLife
 from statelog.spark import internals
-from statelog.spark.endpoint import Endpoint, RunningOperator
-from statelog.spark.interpreter import check_interpreter, is_on_this_machine
+from statelog.spark.interpreter import check_interpreter
 from statelog.spark.states import KeyedStateDeclaration
 from statelog.storage import open_store
 
@@ -31,8 +28,6 @@ _DEFAULT_UID = "main"
 _OUTPUT_MODES = ("append", "update", "complete")
 
 _instances = itertools.count()
-_endpoint: Endpoint | None = None
-_endpoint_lock = threading.Lock()
 
 
 def check_output_mode(mode: object) -> None:
@@ -152,38 +147,3 @@ def parse_output(schema: object, parse: Parse = DataType.fromDDL) -> StructType:
     for field in parsed:
         arrow_type(field.dataType, f"output column '{field.name}'")
     return parsed
-
-
-def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
-    """The driver's address for executors, and the endpoint of this process, which the first call makes."""
-    global _endpoint
-    conf = session.sparkContext.getConf()
-    is_local = is_on_this_machine(session.sparkContext)
-    host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
-    reachable = str(conf.get("spark.statelog.coordinator.host", host))
-    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
-    with _endpoint_lock:
-        if _endpoint is None or _endpoint.process_id != os.getpid():
-            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
-            try:
-                _endpoint = Endpoint(bound, port)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
-                    hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
-                ) from error
-        return reachable, _endpoint
-
-
-def operators_of_query(query: StreamingQuery) -> list[RunningOperator]:
-    """The operators of a query that runs in this process; raises as :meth:`Endpoint.operators_of` does."""
-    with _endpoint_lock:
-        endpoint = _endpoint
-    return endpoint.operators_of(query) if endpoint is not None else []
-
-
-def incomplete_end(query: StreamingQuery) -> StateMissingError | None:
-    """Why a query of this process, ended without an error, cannot go on; None if it can, or has not ended."""
-    with _endpoint_lock:
-        endpoint = _endpoint
-    return endpoint.incomplete_end(query) if endpoint is not None and not query.isActive else None

@@ -6,26 +6,18 @@ import logging
 import os
 import secrets
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.checkpoint.admission import OperatorConfig, require_admission
+from statelog.checkpoint.admission import OperatorConfig, incomplete_batch, require_admission
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick, Ticked
 from statelog.checkpoint.query_operators import noted_location
-from statelog.checkpoint.refusals import incomplete_batch
-from statelog.clock import Clock, SystemClock
-from statelog.errors import (
-    ConfigurationError,
-    ErrorKind,
-    FencedError,
-    ProcessorError,
-    StatelogError,
-    StateMissingError,
-)
+from statelog.clock import SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators
 from statelog.log.open import INITIAL_FOLDER, RUNS_FOLDER, open_log, open_retrying_store, operator_folder
 from statelog.log.references import StoredRun
@@ -33,10 +25,11 @@ from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
+from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.query_clocks import QueryClocks
 from statelog.spark.rpc import RpcServer
-from statelog.storage import LocalStore, Store
+from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
 _log = logging.getLogger(__name__)
@@ -81,23 +74,18 @@ class _Slot:
 class Endpoint:
     """Receives the tasks' calls and hands them to the operators' coordinators; port 0 takes a free port."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int = 0,
-        *,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, host: str, port: int = 0) -> None:
         self.process_id = os.getpid()
         self.local_host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         self.secret = secrets.token_bytes(32)
         self.clock_frames: dict[SparkSession, DataFrame] = {}
-        """The clock source of each session; :mod:`statelog.spark.clock_frame` fills this."""
-        self._clock = clock or SystemClock()
+        """The clock source of each session; :mod:`statelog.spark.plan` fills this."""
+        self._clock = SystemClock()
         self._plans: dict[str, OperatorPlan] = {}
         self._initial_outcomes: dict[tuple[str, str], _StoredInitial | Exception] = {}
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._checked: set[str] = set()
+        """The locations other than directories whose stores can be trusted with a log."""
         self._ends: dict[tuple[str, str], StateMissingError | None] = {}
         self._lock = threading.Lock()
         self._clocks = QueryClocks(self.plans, self._coordinator, self._clock)
@@ -173,11 +161,6 @@ class Endpoint:
         observed = internals.observations(query)
         return [plan for plan in self.plans() if plan.observation in observed]
 
-    def _note_of(self, query: StreamingQuery) -> QueryOperators:
-        """The query's operators, as the checkpoints of this start record them."""
-        locations = {plan.uid: noted_location(plan.location) for plan in self._plans_of(query)}
-        return QueryOperators(int(self._clock.now_s() * 1000), locations)
-
     def _handle(self, request: Request, payload: bytes) -> Reply:
         if isinstance(request, Tick):
             return Ticked(self._clocks.needs_batch(request))
@@ -228,11 +211,13 @@ class Endpoint:
         location = _location(plan, query)
         measurements = Measurements()
         store = open_retrying_store(location, plan.options, self._clock, measurements)
-        self._check_once(location, store)
+        if not isinstance(store, LocalStore) and location not in self._checked:
+            check_put_if_absent(store)
+            self._checked.add(location)
         root = operator_folder(store, plan.uid)
-        config = replace(_config_of(plan, task.query_id, task.run_id), operators=self._note_of(query))
+        locations = {one.uid: noted_location(one.location) for one in self._plans_of(query)}
         coordinator = Coordinator(
-            config,
+            _config_of(plan, query, QueryOperators(int(self._clock.now_s() * 1000), locations)),
             store=store,
             location=location,
             root=root,
@@ -272,29 +257,23 @@ class Endpoint:
 
         threading.Thread(target=wait, name=f"statelog-end-{query.id}", daemon=True).start()
 
-    def _check_once(self, location: str, store: Store) -> None:
-        """Check once per location that a store other than a directory can be trusted with a log."""
-        if not isinstance(store, LocalStore) and location not in self._checked:
-            check_put_if_absent(store)
-            self._checked.add(location)
-
 
 def _location(plan: OperatorPlan, query: StreamingQuery) -> str:
     return plan.location or f"{internals.checkpoint_location(query).rstrip('/')}/{STATE_FOLDER}"
 
 
-def _config_of(plan: OperatorPlan, query_id: str, run_id: str) -> OperatorConfig:
+def _config_of(plan: OperatorPlan, query: StreamingQuery, operators: QueryOperators | None = None) -> OperatorConfig:
     return OperatorConfig(
-        query_id,
-        run_id,
+        str(query.id),
+        str(query.runId),
         plan.uid,
-        plan.instance,
         plan.parallelism,
         plan.key_schema,
         plan.states,
         plan.watermark,
         plan.deleted,
-        settings=plan.settings,
+        operators,
+        plan.settings,
     )
 
 
@@ -308,7 +287,7 @@ def _store_initial(plan: OperatorPlan, query: StreamingQuery, run_id: str) -> _S
     root = operator_folder(store, plan.uid)
     entries = open_log(store, root, plan.options, SystemClock()).read()
     name = f"operator '{plan.uid}' at {location}/{root}"
-    require_admission(_config_of(plan, str(query.id), run_id), History(entries), 0, None, name)
+    require_admission(_config_of(plan, query), History(entries), 0, None, name)
     rows: list[str] = []
     if plan.initial is not None:
         folder = f"{root}/{INITIAL_FOLDER}/{run_id}"
@@ -326,10 +305,42 @@ def _incomplete_end(
     if batch is None:
         return None
     if coordinator is None:
-        config = _config_of(plan, str(query.id), str(query.runId))
-        return incomplete_batch(batch, None, config, f"operator '{plan.uid}' at {_location(plan, query)}")
+        return incomplete_batch(batch, None, plan.parallelism, f"operator '{plan.uid}' at {_location(plan, query)}")
     try:
         coordinator.require_committed(batch)
     except StateMissingError as error:
         return error
     return None
+
+
+# ---- The endpoint of this process ----
+
+_endpoint: Endpoint | None = None
+_endpoint_lock = threading.Lock()
+
+
+def require_endpoint(session: SparkSession) -> tuple[str, Endpoint]:
+    """The driver's address for executors, and the endpoint of this process, which the first call makes."""
+    global _endpoint
+    conf = session.sparkContext.getConf()
+    is_local = is_on_this_machine(session.sparkContext)
+    host = "127.0.0.1" if is_local else conf.get("spark.driver.host", "127.0.0.1")
+    reachable = str(conf.get("spark.statelog.coordinator.host", host))
+    bound = str(conf.get("spark.driver.bindAddress", reachable)) if not is_local else host
+    with _endpoint_lock:
+        if _endpoint is None or _endpoint.process_id != os.getpid():
+            port = int(str(conf.get("spark.statelog.coordinator.port", "0")))
+            try:
+                _endpoint = Endpoint(bound, port)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The coordinator cannot listen on {bound}:{port}: {error.strerror}.",
+                    hint="Set spark.statelog.coordinator.host and .port to a free address of this machine.",
+                ) from error
+        return reachable, _endpoint
+
+
+def known_endpoint() -> Endpoint | None:
+    """The endpoint of this process; None if it has planned no operator yet."""
+    with _endpoint_lock:
+        return _endpoint

@@ -27,8 +27,8 @@ class HadoopFiles(SparkFiles):
         self.location = location
         """With its scheme, also if a path was given."""
         with self._reported("open"):
-            self._files = internals.CheckpointFileManager(session, location)
-        self.location = self._files.location.rstrip("/")
+            self._manager, self._path, qualified = internals.checkpoint_files(session, location)
+        self.location = qualified.rstrip("/")
 
     def list(self, folder: str) -> list[str]:
         return sorted(self._below(folder))
@@ -36,7 +36,8 @@ class HadoopFiles(SparkFiles):
     def _below(self, folder: str) -> Iterator[str]:
         try:
             with self._reported("list", folder):
-                children = self._files.list(folder)
+                statuses = self._manager.list(self._path(folder))
+                children = [(str(status.getPath().getName()), bool(status.isDirectory())) for status in statuses]
         except StorageError as error:
             if error.kind is not ErrorKind.OBJECT_MISSING:
                 raise
@@ -49,11 +50,23 @@ class HadoopFiles(SparkFiles):
 
     def read(self, name: str) -> bytes:
         with self._reported("read", name):
-            return self._files.read(name)
+            stream = self._manager.open(self._path(name))
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
 
     def write(self, name: str, data: bytes) -> None:
         with self._reported("write", name):
-            self._files.write(name, data)
+            path = self._path(name)
+            self._manager.mkdirs(path.getParent())
+            stream = self._manager.createAtomic(path, True)
+            try:
+                stream.write(data)
+            except Py4JJavaError:
+                stream.cancel()
+                raise
+            stream.close()
 
     def move(self, source: str, target: str) -> None:
         # A copy: Spark's file manager has no rename, and in an object store none is atomic. The files are small.
@@ -65,7 +78,7 @@ class HadoopFiles(SparkFiles):
             return
         self.write(target, data)
         with self._reported("delete", source):
-            self._files.delete(source)
+            self._manager.delete(self._path(source))
 
     @contextmanager
     def _reported(self, operation: str, name: str = "") -> Iterator[None]:

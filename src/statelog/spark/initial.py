@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField
@@ -30,7 +31,7 @@ from statelog.spark.lossless_casts import converted_columns, did_you_mean, requi
 from statelog.spark.registered_stores import with_stores
 from statelog.spark.worker import worker_process
 
-_STORED = "subtask int, name string, length long, checksum binary, rows long"
+_STORED = "subtask long, name string, length long, checksum binary, rows long"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,20 @@ class InitialPlace:
         worker_process().open_store(self.location, self.options).put(name, data)
 
 
+def _store_parts(
+    rows: DataFrame, columns: str, store: Callable[[list[pa.RecordBatch], TaskContext], dict[str, Any]]
+) -> list[Row]:
+    """Store the rows of each partition that has any; return a row with the values that `store` has returned of each."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held = [batch for batch in batches if batch.num_rows]
+        context = TaskContext.get()
+        if held and context is not None:
+            yield pa.RecordBatch.from_pylist([store(held, context)])
+
+    return rows.mapInArrow(with_stores(write), columns).collect()
+
+
 # ---- Rows for the processor ----
 
 
@@ -68,24 +83,17 @@ def store_rows(rows: DataFrame, parallelism: int, place: InitialPlace) -> list[s
     `rows` have the key hash as the last column, each in the partition of its subtask.
     """
 
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = [batch for batch in batches if batch.num_rows]
-        context = TaskContext.get()
-        if not held or context is None:
-            return
+    def store(held: list[pa.RecordBatch], context: TaskContext) -> dict[str, Any]:
         name = f"{place.folder}/{context.partitionId()}-{context.taskAttemptId()}.arrow"
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, held[0].schema) as writer:
             for batch in held:
                 writer.write_batch(batch)
         place.put(name, sink.getvalue().to_pybytes())
-        yield pa.RecordBatch.from_pydict(
-            {"subtask": pa.array([context.partitionId()], pa.int32()), "name": pa.array([name])}
-        )
+        return {"subtask": context.partitionId(), "name": name}
 
-    written = rows.mapInArrow(with_stores(write), "subtask int, name string").collect()
-    names = dict.fromkeys(range(parallelism), "") | {row.subtask: row.name for row in written}
-    return [names[subtask] for subtask in range(parallelism)]
+    names = {row.subtask: row.name for row in _store_parts(rows, "subtask long, name string", store)}
+    return [names.get(subtask, "") for subtask in range(parallelism)]
 
 
 # ---- Tables ----
@@ -143,40 +151,29 @@ def store_tables(
     """
     runs: dict[int, list[StoredRun]] = {}
     for table in tables:
-        for row in table.rows.mapInArrow(with_stores(_table_writer(table, key_schema, place)), _STORED).collect():
+        for row in _store_parts(table.rows, _STORED, _table_store(table, key_schema, place)):
             within = hash_range(row.subtask, parallelism)
             run = StoredRun(row.name, 0, row.length, bytes(row.checksum), row.rows, within.first, within.last)
             runs.setdefault(row.subtask, []).append(run)
     return runs
 
 
-def _table_writer(
+def _table_store(
     table: InitialTable, key_schema: bytes, place: InitialPlace
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    state, names = table.state, [*table.names, HASH]
+) -> Callable[[list[pa.RecordBatch], TaskContext], dict[str, Any]]:
+    state, names = table.state, [*table.names, HASH]  # the table itself cannot be pickled
 
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = [batch for batch in batches if batch.num_rows]
-        context = TaskContext.get()
-        if not held or context is None:
-            return
+    def store(held: list[pa.RecordBatch], context: TaskContext) -> dict[str, Any]:
         rows = pa.Table.from_batches(held).rename_columns(names)
         _require_elements(rows, StateDescriptor.from_stored(state))
         data, count = encode_tables(decode_schema(key_schema), [(state, rows)], place.options.codec)
         subtask = context.partitionId()
         name = f"{place.folder}/{subtask}/{place.run_id}-{context.taskAttemptId()}.run"
         place.put(name, data)
-        yield pa.RecordBatch.from_pydict(
-            {
-                "subtask": pa.array([subtask], pa.int32()),
-                "name": pa.array([name]),
-                "length": pa.array([len(data)], pa.int64()),
-                "checksum": pa.array([digests.checksum(data)], pa.binary()),
-                "rows": pa.array([count], pa.int64()),
-            }
-        )
+        checksum = digests.checksum(data)
+        return {"subtask": subtask, "name": name, "length": len(data), "checksum": checksum, "rows": count}
 
-    return write
+    return store
 
 
 def _require_elements(rows: pa.Table, state: StateDescriptor) -> None:

@@ -16,8 +16,9 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.checkpoint.admission import stale_run
 from statelog.checkpoint.batch import BatchTime
-from statelog.errors import ConfigurationError, ErrorKind, FencedError
+from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.location import scheme_of
 
 
@@ -42,11 +43,7 @@ def find_query(session: SparkSession, query_id: str, run_id: str) -> StreamingQu
     """The running query that a task belongs to; raises FencedError if this start of it is over."""
     query: Any = session.streams.get(query_id)
     if query is None or query._jsq is None or str(query.runId) != run_id:
-        raise FencedError(
-            f"Run {run_id} of query {query_id} is over.",
-            kind=ErrorKind.STALE_RUN,
-            hint="The task is a leftover of an earlier run.",
-        )
+        raise stale_run(f"Run {run_id} of query {query_id} is over.")
     return query  # type: ignore[no-any-return]  # looked at as Any for its private parts
 
 
@@ -68,11 +65,7 @@ def batch_time(query: StreamingQuery, batch: int) -> BatchTime:
     """The times that Spark recorded for a batch before it began; raises FencedError if Spark knows no such batch."""
     found = _execution(query).offsetLog().offsetSeqMetadataForBatchId(batch)
     if found.isEmpty():
-        raise FencedError(
-            f"Query {query.id} has no batch {batch}.",
-            kind=ErrorKind.STALE_RUN,
-            hint="The task is a leftover of an earlier run.",
-        )
+        raise stale_run(f"Query {query.id} has no batch {batch}.")
     metadata = found.get()
     before = _execution(query).offsetLog().offsetSeqMetadataForBatchId(batch - 1)
     return BatchTime(
@@ -142,8 +135,7 @@ def observations(query: StreamingQuery) -> set[str]:
 
 def reads_source(df: DataFrame, name: str) -> bool:
     """Whether a DataFrame reads a streaming source with this name."""
-    frame: Any = df
-    nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
+    nodes = _plan_nodes(_analyzed(df))
     return any(_class_name(node) == "StreamingRelationV2" and str(node.sourceName()) == name for node in nodes)
 
 
@@ -156,8 +148,7 @@ def python_sources(query: StreamingQuery) -> list[str]:
 
 def has_watermark(df: DataFrame) -> bool:
     """Whether a DataFrame comes from rows with a watermark, even if it no longer has their column."""
-    frame: Any = df
-    nodes = _plan_nodes(frame._jdf.queryExecution().analyzed())
+    nodes = _plan_nodes(_analyzed(df))
     return any(_class_name(node).endswith("EventTimeWatermark") for node in nodes)
 
 
@@ -166,16 +157,17 @@ def selected_column(df: DataFrame, column: str | Column) -> tuple[int | None, st
 
     Spark resolves names by its settings and columns by their ids, so neither is compared here as text.
     """
-    chosen = _output(df.select(column)).head()
+    chosen = _analyzed(df.select(column)).output().head()
     jvm: Any = df.sparkSession._jvm
-    attributes = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")(_output(df))
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    attributes = getattr(expressions, "package$AttributeSeq")(_analyzed(df).output())
     place = int(attributes.indexOf(chosen.exprId()))
     return (None if place < 0 else place), str(chosen.name())
 
 
-def _output(df: DataFrame) -> Any:
+def _analyzed(df: DataFrame) -> Any:
     frame: Any = df
-    return frame._jdf.queryExecution().analyzed().output()
+    return frame._jdf.queryExecution().analyzed()
 
 
 def _plan_nodes(plan: Any) -> Iterator[Any]:
@@ -213,7 +205,7 @@ def require_synchronous_progress(query: StreamingQuery) -> None:
 
     With it, a restart may repeat several batches as one, so that a batch id no longer names the same input.
     """
-    kind = str(_execution(query).getClass().getSimpleName())
+    kind = _class_name(_execution(query))
     if kind != "MicroBatchExecution":
         raise ConfigurationError(
             f"Query {query.id} runs as {kind}; a batch id must always name the same input.",
@@ -235,16 +227,12 @@ def when_queries_start(session: SparkSession, call: Callable[[str, str], None]) 
     """
     with _listening_lock:
         if session not in _listening:
-            _add_listener(session, _StartListener(call))
+            context: Any = session.sparkContext
+            ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
+            streaming = context._jvm.org.apache.spark.sql.streaming
+            manager: Any = session.streams
+            manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(_StartListener(call)))
             _listening.add(session)
-
-
-def _add_listener(session: SparkSession, listener: _StartListener) -> None:
-    context: Any = session.sparkContext
-    ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # PySpark states no types
-    streaming = context._jvm.org.apache.spark.sql.streaming
-    manager: Any = session.streams
-    manager._jsqm.addListener(streaming.PythonStreamingQueryListenerWrapper(listener))
 
 
 class _StartListener:
@@ -256,14 +244,10 @@ class _StartListener:
     def onQueryStarted(self, event: Any) -> None:
         self._call(event.id().toString(), event.runId().toString())
 
-    def onQueryProgress(self, event: Any) -> None:
+    def _ignore(self, event: Any) -> None:
         pass
 
-    def onQueryIdle(self, event: Any) -> None:
-        pass
-
-    def onQueryTerminated(self, event: Any) -> None:
-        pass
+    onQueryProgress = onQueryIdle = onQueryTerminated = _ignore
 
     class Java:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
@@ -287,57 +271,17 @@ def file_system_scheme(session: SparkSession, location: str) -> str:
     return scheme
 
 
-class CheckpointFileManager:
-    """The file manager that Spark uses for the files of a checkpointLocation; names are relative to it.
+def checkpoint_files(session: SparkSession, location: str) -> tuple[Any, Callable[[str], Any], str]:
+    """The file manager that Spark uses for the files of a checkpointLocation.
 
-    All methods raise Py4JJavaError.
+    Returns also a function that makes the paths of names relative to the location, and the location with its scheme.
     """
-
-    def __init__(self, session: SparkSession, location: str) -> None:
-        jvm: Any = session._jvm
-        configuration = _hadoop_configuration(session)
-        self._new_path = jvm.org.apache.hadoop.fs.Path
-        path = self._new_path(location)
-        self._root = path.getFileSystem(configuration).makeQualified(path)
-        managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
-        self._manager = managers.create(self._root, configuration)
-
-    @property
-    def location(self) -> str:
-        """The location with its scheme."""
-        return str(self._root.toString())
-
-    def list(self, folder: str) -> list[tuple[str, bool]]:
-        """The base names of a folder's files and folders, and whether each is a folder."""
-        found = self._manager.list(self._path(folder))
-        return [(str(status.getPath().getName()), bool(status.isDirectory())) for status in found]
-
-    def read(self, name: str) -> bytes:
-        """Read a file."""
-        stream = self._manager.open(self._path(name))
-        try:
-            return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole file, in a folder that is made if it is missing."""
-        path = self._path(name)
-        self._manager.mkdirs(path.getParent())
-        stream = self._manager.createAtomic(path, True)
-        try:
-            stream.write(data)
-        except Py4JJavaError:
-            stream.cancel()
-            raise
-        stream.close()
-
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
-        self._manager.delete(self._path(name))
-
-    def _path(self, name: str) -> Any:
-        return self._new_path(self._root, name)
+    jvm: Any = session._jvm
+    configuration, new_path = _hadoop_configuration(session), jvm.org.apache.hadoop.fs.Path
+    path = new_path(location)
+    root = path.getFileSystem(configuration).makeQualified(path)
+    managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+    return managers.create(root, configuration), lambda name: new_path(root, name), str(root.toString())
 
 
 def _hadoop_configuration(session: SparkSession) -> Any:
@@ -402,7 +346,10 @@ def run_tasks_on(frame: DataFrame, executors: Sequence[str]) -> None:
 def _tasks_on(frame: DataFrame, executors: Sequence[str]) -> Any:
     """An RDD with a partition of one row per executor; Spark prefers that executor for it, or none if it is unknown."""
     jvm: Any = frame.sparkSession._jvm
-    hosts = _hosts(frame)
+    managers, hosts = _block_master(frame).getMemoryStatus().keysIterator(), {}
+    while managers.hasNext():
+        manager = managers.next()
+        hosts[str(manager.executorId())] = str(manager.host())
     wished = [
         jvm.scala.Tuple2(
             partition, _scala(jvm, [f"executor_{hosts[executor]}_{executor}"] if executor in hosts else [])
@@ -417,15 +364,6 @@ def _scala(jvm: Any, values: Sequence[Any]) -> Any:
     for value in values:
         listed.add(value)
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
-
-
-def _hosts(frame: DataFrame) -> dict[str, str]:
-    """The host of each executor."""
-    found, hosts = _block_master(frame).getMemoryStatus().keysIterator(), {}
-    while found.hasNext():
-        manager = found.next()
-        hosts[str(manager.executorId())] = str(manager.host())
-    return hosts
 
 
 def _cached_rdd(frame: DataFrame) -> Any:

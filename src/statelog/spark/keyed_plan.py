@@ -25,13 +25,12 @@ from statelog.spark.checks import warn_of_deleted, warn_of_no_watermark
 from statelog.spark.declare import declare_keyed
 from statelog.spark.event_times import own_event_time, result_event_time, time_domains
 from statelog.spark.initial import InitialTable, checked_table
-from statelog.spark.key_hash import key_hash
 from statelog.spark.keyed_spec import INITIAL_COLUMN, KeyedSpec
 from statelog.spark.lossless_casts import converted_columns, require_convertible
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import Placement
-from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 from statelog.tables.rocksdb import rocksdict_library
 
@@ -93,9 +92,9 @@ def apply_keyed(
     """Plan a keyed operator, and return its output rows."""
     df = stream.df
     check_processor(arguments.processor, "statefulProcessor must be")
-    checked = check_arguments(df, arguments.processor, arguments.output_type, arguments.output_mode, own)
-    uid, parallelism, output, watermark = checked.uid, checked.parallelism, checked.output, own.watermark
-    if checked.options.table == "rocksdb":
+    plan, output, pickled = check_arguments(df, arguments.processor, arguments.output_type, arguments.output_mode, own)
+    uid, parallelism, watermark = plan.uid, plan.parallelism, own.watermark
+    if plan.options.table == "rocksdb":
         rocksdict_library()
     time_mode = TimeMode.parse(arguments.time_mode)
     event_time = _event_time(df, time_mode, watermark, codecs)
@@ -103,7 +102,7 @@ def apply_keyed(
     output_event_time = result_event_time(output, arguments.event_time_column, has_watermark=has_watermark)
     if df.isStreaming and time_mode is TimeMode.EVENT_TIME and not has_watermark and not internals.has_watermark(df):
         warn_of_no_watermark(uid)
-    declared = declare_keyed(checked.processor, uid, time_domains(time_mode, watermark))
+    declared = declare_keyed(pickled, uid, time_domains(time_mode, watermark))
     keys = stream.key_schema
     initial = None if arguments.initial is None else _with_keys_of(arguments.initial, stream)
     states = declared.by_name()
@@ -112,7 +111,7 @@ def apply_keyed(
     if time_mode.domain is not None:
         descriptors.append(timer_descriptor(time_mode.domain))
     plan = replace(
-        checked.plan(is_streaming=df.isStreaming),
+        plan,
         key_schema=encode_schema(keys),
         states=[descriptor.to_stored() for descriptor in descriptors],
         watermark=None if watermark is None else WatermarkPolicy(watermark.delay_ms, watermark.inputs),
@@ -122,21 +121,20 @@ def apply_keyed(
         no_data_rule=NoDataRule(
             spark_watermark=event_time is not None and watermark is None,
             own_watermark=watermark is not None,
-            heartbeat_ms=checked.options.heartbeat_ms,
+            heartbeat_ms=plan.options.heartbeat_ms,
         ),
         settings=recorded_settings(time_mode, codecs),
     )
-    rows, driver = registered(df, plan)
+    rows, plan, driver = registered(df, plan)
     stream = replace(stream, df=rows)
     spec = KeyedSpec(
         uid=uid,
         instance=plan.instance,
         parallelism=parallelism,
-        is_streaming=df.isStreaming,
         columns=df.columns,
         output_schema=output,
-        processor=checked.processor,
-        options=checked.options,
+        processor=pickled,
+        options=plan.options,
         driver=driver,
         key_schema=keys,
         session_zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
@@ -159,17 +157,17 @@ def apply_keyed(
 
 def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     """The result with the metadata by which Spark's later operators recognise its event time."""
-    columns = [F.col(_quoted(name)) for name in result.columns]
+    columns = [F.col("`" + name.replace("`", "``") + "`") for name in result.columns]
     columns[event_time] = columns[event_time].alias(result.columns[event_time], metadata={WATERMARK_DELAY: delay_ms})
     return result.select(*columns)
 
 
 def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan) -> DataFrame:
     rows = stream.rows("c")
-    if initial is not None and not spec.is_streaming:
+    if initial is not None and not rows.isStreaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
         rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)
-    rows = marked_rows(rows, plan, is_streaming=spec.is_streaming)
+    rows = marked_rows(rows, plan)
     placed = _by_subtask(rows, spec.parallelism, plan.placement)
     return placed.mapInArrow(task_function(spec), spec.output_schema)
 
@@ -266,7 +264,3 @@ def _with_keys_of(initial: KeyedFrame, stream: KeyedFrame) -> KeyedFrame:
 
 def _listed(fields: list[StructField]) -> str:
     return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.clock import SystemClock
 from statelog.convert.codecs import ProcessorCodecs
@@ -23,7 +24,7 @@ from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Moment
 from statelog.spark.states import KeyedStateDeclaration, bind_states
-from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN, Attempt, TaskSpec
+from statelog.spark.worker import HASH_COLUMN, TIME_COLUMN, TaskSpec
 from statelog.tables.runs import RunsTable
 
 INITIAL_COLUMN: Final = "__statelog_initial"
@@ -75,14 +76,14 @@ class KeyedSpec(TaskSpec):
 
     def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:
         if not batches:
-            return BatchInput(NO_ROWS.rows, NO_ROWS.hashes, partition, None)
+            return BatchInput(NO_ROWS, partition, None)
         rows = pa.Table.from_batches(batches)
         read = _keyed_rows(rows, "c", self.columns)
         subtask = self.require_one_subtask(subtasks_of(read.hashes, self.parallelism), partition)
-        return BatchInput(read.rows, read.hashes, subtask, _time_ms(rows))
+        return BatchInput(read, subtask, _time_ms(rows))
 
     def task(self, attempt: Attempt) -> KeyedTask:
-        return keyed_task(self.operator(), attempt)
+        return KeyedTask(attempt, self.operator())
 
     def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
         clock = SystemClock()
@@ -98,24 +99,6 @@ class KeyedSpec(TaskSpec):
             read = _keyed_rows(rows, "c", self.columns)
         context = BatchContext(epoch=0, batch=0, moment=Moment(now_ms, self.codecs.batch_watermark_ms))
         return KeyedSubtask(self.operator(), RunsTable(), context, clock).process(read, initial)
-
-
-def keyed_task(operator: KeyedOperator, attempt: Attempt) -> KeyedTask:
-    """Make the task of an attempt."""
-    return KeyedTask(
-        task=attempt.task,
-        partition=attempt.partition,
-        parallelism=attempt.parallelism,
-        operator=operator,
-        options=attempt.options,
-        call=attempt.call,
-        local=attempt.memory.local_runs(attempt.local, attempt.task.batch),
-        tables=attempt.memory.tables,
-        open_store=attempt.open_store,
-        clock=attempt.clock,
-        token=attempt.token,
-        measurements=attempt.measurements,
-    )
 
 
 def _keyed_rows(rows: pa.Table, prefix: str, columns: list[str]) -> KeyedRows:

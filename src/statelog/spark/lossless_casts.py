@@ -12,36 +12,15 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimeType,
-    VarcharType,
-)
+from pyspark.sql import types as T
 
 from statelog.errors import ConfigurationError, ErrorKind
 
-_DIGITS: Final[dict[type[DataType], int]] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+_DIGITS: Final[dict[type[T.DataType], int]] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 19}
 """Decimal digits of the whole-number types, the narrowest first."""
 
 
-def require_convertible(own: DataType, wanted: DataType, name: str, subject: str, owner: str) -> None:
+def require_convertible(own: T.DataType, wanted: T.DataType, name: str, subject: str, owner: str) -> None:
     """Check that all values of type `own` can become values of type `wanted` without loss.
 
     `subject` has the column `name`, and `owner` the wanted type. Raises ConfigurationError, which names the path of the
@@ -51,7 +30,7 @@ def require_convertible(own: DataType, wanted: DataType, name: str, subject: str
         raise ConfigurationError(f"{subject}: {misfit}.", kind=ErrorKind.OTHER_SCHEMA, hint=hint)
 
 
-def converted_columns(df: DataFrame, wanted: Iterable[tuple[int, str, DataType]]) -> DataFrame:
+def converted_columns(df: DataFrame, wanted: Iterable[tuple[int, str, T.DataType]]) -> DataFrame:
     """Select and convert columns of a DataFrame, each given as its position, its new name and its new type.
 
     :func:`require_convertible` must have accepted all of them.
@@ -72,13 +51,13 @@ def did_you_mean(name: str, others: Sequence[str]) -> str:
 # ---- The rule ----
 
 
-def _misfits(own: DataType, wanted: DataType, path: str, owner: str) -> Iterator[tuple[str, str]]:
+def _misfits(own: T.DataType, wanted: T.DataType, path: str, owner: str) -> Iterator[tuple[str, str]]:
     """The misfits between two types, each with a hint."""
-    if isinstance(own, StructType) and isinstance(wanted, StructType):
+    if isinstance(own, T.StructType) and isinstance(wanted, T.StructType):
         yield from _struct_misfits(own, wanted, path, owner)
-    elif isinstance(own, ArrayType) and isinstance(wanted, ArrayType):
+    elif isinstance(own, T.ArrayType) and isinstance(wanted, T.ArrayType):
         yield from _misfits(own.elementType, wanted.elementType, f"{path}.element", owner)
-    elif isinstance(own, MapType) and isinstance(wanted, MapType):
+    elif isinstance(own, T.MapType) and isinstance(wanted, T.MapType):
         yield from _misfits(own.keyType, wanted.keyType, f"{path}.key", owner)
         yield from _misfits(own.valueType, wanted.valueType, f"{path}.value", owner)
     elif own != wanted and not _is_lossless(own, wanted):
@@ -86,7 +65,7 @@ def _misfits(own: DataType, wanted: DataType, path: str, owner: str) -> Iterator
         yield misfit, "Not every value would stay what it is. Cast it yourself."
 
 
-def _struct_misfits(own: StructType, wanted: StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:
+def _struct_misfits(own: T.StructType, wanted: T.StructType, path: str, owner: str) -> Iterator[tuple[str, str]]:
     additional = [name for name in own.names if name not in wanted.names]
     for field in wanted:
         count = own.names.count(field.name)
@@ -104,39 +83,39 @@ def _struct_misfits(own: StructType, wanted: StructType, path: str, owner: str) 
         yield from _misfits(own[field.name].dataType, field.dataType, f"{path}.{field.name}", owner)
 
 
-def _is_lossless(own: DataType, wanted: DataType) -> bool:
+def _is_lossless(own: T.DataType, wanted: T.DataType) -> bool:
     match own, wanted:
-        case NullType(), _:
+        case T.NullType(), _:
             return True
-        case DecimalType(), DecimalType():
+        case T.DecimalType(), T.DecimalType():
             more = wanted.scale - own.scale
             return more >= 0 and wanted.precision - own.precision >= more
-        case (FloatType(), DoubleType()) | (DateType(), TimestampNTZType()):
+        case (T.FloatType(), T.DoubleType()) | (T.DateType(), T.TimestampNTZType()):
             return True
-        case ((CharType() | VarcharType()), StringType()):
-            return wanted == StringType()
-        case TimeType(), TimeType():
+        case ((T.CharType() | T.VarcharType()), T.StringType()):
+            return wanted == T.StringType()
+        case T.TimeType(), T.TimeType():
             return own.precision <= wanted.precision
-        case DayTimeIntervalType(), DayTimeIntervalType():
+        case T.DayTimeIntervalType(), T.DayTimeIntervalType():
             return own.endField <= wanted.endField
     return _is_wider_than(type(own), wanted)
 
 
-def _is_wider_than(whole: type[DataType], wanted: DataType) -> bool:
+def _is_wider_than(whole: type[T.DataType], wanted: T.DataType) -> bool:
     """Whether `wanted` holds all numbers of a whole-number type."""
     if whole not in _DIGITS:
         return False
-    if isinstance(wanted, DecimalType):
+    if isinstance(wanted, T.DecimalType):
         return bool(wanted.precision - wanted.scale >= _DIGITS[whole])
-    if isinstance(wanted, DoubleType):
-        return whole is not LongType
+    if isinstance(wanted, T.DoubleType):
+        return whole is not T.LongType
     return _DIGITS.get(type(wanted), 0) >= _DIGITS[whole]
 
 
 # ---- The conversion ----
 
 
-def _converted(column: Column, own: DataType, wanted: DataType) -> Column:
+def _converted(column: Column, own: T.DataType, wanted: T.DataType) -> Column:
     target = _nullable(wanted)
     if _nullable(own) == target:
         return column
@@ -145,25 +124,26 @@ def _converted(column: Column, own: DataType, wanted: DataType) -> Column:
     return _rearranged(column, own, wanted)
 
 
-def _has_order(own: DataType, wanted: DataType) -> bool:
+def _has_order(own: T.DataType, wanted: T.DataType) -> bool:
     """Whether the fields of all structs are in the wanted order."""
     match own, wanted:
-        case StructType(), StructType():
+        case T.StructType(), T.StructType():
             return own.names == wanted.names and all(
                 _has_order(one.dataType, other.dataType) for one, other in zip(own, wanted, strict=True)
             )
-        case ArrayType(), ArrayType():
+        case T.ArrayType(), T.ArrayType():
             return _has_order(own.elementType, wanted.elementType)
-        case MapType(), MapType():
+        case T.MapType(), T.MapType():
             return _has_order(own.keyType, wanted.keyType) and _has_order(own.valueType, wanted.valueType)
     return True
 
 
-def _rearranged(column: Column, own: DataType, wanted: DataType) -> Column:
+def _rearranged(column: Column, own: T.DataType, wanted: T.DataType) -> Column:
     match own, wanted:
-        case StructType(), StructType():
+        case T.StructType(), T.StructType():
             # Temporary names, because field names may need quoting or differ only in case.
-            plain = column.cast(StructType([StructField(f"f{place}", one.dataType) for place, one in enumerate(own)]))
+            named = [T.StructField(f"f{place}", one.dataType) for place, one in enumerate(own)]
+            plain = column.cast(T.StructType(named))
             fields = [
                 _converted(
                     plain.getField(f"f{own.names.index(field.name)}"), own[field.name].dataType, field.dataType
@@ -171,22 +151,22 @@ def _rearranged(column: Column, own: DataType, wanted: DataType) -> Column:
                 for field in wanted
             ]
             return F.when(column.isNotNull(), F.struct(*fields))
-        case ArrayType(), ArrayType():
+        case T.ArrayType(), T.ArrayType():
             return F.transform(column, lambda value: _converted(value, own.elementType, wanted.elementType))
-    assert isinstance(own, MapType)
-    assert isinstance(wanted, MapType)
+    assert isinstance(own, T.MapType)
+    assert isinstance(wanted, T.MapType)
     keys = F.transform(F.map_keys(column), lambda key: _converted(key, own.keyType, wanted.keyType))
     values = F.transform(F.map_values(column), lambda value: _converted(value, own.valueType, wanted.valueType))
     return F.map_from_arrays(keys, values)
 
 
-def _nullable(kind: DataType) -> DataType:
+def _nullable(kind: T.DataType) -> T.DataType:
     """The type with nulls allowed everywhere: Spark casts no nullable type to one without nulls."""
     match kind:
-        case ArrayType():
-            return ArrayType(_nullable(kind.elementType))
-        case MapType():
-            return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
-        case StructType():
-            return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind])
+        case T.ArrayType():
+            return T.ArrayType(_nullable(kind.elementType))
+        case T.MapType():
+            return T.MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+        case T.StructType():
+            return T.StructType([T.StructField(field.name, _nullable(field.dataType)) for field in kind])
     return kind

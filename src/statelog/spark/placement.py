@@ -75,10 +75,6 @@ def make_placement(
     return Placement(session, f"statelog {uid} {instance} placed", parallelism)
 
 
-def _is_local(session: SparkSession) -> bool:
-    return str(session.sparkContext.master).split("[")[0] == "local"
-
-
 def may_have_several_executors(conf: Mapping[str, str]) -> bool:
     """Whether an application with these Spark settings has, or may get, more than one executor."""
     if conf.get("spark.master", "").split("[")[0] == "local":
@@ -109,7 +105,8 @@ class Placement:
         self._name = name
         self._parallelism = parallelism
         self._table = _placement_table(session, name, parallelism)
-        self._balancer = _Balancer(self._table, parallelism)
+        self._executors: list[str] = []
+        self._attempts = 0
         self._starts: set[str] = set()
         self._lock = threading.Lock()
 
@@ -147,9 +144,9 @@ class Placement:
             self._starts.add(run_id)
             if is_first:
                 self._table.cache()
-                self._balancer = _Balancer(self._table, self._parallelism)
-                if self._balancer.targets():
-                    self._balancer.rebalance()
+                self._executors, self._attempts = [], 0
+                if self._targets():
+                    self._rebalance()
 
     def _release(self, run_id: str) -> None:
         with self._lock:
@@ -168,7 +165,7 @@ class Placement:
 
     def _rebalance_between_batches(self, query: StreamingQuery) -> None:
         try:
-            targets = self._balancer.targets()
+            targets = self._targets()
             if not targets:
                 return
             # The tasks of a running batch would occupy the places that subtasks move to, so subtasks move between two
@@ -177,9 +174,39 @@ class Placement:
             internals.run_tasks_on(self._table, targets)
             if _comes_between_batches(query):
                 with self._lock:
-                    self._balancer.rebalance()
+                    self._rebalance()
         except Exception:
             _log.debug("the subtasks could not be rebalanced", exc_info=True)
+
+    def _targets(self) -> list[str]:
+        """The executors to give subtasks to; none unless executors have come or gone.
+
+        After such a change, up to ``_REBALANCE_ATTEMPTS`` calls in a row may return some.
+        """
+        session = self._table.sparkSession
+        is_local = str(session.sparkContext.master).split("[")[0] == "local"
+        executors = [] if is_local else internals.executors(session)
+        if executors != self._executors:
+            self._executors, self._attempts = executors, _REBALANCE_ATTEMPTS
+        if not executors or not self._attempts:
+            return []
+        moved = self._rebalanced(self.places())
+        self._attempts = self._attempts - 1 if moved else 0
+        return sorted(set(moved.values()))
+
+    def _rebalance(self) -> None:
+        """Move subtasks to these executors."""
+        places = self.places()
+        moved = self._rebalanced(places)
+        if not moved:
+            return
+        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
+        internals.drop_cached_partitions(self._table, moved)
+        wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
+        internals.cache_partitions(self._table, wished)
+
+    def _rebalanced(self, places: list[str | None]) -> dict[int, str]:
+        return rebalanced(places, self._executors, internals.slots(self._table.sparkSession))
 
 
 def _comes_between_batches(query: StreamingQuery) -> bool:
@@ -200,45 +227,6 @@ def _placement_table(session: SparkSession, name: str, parallelism: int) -> Data
     # Spark caches equal plans once; the name keeps the tables of operators with equally many subtasks apart.
     rows = own.range(0, parallelism, 1, 1).select(F.col("id").cast("int").alias(_PLACE_COLUMN), F.lit(name).alias("of"))
     return rows.repartitionById(parallelism, F.col(_PLACE_COLUMN))
-
-
-class _Balancer:
-    """Places every subtask, and moves some when executors have come or gone and others have too many."""
-
-    def __init__(self, table: DataFrame, parallelism: int) -> None:
-        self._table = table
-        self._parallelism = parallelism
-        self._executors: list[str] = []
-        self._attempts = 0
-
-    def targets(self) -> list[str]:
-        """The executors to give subtasks to; none unless executors have come or gone.
-
-        After such a change, up to ``_REBALANCE_ATTEMPTS`` calls in a row may return some.
-        """
-        session = self._table.sparkSession
-        executors = [] if _is_local(session) else internals.executors(session)
-        if executors != self._executors:
-            self._executors, self._attempts = executors, _REBALANCE_ATTEMPTS
-        if not executors or not self._attempts:
-            return []
-        moved = self._rebalanced(internals.cached_partitions(self._table, self._parallelism))
-        self._attempts = self._attempts - 1 if moved else 0
-        return sorted(set(moved.values()))
-
-    def rebalance(self) -> None:
-        """Move subtasks to these executors."""
-        places = internals.cached_partitions(self._table, self._parallelism)
-        moved = self._rebalanced(places)
-        if not moved:
-            return
-        _log.info("%d of %d subtasks get a new place: %s were on %s", len(moved), len(places), moved, places)
-        internals.drop_cached_partitions(self._table, moved)
-        wished = [moved.get(subtask, place or "") for subtask, place in enumerate(places)]
-        internals.cache_partitions(self._table, wished)
-
-    def _rebalanced(self, places: list[str | None]) -> dict[int, str]:
-        return rebalanced(places, self._executors, internals.slots(self._table.sparkSession))
 
 
 def rebalanced(places: Sequence[str | None], executors: Sequence[str], slots: int) -> dict[int, str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from statelog.options import Options
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
 from statelog.runs.times import Watermark
+from statelog.spark import internals
 from statelog.spark.checks import (
     check_options,
     check_output_mode,
@@ -21,9 +22,9 @@ from statelog.spark.checks import (
     checked_uid,
     new_instance,
     parse_output,
-    require_endpoint,
 )
-from statelog.spark.clock_frame import with_clock
+from statelog.spark.clock_source import CLOCK_SOURCE, source_class
+from statelog.spark.endpoint import Endpoint, require_endpoint
 from statelog.spark.operator_plan import OperatorPlan
 from statelog.spark.placement import make_placement
 from statelog.spark.worker import TIME_COLUMN, DriverAddress, pickled_processor
@@ -41,42 +42,13 @@ class StatelogArguments:
     tables: Mapping[str, DataFrame] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class CheckedArguments:
-    """The arguments of any operator, checked."""
-
-    session: SparkSession
-    uid: str
-    parallelism: int
-    location: str | None
-    options: Options
-    output: StructType
-    processor: bytes
-    """The pickled processor."""
-
-    def plan(self, *, is_streaming: bool) -> OperatorPlan:
-        """The plan of an operator without states."""
-        instance = new_instance()
-        placement = None
-        if is_streaming:
-            placement = make_placement(self.session, self.uid, instance, self.parallelism, self.options)
-        return OperatorPlan(
-            instance=instance,
-            session=self.session,
-            uid=self.uid,
-            parallelism=self.parallelism,
-            location=self.location,
-            options=self.options,
-            placement=placement,
-        )
-
-
 def check_arguments(
     df: DataFrame, processor: object, output_type: StructType | str, output_mode: str, own: StatelogArguments
-) -> CheckedArguments:
+) -> tuple[OperatorPlan, StructType, bytes]:
     """Check the session and the arguments of an operator.
 
-    Raises ConfigurationError if one is not supported, and ProcessorError if the processor cannot be pickled.
+    Returns the plan of an operator without states and placement, its output type, and the pickled processor. Raises
+    ConfigurationError if an argument is not supported, and ProcessorError if the processor cannot be pickled.
     """
     session = df.sparkSession
     check_output_mode(output_mode)
@@ -86,32 +58,93 @@ def check_arguments(
     parallelism = checked_parallelism(own.parallelism, session)
     output = parse_output(output_type)
     pickled = pickled_processor(processor, uid)
-    return CheckedArguments(session, uid, parallelism, checked_location(own.location), own.options, output, pickled)
+    location = checked_location(own.location)
+    return OperatorPlan(new_instance(), session, uid, parallelism, location, own.options), output, pickled
 
 
-def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, DriverAddress | None]:
-    """Make a streaming operator known to the driver's endpoint.
+def registered(df: DataFrame, plan: OperatorPlan) -> tuple[DataFrame, OperatorPlan, DriverAddress | None]:
+    """Place a streaming operator, and make it known to the driver's endpoint.
 
-    Returns the input, with the clock source if the operator needs batches without data, and the endpoint's address;
-    None in a batch query.
+    Returns the input, with the clock source if the operator needs batches without data, the plan with its placement,
+    and the endpoint's address; None in a batch query.
     """
     if not df.isStreaming:
-        return df, None
+        return df, plan, None
+    placement = make_placement(plan.session, plan.uid, plan.instance, plan.parallelism, plan.options)
+    plan = replace(plan, placement=placement)
     host, endpoint = require_endpoint(plan.session)
     endpoint.register(plan)
-    return with_clock(df, plan, endpoint), DriverAddress(host, endpoint.port, endpoint.secret)
+    return _with_clock(df, plan, endpoint), plan, DriverAddress(host, endpoint.port, endpoint.secret)
+
+
+def _with_clock(rows: DataFrame, plan: OperatorPlan, endpoint: Endpoint) -> DataFrame:
+    """Add the clock source to a streaming input if the operator needs batches without data.
+
+    Rows and columns stay the same. A batch without data must run all subtasks too, so the caller has to observe the
+    rows: Spark may fold away a branch without rows, but not an observed one.
+    """
+    if not plan.no_data_rule.needs_clock or internals.reads_source(rows, CLOCK_SOURCE):
+        return rows
+    session = rows.sparkSession
+    if session not in endpoint.clock_frames:
+        endpoint.clock_frames[session] = _clock_frame(session, endpoint)
+    clock = endpoint.clock_frames[session]
+    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
+    return rows.unionByName(clock.select(*nothing))
+
+
+def _clock_frame(session: SparkSession, endpoint: Endpoint) -> DataFrame:
+    # Spark refuses a name that its active session has registered, so that must be this session.
+    with internals.active(session):
+        session.dataSource.register(source_class(endpoint.local_host, endpoint.port, endpoint.secret))
+    # Adaptive execution plans each shuffle in a thread of its own. If several shuffles of a query read one Python
+    # source, the threads call its process over one socket at the same time and take each other's answers: the query
+    # fails or waits for ever (Spark 4.3.0). Behind an exchange, which all shuffles reuse, the source is planned once.
+    return session.readStream.format(CLOCK_SOURCE).load().repartition(1)
+
+
+def key_hash(columns: Sequence[Column], kinds: Sequence[DataType]) -> Column:
+    """Spark's ``xxhash64`` of the grouping columns.
+
+    It takes ``-0.0`` as ``0.0`` and all NaNs as one, nested ones too. Spark refuses to hash maps, because equal maps
+    may list their entries in different orders. So a map is hashed as the array of its entries, sorted by key.
+    """
+    return F.xxhash64(*[_hashable(column, kind) for column, kind in zip(columns, kinds, strict=True)])
+
+
+def _hashable(column: Column, kind: DataType) -> Column:
+    if not _has_map(kind):
+        return column
+    if isinstance(kind, StructType):
+        return F.struct(*[_hashable(column.getField(field.name), field.dataType) for field in kind])
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        return F.transform(column, lambda value: _hashable(value, element))
+    assert isinstance(kind, MapType)
+    of_key, of_value = kind.keyType, kind.valueType
+
+    def entry(pair: Column) -> Column:
+        return F.struct(_hashable(pair["key"], of_key), _hashable(pair["value"], of_value))
+
+    return F.array_sort(F.transform(F.map_entries(column), entry))
+
+
+def _has_map(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_map(field.dataType) for field in kind)
+    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _has_map(kind.elementType))
 
 
 def subtask_of(key_hash: Column, parallelism: int) -> Column:
-    """The subtask of a hash."""
+    """The subtask of a key hash."""
     group = F.shiftrightunsigned(key_hash, GROUP_SHIFT)
     return F.floor(group * parallelism / KEY_GROUPS).cast("int")
 
 
-def marked_rows(rows: DataFrame, plan: OperatorPlan, *, is_streaming: bool) -> DataFrame:
+def marked_rows(rows: DataFrame, plan: OperatorPlan) -> DataFrame:
     """The rows with their batch's time; in a stream also with the observation that marks the operator."""
     rows = rows.withColumn(TIME_COLUMN, F.unix_millis(F.current_timestamp()))
-    if not is_streaming:
+    if not rows.isStreaming:
         return rows
     # Spark folds away a branch that it can prove empty, and the batch would then miss an operator. It does not fold an
     # observed branch.

@@ -78,13 +78,10 @@ class QueryClocks:
 
     def _find(self, tick: Tick) -> _QueryClock | None:
         plans = self._plans()
-        for session in {plan.session for plan in plans}:
-            for query in internals.active_queries(session):
-                if tick.clock in internals.committed_offsets(query):
-                    return self._remember(tick, query, plans)
-        return None
-
-    def _remember(self, tick: Tick, query: StreamingQuery, plans: list[OperatorPlan]) -> _QueryClock:
+        queries = (query for session in {plan.session for plan in plans} for query in internals.active_queries(session))
+        query = next((query for query in queries if tick.clock in internals.committed_offsets(query)), None)
+        if query is None:
+            return None
         observed = internals.observations(query)
         own = [plan for plan in plans if plan.no_data_rule.needs_clock and plan.observation in observed]
         self._clocks = {reader: clock for reader, clock in self._clocks.items() if clock.query.isActive}

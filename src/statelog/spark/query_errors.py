@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql.streaming.query import StreamingQuery
 
 from statelog.errors import ConfigurationError, StatelogError, error_in_text
-from statelog.spark.checks import incomplete_end
+from statelog.spark.endpoint import known_endpoint
 
 
 def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:
@@ -47,5 +47,7 @@ def error_of(failed: StreamingQuery | BaseException) -> StatelogError | None:
             f"error_of takes a query or an exception, not {type(failed).__name__}.",
             hint="Pass what start() has returned, or the exception that awaitTermination() has raised.",
         )
-    failure = failed.exception()
-    return incomplete_end(failed) if failure is None else error_in_text(str(failure))
+    failure, endpoint = failed.exception(), known_endpoint()
+    if failure is not None:
+        return error_in_text(str(failure))
+    return None if endpoint is None or failed.isActive else endpoint.incomplete_end(failed)

@@ -16,22 +16,11 @@ from typing import Final
 
 import msgspec
 
-from statelog.checkpoint.protocol import Failure, Reply, Request, TaskId, Tick
+from statelog.checkpoint.protocol import Failure, Reply, Request, Tick
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ErrorKind, ProtocolError, StatelogError, error_from_parts
-from statelog.spark.rpc_channel import (
-    HELLO_BYTES,
-    PROOF_BYTES,
-    ByteBudget,
-    Channel,
-    RpcPolicy,
-    Side,
-    is_hello,
-    is_proof,
-    make_proof,
-    new_hello,
-)
-from statelog.spark.rpc_strangers import Strangers
+from statelog.spark.rpc_channel import ByteBudget, Channel, RpcPolicy
+from statelog.spark.rpc_handshake import Strangers, prove
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +149,7 @@ class RpcClient:
             raise self._unreachable(who, error) from error
         channel = Channel(connection, self._policy, self._clock)
         try:
-            is_known = _prove(channel, secret, deadline_s)
+            is_known = prove(channel, secret, deadline_s)
         except (EOFError, OSError) as error:
             channel.close()
             raise self._unreachable(who, error) from error
@@ -178,7 +167,8 @@ class RpcClient:
         Raises the StatelogError that the call caused on the driver. Raises ProtocolError if the connection breaks or
         the reply does not come in time; the call may have had its effect all the same.
         """
-        policy, who = self._policy, caller_of(request)
+        policy = self._policy
+        who = f"the clock source {request.reader}" if isinstance(request, Tick) else request.task.name
         encoded = _encoder.encode(request)
         if len(encoded) > policy.max_request_bytes or len(payload) > policy.max_payload_bytes:
             raise ProtocolError(
@@ -222,21 +212,3 @@ class RpcClient:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
-
-
-def caller_of(request: Request | TaskId) -> str:
-    """The name of the caller, for messages."""
-    if isinstance(request, Tick):
-        return f"the clock source {request.reader}"
-    task = request if isinstance(request, TaskId) else request.task
-    return f"operator '{task.uid}', subtask {task.subtask}, batch {task.batch}"
-
-
-def _prove(channel: Channel, secret: bytes, deadline_s: float) -> bool:
-    """Prove to the server that the secret is known; False if the server cannot, or is of another version."""
-    server_hello, client_hello = channel.receive(HELLO_BYTES, deadline_s), new_hello()
-    if not is_hello(server_hello):
-        return False
-    channel.send([client_hello, make_proof(secret, Side.CLIENT, server_hello, client_hello)], deadline_s)
-    proof = channel.receive(PROOF_BYTES, deadline_s)
-    return is_proof(proof, secret, Side.SERVER, server_hello, client_hello)

@@ -1,15 +1,12 @@
-"""Shared by both ends of a call: limits, the proof of the secret, and a socket with deadlines."""
+"""Shared by both ends of a call: limits, and a socket with deadlines."""
 
 from __future__ import annotations
 
-import hmac
-import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from io import BytesIO
 from typing import Final
 
@@ -41,45 +38,6 @@ class RpcPolicy:
     keepalive_interval_s: int = 10
     keepalive_probes: int = 6
 
-
-# ---- The handshake: messages of fixed size, so that a stranger cannot announce a length ----
-
-_MAGIC: Final = b"statelog-rpc-2\0\0"
-_NONCE_BYTES: Final = 32
-HELLO_BYTES: Final = len(_MAGIC) + _NONCE_BYTES
-"""Size of the first message of each side; the server begins."""
-PROOF_BYTES: Final = 32
-"""Size of a proof: the client sends its own right after its hello, then the server answers with its own."""
-
-
-class Side(Enum):
-    """The side that proves. It is part of the proof, so a proof that is sent back to its maker is worthless."""
-
-    CLIENT = b"client"
-    SERVER = b"server"
-
-
-def new_hello() -> bytes:
-    """An unpredictable hello of this protocol version."""
-    return _MAGIC + os.urandom(_NONCE_BYTES)
-
-
-def is_hello(data: bytes) -> bool:
-    """Whether bytes are a hello of this protocol version."""
-    return len(data) == HELLO_BYTES and data.startswith(_MAGIC)
-
-
-def is_proof(proof: bytes, secret: bytes, side: Side, server_hello: bytes, client_hello: bytes) -> bool:
-    """Whether a side has proved that it knows the secret."""
-    return hmac.compare_digest(proof, make_proof(secret, side, server_hello, client_hello))
-
-
-def make_proof(secret: bytes, side: Side, server_hello: bytes, client_hello: bytes) -> bytes:
-    """Prove knowledge of the secret, for these two hellos only."""
-    return hmac.digest(secret, side.value + server_hello + client_hello, "sha256")
-
-
-# ---- Bytes ----
 
 _JOINED_BYTES: Final = 1 << 16
 _RECEIVED_BYTES: Final = 1 << 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -77,7 +77,7 @@ def bind_states(declarations: Iterable[KeyedStateDeclaration], uid: str) -> Keye
     found = KeyedBindings([], [], {})
     for state in declarations:
         if state.life is StateLife.NONE:
-            found.deleted[state.name] = deleted_state(state.name, state.kind, uid)
+            found.deleted[state.name] = DeletedState(state.name, state.kind, uid)
         else:
             (found.kept if state.life is StateLife.KEPT else found.batch).append(state.bind())
     return found
@@ -86,21 +86,14 @@ def bind_states(declarations: Iterable[KeyedStateDeclaration], uid: str) -> Keye
 # ---- Deleted states ----
 # As in Spark, every read and write fails, iterators are empty, and values and lists share their messages.
 
-_OF_VALUE: Final = {
-    "exists": "Error checking value state exists",
-    "get": "Error getting value state",
-    "update": "Error updating value state",
-    "clear": "Error clearing value state",
-}
+_EXISTS: Final = "Error checking value state exists"
+_GET: Final = "Error getting value state"
+_UPDATE: Final = "Error updating value state"
+_CLEAR: Final = "Error clearing value state"
+_OF_VALUE: Final = {"exists": _EXISTS, "get": _GET, "update": _UPDATE, "clear": _CLEAR}
 _CALLS: Final[dict[StateKind, dict[str, str]]] = {
     StateKind.VALUE: _OF_VALUE,
-    StateKind.LIST: {
-        "exists": "Error checking value state exists",
-        "put": "Error updating value state",
-        "appendValue": "Error updating value state",
-        "appendList": "Error updating value state",
-        "clear": "Error clearing value state",
-    },
+    StateKind.LIST: {"exists": _EXISTS, "put": _UPDATE, "appendValue": _UPDATE, "appendList": _UPDATE, "clear": _CLEAR},
     StateKind.MAP: {
         "exists": "Error checking map state exists",
         "getValue": "Error getting value",
@@ -109,13 +102,8 @@ _CALLS: Final[dict[StateKind, dict[str, str]]] = {
         "removeKey": "Error removing key from map state",
         "clear": "Error clearing map state",
     },
-    StateKind.REDUCING: _OF_VALUE | {"add": "Error updating value state"},
-    StateKind.AGGREGATING: _OF_VALUE
-    | {
-        "add": "Error updating value state",
-        "getAccumulator": "Error getting value state",
-        "mergeAccumulator": "Error updating value state",
-    },
+    StateKind.REDUCING: _OF_VALUE | {"add": _UPDATE},
+    StateKind.AGGREGATING: _OF_VALUE | {"add": _UPDATE, "getAccumulator": _GET, "mergeAccumulator": _UPDATE},
 }
 _ITERATORS: Final[dict[StateKind, tuple[str, ...]]] = {
     StateKind.LIST: ("get",),
@@ -123,7 +111,7 @@ _ITERATORS: Final[dict[StateKind, tuple[str, ...]]] = {
 }
 
 
-class _DeletedState:
+class DeletedState:
     """Stands for a deleted state; it has the methods of the state's kind."""
 
     def __init__(self, name: str, kind: StateKind, uid: str) -> None:
@@ -134,15 +122,10 @@ class _DeletedState:
         for method, told in _CALLS[kind].items():
             setattr(self, method, _failing(f"{told}: {reason}"))
         for method in _ITERATORS.get(kind, ()):
-            setattr(self, method, _empty)
+            setattr(self, method, lambda: iter(()))
 
     def bind(self, function: object) -> None:
         """Accept the function of a reducing or aggregating state; nobody calls it."""
-
-
-def deleted_state(name: str, kind: StateKind, uid: str) -> Any:
-    """Make the handle of a state that ``init`` of operator `uid` declares and then deletes."""
-    return _DeletedState(name, kind, uid)
 
 
 def _failing(message: str) -> Callable[..., NoReturn]:
@@ -150,7 +133,3 @@ def _failing(message: str) -> Callable[..., NoReturn]:
         raise PySparkRuntimeError(message)
 
     return fail
-
-
-def _empty() -> Iterator[Any]:
-    return iter(())

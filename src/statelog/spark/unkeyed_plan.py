@@ -11,10 +11,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 from statelog.errors import ConfigurationError
 from statelog.operators.unkeyed.processor import OperatorProcessor
 from statelog.spark.declare import declare_unkeyed
-from statelog.spark.key_hash import key_hash
 from statelog.spark.no_data import NoDataRule
 from statelog.spark.operator_plan import OperatorPlan
-from statelog.spark.plan import StatelogArguments, check_arguments, marked_rows, registered, subtask_of
+from statelog.spark.plan import StatelogArguments, check_arguments, key_hash, marked_rows, registered, subtask_of
 from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, task_function
 
@@ -28,23 +27,22 @@ def apply_unkeyed(
     broadcast: DataFrame | None,
 ) -> DataFrame:
     """Plan an unkeyed operator, and return its output rows."""
-    checked = check_arguments(df, processor, output_type, output_mode, own)
-    states = declare_unkeyed(checked.processor, checked.uid, checked.parallelism)
+    plan, output, pickled = check_arguments(df, processor, output_type, output_mode, own)
+    states = declare_unkeyed(pickled, plan.uid, plan.parallelism)
     plan = replace(
-        checked.plan(is_streaming=df.isStreaming),
+        plan,
         states=[state.bind().descriptor.to_stored() for state in states],
-        no_data_rule=NoDataRule(heartbeat_ms=checked.options.heartbeat_ms),
+        no_data_rule=NoDataRule(heartbeat_ms=plan.options.heartbeat_ms),
     )
-    rows, driver = registered(df, plan)
+    rows, plan, driver = registered(df, plan)
     spec = UnkeyedSpec(
         uid=plan.uid,
         instance=plan.instance,
         parallelism=plan.parallelism,
-        is_streaming=df.isStreaming,
         columns=df.columns,
-        output_schema=checked.output,
-        processor=checked.processor,
-        options=checked.options,
+        output_schema=output,
+        processor=pickled,
+        options=plan.options,
         driver=driver,
         broadcast_columns=None if broadcast is None else broadcast.columns,
         states=states,
@@ -71,7 +69,7 @@ def _operator_frame(df: DataFrame, broadcast: DataFrame | None, spec: UnkeyedSpe
         copies = copies.withColumn(HASH_COLUMN, _row_hash(copies)).withColumn(SUBTASK_COLUMN, everyone)
         copies = copies.withColumn(BROADCAST_COLUMN, F.lit(True))
         rows = rows.withColumn(BROADCAST_COLUMN, F.lit(False)).unionByName(copies, allowMissingColumns=True)
-    rows = marked_rows(rows, plan, is_streaming=spec.is_streaming)
+    rows = marked_rows(rows, plan)
     if plan.placement is None:
         by_subtask = rows.repartitionById(spec.parallelism, F.col(SUBTASK_COLUMN))
     else:

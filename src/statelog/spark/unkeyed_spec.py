@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.clock import SystemClock
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
-from statelog.local.snapshots import LocalSnapshots
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs.byte_slices import BUDGET, gather_rows
 from statelog.spark.states import UnkeyedStateDeclaration
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, Attempt, TaskSpec
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, TaskSpec
 
 BROADCAST_COLUMN: Final = "__statelog_broadcast"
 
@@ -59,19 +59,7 @@ class UnkeyedSpec(TaskSpec):
         return UnkeyedInput(own, _ordered_copies(copies, len(self.broadcast_columns)), subtask, time_ms)
 
     def task(self, attempt: Attempt) -> UnkeyedTask:
-        return UnkeyedTask(
-            task=attempt.task,
-            partition=attempt.partition,
-            parallelism=attempt.parallelism,
-            operator=self.operator(),
-            options=attempt.options,
-            call=attempt.call,
-            local=LocalSnapshots(attempt.local),
-            open_store=attempt.open_store,
-            clock=attempt.clock,
-            token=attempt.token,
-            measurements=attempt.measurements,
-        )
+        return UnkeyedTask(attempt, self.operator())
 
     def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
         read = self.read(batches, partition)

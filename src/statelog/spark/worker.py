@@ -9,10 +9,10 @@ import socket
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,72 +20,25 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StructType
 
+from statelog.checkpoint.attempt import Attempt, Task, WorkerMemory
 from statelog.checkpoint.protocol import Begun, Reply, Request, TaskId
-from statelog.clock import Clock, SystemClock
+from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError
-from statelog.local.policy import MERGE_POLICY, MergePolicy
-from statelog.local.runs import LocalRuns
-from statelog.local.use import LocalCache, subtask_directory
+from statelog.local.use import subtask_directory
 from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.spark.registered_stores import pickled_stores
-from statelog.spark.rpc import RpcClient, caller_of
+from statelog.spark.rpc import RpcClient
 from statelog.spark.rpc_channel import RpcPolicy
 from statelog.storage import Store
 from statelog.storage.probe import require_shared
-from statelog.tables.open import MemoryTables
 
 HASH_COLUMN: Final = "__statelog_hash"
 SUBTASK_COLUMN: Final = "__statelog_subtask"
 TIME_COLUMN: Final = "__statelog_time_ms"
 
 _TOKEN_BYTES: Final = 4
-
-
-# ---- One attempt ----
-
-
-class WorkerMemory:
-    """The state that a Python worker keeps in memory from task to task."""
-
-    def __init__(self, policy: MergePolicy = MERGE_POLICY) -> None:
-        self.tables = MemoryTables()
-        self._local = LocalCache(released=self.tables.forget, policy=policy)
-
-    def local_runs(self, directory: Path, batch: int) -> LocalRuns:
-        """The local runs in the directory of a subtask; runs that are already mapped stay so."""
-        return self._local.at(directory, batch)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """The surroundings of one attempt of a task: Spark's arguments, the worker, and the host's files."""
-
-    task: TaskId
-    partition: int
-    """Spark's partition id."""
-    parallelism: int
-    options: Options
-    call: Callable[[Request, bytes], Reply]
-    """Sends a request and its payload to the coordinator."""
-    memory: WorkerMemory
-    local: Path
-    """The subtask's local directory."""
-    open_store: Callable[[str], Store]
-    """Opens the store of a location."""
-    clock: Clock
-    token: str
-    """Unique among all attempts."""
-    measurements: Measurements = field(default_factory=Measurements)
-
-
-class Task(Protocol):
-    """A KeyedTask or an UnkeyedTask."""
-
-    def run(self, read: Any) -> Iterator[pa.RecordBatch]:
-        """Process the batch."""
-        ...
 
 
 # ---- The description of an operator ----
@@ -107,7 +60,6 @@ class TaskSpec(ABC):
     uid: str
     instance: str
     parallelism: int
-    is_streaming: bool
     columns: list[str]
     output_schema: StructType
     processor: bytes
@@ -125,7 +77,7 @@ class TaskSpec(ABC):
         assert context is not None
         partition = context.partitionId()
         held = [batch for batch in batches if batch.num_rows]
-        if not self.is_streaming:
+        if self.driver is None:
             return self.run_batch(held, partition)
         read = self.read(held, partition)
         return self.task(worker_process().attempt(self, context, read.subtask)).run(read)
@@ -137,17 +89,14 @@ class TaskSpec(ABC):
         The rows tell the subtask; without rows it is the partition's number. Raises ConfigurationError if the rows
         belong to several subtasks.
         """
-        ...
 
     @abstractmethod
     def task(self, attempt: Attempt) -> Task:
         """The task of an attempt."""
-        ...
 
     @abstractmethod
     def run_batch(self, batches: list[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
         """Process a partition of a batch query: state starts empty and is discarded afterwards."""
-        ...
 
     def require_one_subtask(self, subtasks: npt.NDArray[np.integer[Any]], partition: int) -> int:
         """The subtask of a partition's rows; raises ConfigurationError if the rows belong to several."""
@@ -252,7 +201,7 @@ class WorkerProcess:
         client = self._clients.get(key)
         if client is None or client.process_id != os.getpid() or client.is_broken:
             policy = RpcPolicy(call_timeout_s=options.driver_timeout_s)
-            client = RpcClient(driver.host, driver.port, driver.secret, policy, caller=caller_of(task))
+            client = RpcClient(driver.host, driver.port, driver.secret, policy, caller=task.name)
             self._clients[key] = client
         return client
 
@@ -267,7 +216,7 @@ class WorkerProcess:
             reply = client.call(request, payload)
             if isinstance(reply, Begun) and reply.witness and (task.run_id, reply.store) not in self._seen:
                 store, host = self.open_store(reply.store, options), socket.gethostname()
-                require_shared(store, reply.witness.name, reply.witness.head, host=host, who=caller_of(task))
+                require_shared(store, reply.witness.name, reply.witness.head, host=host, who=task.name)
                 self._seen.add((task.run_id, reply.store))
             return reply
 

@@ -27,7 +27,7 @@ from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery
 from statelog.savepoints.target import begin_target, finish_target, require_apart, require_new
 from statelog.spark import internals
-from statelog.spark.checks import operators_of_query
+from statelog.spark.endpoint import known_endpoint
 from statelog.spark.registered_stores import with_stores
 from statelog.storage.names import distinct_parts, name_part
 from statelog.streams.checkpoint_location import open_checkpoint, read_logs, state_location
@@ -232,7 +232,8 @@ def _save_running(query: StreamingQuery, target: str) -> Savepoint:
         raise ConfigurationError(
             f"Query {query.id} is not running any more.", hint="Pass its checkpointLocation instead of the query."
         )
-    operators = operators_of_query(query)
+    endpoint = known_endpoint()
+    operators = [] if endpoint is None else endpoint.operators_of(query)
     if not operators:
         raise ConfigurationError(
             f"Query {query.id} has no operators of statelog.",

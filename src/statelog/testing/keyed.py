@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.convert.codecs import FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
@@ -32,8 +33,8 @@ from statelog.spark.checks import checked_uid, parse_output, warn_of_deleted
 from statelog.spark.declare import declare_keyed
 from statelog.spark.event_times import own_event_time, result_event_time, time_domains
 from statelog.spark.keyed_plan import check_processor
-from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec, keyed_task
-from statelog.spark.worker import Attempt, pickled_processor
+from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec
+from statelog.spark.worker import pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.key_hashes import row_hashes
@@ -65,13 +66,12 @@ class LocalKeyedOperator:
         """The operator with another budget, the bound of the bytes that a subtask works on at once."""
         return replace(self, make=lambda: replace(self.make(), budget=budget))
 
-    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
         operator = self.make()
         return OperatorConfig(
             query_id,
             run_id,
             self.uid,
-            instance,
             parallelism,
             encode_schema(operator.key_codec.schema),
             _stored_states(operator),
@@ -83,14 +83,12 @@ class LocalKeyedOperator:
 
     def split(self, data: KeyedRows, parallelism: int, time_ms: int) -> list[BatchInput]:
         return [
-            BatchInput(rows.rows, rows.hashes, subtask, time_ms)
-            if len(rows.hashes)
-            else BatchInput(NO_ROWS.rows, NO_ROWS.hashes, subtask, None)
+            BatchInput(rows, subtask, time_ms) if len(rows.hashes) else BatchInput(NO_ROWS, subtask, None)
             for subtask, rows in enumerate(_parts(data, parallelism))
         ]
 
     def task(self, attempt: Attempt) -> KeyedTask:
-        return keyed_task(self.make(), attempt)
+        return KeyedTask(attempt, self.make())
 
     def initial_objects(self, parallelism: int) -> list[bytes]:
         if self.initial is None:
@@ -157,7 +155,6 @@ class KeyedQuery:
             uid=uid,
             instance="",
             parallelism=0,
-            is_streaming=True,
             columns=columns.names,
             output_schema=output,
             processor=pickled,

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt, Task, WorkerMemory
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
@@ -30,7 +31,6 @@ from statelog.log.log import Log
 from statelog.log.open import open_log
 from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
-from statelog.spark.worker import Attempt, Task, WorkerMemory
 from statelog.storage import LocalStore, Store
 from statelog.testing.clock import ManualClock
 
@@ -104,7 +104,7 @@ class LocalOperator(Protocol):
         """The operator's name."""
         ...
 
-    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
         """The operator's configuration in one start of the query."""
         ...
 
@@ -198,7 +198,7 @@ class LocalQuery:
         self.first_batch = first_batch
         store = self._opened(self.location)
         coordinator = Coordinator(
-            self.operator.config_of(self.query_id, self.run_id, self.instance, parallelism),
+            self.operator.config_of(self.query_id, self.run_id, parallelism),
             store=store,
             location=self.location,
             root=self.operator.uid,

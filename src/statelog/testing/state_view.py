@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.keyed_view import as_stored
+from statelog.checkpoint.keyed_task import as_stored
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import restore_runs

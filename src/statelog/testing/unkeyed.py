@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint.admission import OperatorConfig
+from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.history import History
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
 from statelog.errors import ConfigurationError, ErrorKind
@@ -24,7 +25,7 @@ from statelog.spark.checks import checked_uid, parse_output
 from statelog.spark.declare import declare_unkeyed
 from statelog.spark.unkeyed_plan import require_broadcast_method
 from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
-from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, Attempt, pickled_processor
+from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pickled_processor
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
@@ -52,9 +53,9 @@ class LocalUnkeyedOperator:
     def uid(self) -> str:
         return self.spec.uid
 
-    def config_of(self, query_id: str, run_id: str, instance: str, parallelism: int) -> OperatorConfig:
+    def config_of(self, query_id: str, run_id: str, parallelism: int) -> OperatorConfig:
         states = [state.bind().descriptor.to_stored() for state in self.spec.states]
-        return OperatorConfig(query_id, run_id, self.uid, instance, parallelism, b"", states)
+        return OperatorConfig(query_id, run_id, self.uid, parallelism, b"", states)
 
     def split(self, data: UnkeyedData, parallelism: int, time_ms: int) -> list[UnkeyedInput]:
         subtasks = subtasks_of(row_hashes(data.rows.columns), parallelism)
@@ -94,7 +95,6 @@ class UnkeyedQuery:
             uid=name,
             instance="",
             parallelism=_ANY_PARALLELISM,
-            is_streaming=True,
             columns=columns.names,
             output_schema=output_type,
             processor=pickled,

@@ -33,7 +33,7 @@ from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.protocol import Ack, Acked
 from statelog.errors import StatelogError
 from statelog.spark import internals
-from statelog.spark.checks import require_endpoint
+from statelog.spark.endpoint import require_endpoint
 from statelog.spark.placement import rebalanced
 from tests.spark.faults import make_marker, take_marker, wait_until
 from tests.spark.jobs.ledger import note_jvm, run_main

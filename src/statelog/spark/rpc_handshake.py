@@ -1,31 +1,75 @@
-"""Accepts connections and does the handshake, in one thread for all connections without a proof yet."""
+"""The handshake, in which client and server prove to each other that they know the secret.
+
+Its messages are of fixed size, so that a stranger cannot announce a length. The server does it in one thread for all
+connections without a proof yet.
+"""
 
 from __future__ import annotations
 
+import hmac
 import logging
+import os
 import selectors
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from statelog.clock import Clock
-from statelog.spark.rpc_channel import (
-    HELLO_BYTES,
-    PROOF_BYTES,
-    RpcPolicy,
-    Side,
-    is_hello,
-    is_proof,
-    make_proof,
-    new_hello,
-)
+from statelog.spark.rpc_channel import Channel, RpcPolicy
 
 _log = logging.getLogger(__name__)
 
+_MAGIC: Final = b"statelog-rpc-2\0\0"
+_NONCE_BYTES: Final = 32
+HELLO_BYTES: Final = len(_MAGIC) + _NONCE_BYTES
+"""Size of the first message of each side; the server begins."""
+PROOF_BYTES: Final = 32
+"""Size of a proof: the client sends its own right after its hello, then the server answers with its own."""
 _ANSWER_BYTES: Final = HELLO_BYTES + PROOF_BYTES
+
+
+class Side(Enum):
+    """The side that proves. It is part of the proof, so a proof that is sent back to its maker is worthless."""
+
+    CLIENT = b"client"
+    SERVER = b"server"
+
+
+def new_hello() -> bytes:
+    """An unpredictable hello of this protocol version."""
+    return _MAGIC + os.urandom(_NONCE_BYTES)
+
+
+def is_hello(data: bytes) -> bool:
+    """Whether bytes are a hello of this protocol version."""
+    return len(data) == HELLO_BYTES and data.startswith(_MAGIC)
+
+
+def is_proof(proof: bytes, secret: bytes, side: Side, server_hello: bytes, client_hello: bytes) -> bool:
+    """Whether a side has proved that it knows the secret."""
+    return hmac.compare_digest(proof, make_proof(secret, side, server_hello, client_hello))
+
+
+def make_proof(secret: bytes, side: Side, server_hello: bytes, client_hello: bytes) -> bytes:
+    """Prove knowledge of the secret, for these two hellos only."""
+    return hmac.digest(secret, side.value + server_hello + client_hello, "sha256")
+
+
+def prove(channel: Channel, secret: bytes, deadline_s: float) -> bool:
+    """Prove to the server that the secret is known; False if the server cannot, or is of another version."""
+    server_hello, client_hello = channel.receive(HELLO_BYTES, deadline_s), new_hello()
+    if not is_hello(server_hello):
+        return False
+    channel.send([client_hello, make_proof(secret, Side.CLIENT, server_hello, client_hello)], deadline_s)
+    proof = channel.receive(PROOF_BYTES, deadline_s)
+    return is_proof(proof, secret, Side.SERVER, server_hello, client_hello)
+
+
+# ---- The server's side ----
 
 
 @dataclass(eq=False)

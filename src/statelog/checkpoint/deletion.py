@@ -1,0 +1,216 @@
+"""Deletes objects of an operator, beside the work, and only if the gate that every deletion passes lets them go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from statelog.errors import StorageError
+from statelog.log.entry import Checkpoint
+from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
+from statelog.storage import Store
+
+_log = logging.getLogger(__name__)
+
+_NEVER: Final = 1 << 63
+_SPARE_FAILURES: Final = 16
+"""Failed requests of one round, beyond those that it takes to find one bad object; after so many the store is out of
+order."""
+
+
+class DeletionGate:
+    """Decides whether an object may be deleted.
+
+    An object stays while
+
+    - a retained or held checkpoint needs it,
+    - an entry in doubt references it,
+    - an open grant lets a job reference it,
+    - an attempt of a batch that can be repeated may reference it,
+    - it is a log file, and not older than the first one that the newest durable entry needs.
+
+    An object that may go once may always go: nothing can reference it again.
+    """
+
+    def __init__(self, root: str, needs: Callable[[str], bool], is_granted: Callable[[str], bool]) -> None:
+        self._log = f"{root}/{LOG_FOLDER}/"
+        self._changes = f"{root}/{CHANGES_FOLDER}/"
+        self._needs = needs
+        self._is_granted = is_granted
+        # Each is replaced as a whole, so that the deleting thread sees either the old or the new state.
+        self._in_doubt: frozenset[str] = frozenset()
+        self._live = (0, 0)
+        self._log_from = ""
+
+    def may_go(self, name: str) -> bool:
+        """Whether an object may be deleted."""
+        if name in self._in_doubt or self._needs(name) or self._is_granted(name):
+            return False
+        if name.startswith(self._log):
+            return name < self._log_from
+        return not (name.startswith(self._changes) and self._is_live(name.removeprefix(self._changes)))
+
+    def _is_live(self, name: str) -> bool:
+        """Whether an attempt wrote a changeset that it may still ack; the name begins with epoch, subtask and batch."""
+        epoch, first_batch = self._live
+        own, _, rest = name.partition("/")
+        batch = rest.partition("/")[2].partition("-")[0]
+        return own == str(epoch) and batch.isdecimal() and int(batch) >= first_batch
+
+    def doubt(self, entry: Checkpoint) -> None:
+        """Keep the objects of an entry about to be written.
+
+        From now on it may be in the log, whatever the store answers.
+        """
+        names = {segment.name for segment in entry.segments}
+        names |= {run.name for base in entry.bases for level in base.levels for run in level.runs}
+        self._in_doubt |= names
+
+    def settle(self, log_from: str) -> None:
+        """An entry is durable: it replaces those in doubt, and needs the log from the file `log_from` on."""
+        self._in_doubt = frozenset()
+        self._log_from = log_from
+
+    def begin(self, epoch: int, batch: int) -> None:
+        """Batches before this one are certain: the coordinator no longer accepts their attempts."""
+        self._live = (epoch, batch)
+
+    def end(self) -> None:
+        """The start is over: the coordinator no longer accepts any of its attempts."""
+        self._live = (self._live[0], _NEVER)
+
+
+class Deleter:
+    """Deletes objects, as many per request as have come together, and each only if the gate lets it go.
+
+    An object that fails to be deleted is tried again in the next round, and does not keep others from being deleted. An
+    object that the gate holds back waits until it may go.
+
+    `may_go` is the gate: once it returns True for a name, it always does. Without `in_background` the caller does the
+    work and waits. `close` waits at most `close_timeout_s` for the thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        may_go: Callable[[str], bool],
+        *,
+        in_background: bool,
+        close_timeout_s: float = 10.0,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._may_go = may_go
+        self._waiting: dict[str, None] = {}
+        self._searches: list[str] = []
+        self._failing: set[str] = set()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._has_more = False
+        self._in_background = in_background
+        self._close_timeout_s = close_timeout_s
+        self._thread: threading.Thread | None = None
+        self.deleted = 0
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Schedule objects for deletion, in this order."""
+        with self._changed:
+            self._waiting.update(dict.fromkeys(names))
+            self._has_more = True
+        self._start()
+
+    def delete_below(self, prefix: str) -> None:
+        """Schedule all objects under a prefix for deletion, except those that the gate holds back at that time."""
+        with self._changed:
+            self._searches.append(prefix)
+            self._has_more = True
+        self._start()
+
+    def close(self) -> None:
+        """Finish the scheduled deletions and stop; do not wait long for a store that hangs."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(self._close_timeout_s)
+            if self._thread.is_alive():
+                _log.warning("%s: the store hangs; what is left to be deleted goes with the next start", self._name)
+                return
+        self._work_off()
+
+    def _start(self) -> None:
+        if not self._in_background:
+            self._work_off()
+            return
+        with self._changed:
+            if self._thread is None and (self._waiting or self._searches):
+                self._thread = threading.Thread(target=self._run, name="statelog-delete", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            self._work_off()
+            with self._changed:
+                if self._is_closed:
+                    return
+                # Objects still here wait for the next request: the store may be out of order, or the gate holds them.
+                self._changed.wait_for(lambda: self._has_more or self._is_closed)
+
+    def _work_off(self) -> None:
+        with self._changed:
+            names, self._waiting = list(self._waiting), {}
+            searches, self._searches = self._searches, []
+            self._has_more = False
+        allowed: list[str] = []
+        held_back: list[str] = []
+        for name in names:
+            (allowed if self._may_go(name) else held_back).append(name)
+        try:
+            while searches:
+                allowed += [info.name for info in self._store.list(searches[-1]) if self._may_go(info.name)]
+                searches.pop()
+        except StorageError as error:
+            _log.warning("%s: leftovers of attempts could not be listed yet: %s", self._name, error)
+        left = self._delete(list(dict.fromkeys(allowed)))
+        with self._changed:
+            self._waiting = dict.fromkeys([*held_back, *left, *self._waiting])
+            self._searches = searches + self._searches
+
+    def _delete(self, names: list[str]) -> list[str]:
+        """Delete objects, and return the names that failed.
+
+        Failures are found by halving the request, unless the store fails as a whole.
+        """
+        fresh = [name for name in names if name not in self._failing]
+        known = [name for name in names if name in self._failing]
+        pending = [*([name] for name in known[:_SPARE_FAILURES]), *([fresh] if fresh else [])]
+        left = known[_SPARE_FAILURES:]
+        failures, most = 0, _SPARE_FAILURES + len(names).bit_length()
+        while pending:
+            group = pending.pop()
+            if failures > most:
+                left += group
+                continue
+            try:
+                self._store.delete(group)
+            except StorageError as error:
+                failures += 1
+                if len(group) > 1:
+                    middle = len(group) // 2
+                    pending += [group[middle:], group[:middle]]
+                    continue
+                left += group
+                self._note_failure(group[0], error)
+                continue
+            self.deleted += len(group)
+            self._failing.difference_update(group)
+        return left
+
+    def _note_failure(self, name: str, error: StorageError) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            _log.warning("%s: %s could not be deleted yet: %s", self._name, name, error)
