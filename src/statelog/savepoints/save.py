@@ -133,16 +133,14 @@ def export_keyed(
             open_store=lambda: source,
             token="savepoint",
         )
-        merge = RunMerge(
+        RunMerge(
             [run for _, run in runs],
             is_bottom=True,
             within=export.part.hashes,
             garbage=garbage,
             slice_rows=_SLICE_ROWS,
             slice_bytes=slice_bytes,
-        )
-        for _ in merge.write(tables):
-            pass
+        ).write_all(tables)
     return tables.store(target, _state_folders(folder, checkpoint.states), export.part)
 
 

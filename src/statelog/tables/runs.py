@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.runs.byte_slices import BUDGET, Budget, gather_rows, joined_column
+from statelog.runs.byte_slices import BUDGET, Budget, Positions, gather_rows, joined_column
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
-from statelog.runs.reader import Positions, Run, RunBlock
+from statelog.runs.keys import differs_from_previous
+from statelog.runs.reader import Run, RunBlock
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
@@ -39,18 +40,14 @@ class BranchedTable(StateTable):
     def mean_bytes(self, state: StateDescriptor) -> int:
         return max(self._table.mean_bytes(state), RunsTable(self._runs).mean_bytes(state))
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        found = self._table.get_many(state, keys)
-        return self._over(state, keys, found, None).get_many(state, keys)
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        found = self._table.get_many(state, keys, entry)
+        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
+        return self._over(state, keys, found, entries).get_many(state, keys, entry)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         found = self._table.entries(state, keys)
         return self._over(state, keys, found, found.entries).entries(state, keys)
-
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
-        found = self._table.get_entry(state, key, entry)
-        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
-        return self._over(state, key, found, entries).get_entry(state, key, entry)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
         return self._table.count_entries(state, keys) + RunsTable(self._runs).count_entries(state, keys)
@@ -63,9 +60,7 @@ class BranchedTable(StateTable):
         found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
         return self._over(state, due.keys, found, pa.chunked_array([entries])).due_timers(state, after_ms, until_ms)
 
-    def _over(
-        self, state: StateDescriptor, keys: KeyBatch, found: ValueRows | EntryRows, entries: pa.ChunkedArray | None
-    ) -> RunsTable:
+    def _over(self, state: StateDescriptor, keys: KeyBatch, found: ValueRows, entries: pa.ChunkedArray) -> RunsTable:
         """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
         positions = found.positions
         if not len(positions):
@@ -78,14 +73,13 @@ class BranchedTable(StateTable):
             columns = [
                 pa.array(own.hashes),
                 own.keys.cast(pa.binary()),
-                pa.array([b""] * rows, pa.binary()) if entries is None else entries.slice(start, rows).combine_chunks(),
+                entries.slice(start, rows).combine_chunks(),
                 pa.array(np.full(rows, Operation.PUT, np.uint8)),
                 found.expiry.slice(start, rows),
                 *values.columns,
             ]
             if state.kind is StateKind.TIMER:
                 columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
-            assert len(columns) >= VALUE_COLUMN
             batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
             start += rows
         data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
@@ -112,7 +106,9 @@ class RunsTable(StateTable):
         sections = [section for run in self._runs if (section := run.section(state)) is not None]
         return sum([part.size_bytes for part in sections]) // max(1, sum([part.rows for part in sections]))
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        if entry:
+            return self._get_entry(state, keys, entry)
         found = _Gatherer(state, self._budget)
         open_keys = np.arange(len(keys))
         for run in reversed(self._runs):
@@ -125,7 +121,7 @@ class RunsTable(StateTable):
             open_keys = open_keys[~decided]
         return found.values()
 
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+    def _get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
         key_hash, key_bytes = int(key.hashes[0]), key.keys[0].as_py()
         for run in reversed(self._runs):
             section = run.section(state)
@@ -182,18 +178,10 @@ class RunsTable(StateTable):
         }
         timers = pa.RecordBatch.from_pydict({**columns, "age": pa.array(np.concatenate(ages))})
         timers = timers.take(pc.sort_indices(timers, [(name, "ascending") for name in ("hash", "key", "time", "age")]))
-        kept = np.ones(len(timers), bool)
-        kept[1:] = ~(_equals_previous(timers["key"]) & _equals_previous(timers["time"]))
-        kept &= timers["operation"].to_numpy() == Operation.PUT
+        is_newest = differs_from_previous(timers["key"]) | differs_from_previous(timers["time"])
+        kept = is_newest & (timers["operation"].to_numpy() == Operation.PUT)
         timers = timers.filter(pa.array(kept))
         return TimerRows(KeyBatch(timers["hash"].to_numpy(), timers["key"]), timers["time"].to_numpy())
-
-
-def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
-    equal: npt.NDArray[np.bool_] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
-        zero_copy_only=False
-    )
-    return equal
 
 
 def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:
@@ -250,7 +238,7 @@ class _Gatherer:
         """The newest put of every entry, by key and entry."""
         if not self._rows:
             none = _no_value(self._state)
-            return EntryRows(none.positions, pa.chunked_array([], pa.binary()), none.values, none.expiry)
+            return EntryRows(none.positions, none.values, none.expiry, pa.chunked_array([], pa.binary()))
         batches, positions = self._rows, np.concatenate(self._positions)
         kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
         if len(batches) > 1:
@@ -260,7 +248,7 @@ class _Gatherer:
         elif not kept.all():
             batches, positions = [batches[0].filter(pa.array(kept))], positions[kept]
         entries = pa.chunked_array([batch.column(2) for batch in batches], pa.binary())
-        return EntryRows(positions, entries, _values_of(batches, self._state), _expiry_of(batches))
+        return EntryRows(positions, _values_of(batches, self._state), _expiry_of(batches), entries)
 
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
         """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
@@ -269,8 +257,8 @@ class _Gatherer:
         indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
         order = indices.to_numpy().astype(np.int64)
         entries, positions = entries.take(indices), positions[order]
-        is_newest = np.ones(len(positions), bool)
-        is_newest[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
+        is_newest = differs_from_previous(entries)
+        is_newest[1:] |= positions[1:] != positions[:-1]
         return order, is_newest
 
 

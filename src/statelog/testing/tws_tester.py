@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
 
 from pyspark.errors import IllegalArgumentException, PySparkValueError
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from pyspark.sql.types import Row
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.times import TimeMode
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.handle import ProcessorHandle
@@ -357,7 +358,8 @@ class TwsTester:
             deleted_states=states.deleted,
             input=KeyedInput([0], ObjectInput(keys, self._rows)),
             output=ObjectOutput(self._outputs),
-            times=SparkTimes(self._mode),
+            timer_values=self._mode.timer_values,
+            expired_timer=ExpiredTimerInfo,
             timer_domain=self._mode.domain,
             event_time=event_time,
             initial=KeyedInput([0], ObjectInput(keys, self._initial_rows)),

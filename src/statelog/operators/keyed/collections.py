@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -21,18 +21,51 @@ _CACHE_LIMIT: Final = 100_000
 
 
 @dataclass
-class _ListWrites:
+class _Writes:
+    """What was written for one key."""
+
     is_cleared: bool = False
+
+
+@dataclass
+class _ListWrites(_Writes):
     is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
 
 
-class ListState(KeyedState):
-    """A list of elements per key; appending reads nothing."""
+@dataclass
+class _MapWrites(_Writes):
+    puts: dict[bytes, Row | None] = field(default_factory=dict)
+
+
+_Own = TypeVar("_Own", bound=_Writes)
+
+
+class _EntryState(KeyedState, Generic[_Own]):
+    """A state with many entries per key."""
+
+    _new_writes: type[_Own]
 
     def open(self) -> None:
         self._stored = EntryWindow(self._cursor, self._state, self._codec)
-        self._writes: dict[int, _ListWrites] = {}
+        self._writes: dict[int, _Own] = {}
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._writes[self._require()] = self._new_writes(is_cleared=True)
+
+    def _own_writes(self) -> _Own:
+        position = self._require()
+        writes = self._writes.get(position)
+        if writes is None:
+            writes = self._writes[position] = self._new_writes()
+        return writes
+
+
+class ListState(_EntryState[_ListWrites]):
+    """A list of elements per key; appending reads nothing."""
+
+    _new_writes = _ListWrites
 
     def exists(self) -> bool:
         """Whether the list has an element."""
@@ -47,9 +80,7 @@ class ListState(KeyedState):
     def put(self, newState: Iterable[Row]) -> None:
         """Replace all elements; the new list has at least one."""
         rows = self._normalized(newState, "put")
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.appended = rows
+        self._writes[self._require()] = _ListWrites(is_cleared=True, appended=rows)
 
     def appendValue(self, newState: Row) -> None:
         """Append an element."""
@@ -61,12 +92,6 @@ class ListState(KeyedState):
         rows = self._normalized(newState, "appendList")
         self._own_writes().appended.extend(rows)
 
-    def clear(self) -> None:
-        """Remove all elements."""
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.appended = []
-
     def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
         normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
         if not normalized:
@@ -76,13 +101,6 @@ class ListState(KeyedState):
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )
         return normalized
-
-    def _own_writes(self) -> _ListWrites:
-        position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = _ListWrites()
-        return writes
 
     def _elements(self) -> list[Row]:
         position = self._require()
@@ -112,29 +130,20 @@ class ListState(KeyedState):
                 operations.extend([Operation.PUT] * len(stored))
             count = len(writes.appended)
             positions.extend([position] * count)
-            entries.extend(self._cursor.list_position.entries(0, count))
+            entries.extend(self._cursor.list_position.entries(count))
             values.extend(writes.appended)
             operations.extend([Operation.PUT] * count)
         expiry_ms = self._expiry_ms(positions)
         changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)
 
 
-@dataclass
-class _MapWrites:
-    is_cleared: bool = False
-    puts: dict[bytes, Row | None] = field(default_factory=dict)
-
-
-class MapState(KeyedState):
+class MapState(_EntryState[_MapWrites]):
     """A map from tuples to tuples per key; large maps are read entry by entry.
 
-    Parameters
-    ----------
-    entry_codec : RowCodec
-        Converts the map keys.
-    to_row : callable
-        Makes the result of :meth:`getValue` from a tuple.
+    `entry_codec` converts the map keys; `to_row` makes the result of :meth:`getValue` from a tuple.
     """
+
+    _new_writes = _MapWrites
 
     def __init__(
         self,
@@ -150,10 +159,6 @@ class MapState(KeyedState):
         self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
         self._encoded: dict[Row, bytes] = {}
         self._to_row = to_row
-
-    def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec)
-        self._writes: dict[int, _MapWrites] = {}
 
     def exists(self) -> bool:
         """Whether the map has an entry."""
@@ -178,12 +183,6 @@ class MapState(KeyedState):
         entry = self._encode(key)
         self._own_writes().puts[entry] = None
 
-    def clear(self) -> None:
-        """Remove all map keys."""
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.puts = {}
-
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
         self._renew_all()
@@ -199,13 +198,6 @@ class MapState(KeyedState):
         """The values, as they are now."""
         self._renew_all()
         return iter([self._codec.copied(row) for row in self._entries().values()])
-
-    def _own_writes(self) -> _MapWrites:
-        position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = _MapWrites()
-        return writes
 
     def _lookup(self, entry: bytes) -> Row | None:
         position = self._require()

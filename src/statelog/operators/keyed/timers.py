@@ -5,19 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.runs.format import Operation
+from statelog.runs.keys import differs_from_previous
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.values import FieldCodec, RowCodec
-from statelog.tables.table import KeyBatch, TimerRows
+from statelog.tables.table import TimerRows
 
 TIMERS: Final = "$timers"
 """The stored name of the timers; no state of a user can have it."""
@@ -103,18 +103,9 @@ class Timers:
         return _ENTRY.pack(int(time_ms) + _SIGN)
 
 
-def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Mask of the rows that are the first of their key; the rows are sorted by key."""
-    is_first = np.ones(len(rows), bool)
-    if len(rows) > 1:
-        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
-        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
-    return is_first
-
-
 def key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
     """Cut due timers into stretches of at most `max_keys` keys; the timers of a key stay together."""
-    starts = np.append(np.flatnonzero(starts_key(due.keys)), len(due.keys))
+    starts = np.append(np.flatnonzero(differs_from_previous(due.keys.keys)), len(due.keys))
     first = 0
     while first < len(starts) - 1:
         end = min(first + max_keys(), len(starts) - 1)

@@ -14,7 +14,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.unkeyed.snapshot import Elements, StateElements, join_elements, section_schema
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
 from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateSchema, decode_schema, encode_schema
+from statelog.runs.schema import StateSchema, decode_schema, described, encode_schema
 from statelog.runs.values import RowCodec
 
 Row = tuple[Any, ...]
@@ -54,12 +54,7 @@ class OperatorStateDescriptor:
         return cls(stored.name, OperatorStateMode(stored.kind), decode_schema(stored.value_schema), entry)
 
     def __str__(self) -> str:
-        kind = self.mode.removeprefix("operator-")
-        fields = ", ".join(f"{field.name} {field.type}" for field in self.value_schema)
-        if self.entry_schema is None:
-            return f"{kind} state '{self.name}' ({fields})"
-        keys = ", ".join(f"{field.name} {field.type}" for field in self.entry_schema)
-        return f"{kind} state '{self.name}' ({keys}) to ({fields})"
+        return described(self.mode.removeprefix("operator-"), self.name, self.value_schema, self.entry_schema)
 
 
 @dataclass(frozen=True)
@@ -106,27 +101,11 @@ class Phase:
 
 
 class OperatorListState:
-    """A list of elements of one subtask.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    codec : RowCodec
-        Codec of the elements.
-    stored : sequence of Elements
-        The elements before the batch, in order.
-    phase : Phase
-        Whether the state may be used at the moment.
-
-    Attributes
-    ----------
-    is_changed : bool
-        Whether it was written.
-    """
+    """A list of elements of one subtask."""
 
     def __init__(self, state: StateSchema, codec: RowCodec, stored: Sequence[Elements], phase: Phase) -> None:
         self.is_changed = False
+        """Whether it was written."""
         self._state = state
         self._codec = codec
         self._phase = phase
@@ -185,34 +164,13 @@ def _decoded(codec: RowCodec, parts: Iterable[Elements]) -> Iterator[Row]:
 
 
 class BroadcastState:
-    """A map from tuples to tuples that is the same at every subtask.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    codec, entry_codec : RowCodec
-        Codecs of the values and of the map keys.
-    stored : sequence of Elements
-        The entries before the batch.
-    phase : Phase
-        Whether the state may be used at the moment.
-
-    Attributes
-    ----------
-    is_changed : bool
-        Whether it was written.
-    """
+    """A map from tuples to tuples that is the same at every subtask."""
 
     def __init__(
-        self,
-        state: StateSchema,
-        codec: RowCodec,
-        entry_codec: RowCodec,
-        stored: Sequence[Elements],
-        phase: Phase,
+        self, state: StateSchema, codec: RowCodec, entry_codec: RowCodec, stored: Sequence[Elements], phase: Phase
     ) -> None:
         self.is_changed = False
+        """Whether it was written."""
         self._state = state
         self._codec = codec
         self._entry_codec = entry_codec
