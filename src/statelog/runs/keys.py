@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.byte_slices import is_variable
+from statelog.runs.values import MISFITS, RowCodec
 
 _CACHE_LIMIT: Final = 100_000
 _INT_STRUCTS: Final = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
@@ -83,6 +84,39 @@ class KeyCodec:
             value, at = decode(data, at)
             values.append(value)
         return tuple(values)
+
+
+class MapKeyCodec:
+    """Converts users' map keys, tuples of one schema, to entry keys and back."""
+
+    def __init__(self, codec: RowCodec) -> None:
+        self._codec = codec
+        self._keys = KeyCodec(codec.schema, codec.subject)
+        self._encoded: dict[tuple[Any, ...], bytes] = {}
+
+    def encode(self, key: Any) -> bytes:
+        """The entry key of a map key; ProcessorError if a value does not fit its field."""
+        row = self._codec.normalize(key)
+        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
+        stored = self._codec.to_storage(row)
+        if self._codec.is_mutable:
+            return self._encode_stored(row, stored)  # lists and maps have no hash
+        entry = self._encoded.get(stored)
+        if entry is None:
+            if len(self._encoded) >= _CACHE_LIMIT:
+                self._encoded.clear()
+            entry = self._encoded[stored] = self._encode_stored(row, stored)
+        return entry
+
+    def _encode_stored(self, row: tuple[Any, ...], stored: tuple[Any, ...]) -> bytes:
+        try:
+            return self._keys.encode(stored)
+        except (struct.error, *MISFITS) as error:
+            raise self._codec.misfit(row, error) from error
+
+    def decode(self, entry: bytes) -> tuple[Any, ...]:
+        """The map key of an entry key."""
+        return self._codec.from_storage(self._keys.decode(entry))
 
 
 def _is_supported(kind: pa.DataType, *, with_maps: bool) -> bool:

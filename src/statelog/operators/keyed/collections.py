@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.operators.keyed.values import MISSING, KeyedState, Row
 from statelog.runs.format import Operation
-from statelog.runs.keys import KeyCodec
+from statelog.runs.keys import MapKeyCodec
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
-from statelog.runs.values import MISFITS, RowCodec
-
-_CACHE_LIMIT: Final = 100_000
+from statelog.runs.values import RowCodec
 
 
 @dataclass
@@ -155,9 +152,7 @@ class MapState(_EntryState[_MapWrites]):
         ttl: Ttl | None = None,
     ) -> None:
         super().__init__(cursor, state, codec, ttl)
-        self._entry_codec = entry_codec
-        self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
-        self._encoded: dict[Row, bytes] = {}
+        self._keys = MapKeyCodec(entry_codec)
         self._to_row = to_row
 
     def exists(self) -> bool:
@@ -166,33 +161,33 @@ class MapState(_EntryState[_MapWrites]):
 
     def getValue(self, key: Row) -> Any:
         """The value of a map key; None if the map does not have it."""
-        row = self._lookup(self._encode(key))
+        row = self._lookup(self._keys.encode(key))
         return None if row is None else self._to_row(self._codec.copied(row))
 
     def containsKey(self, key: Row) -> bool:
         """Whether the map has a key."""
-        return self._lookup(self._encode(key)) is not None
+        return self._lookup(self._keys.encode(key)) is not None
 
     def updateValue(self, key: Row, value: Row) -> None:
         """Set the value of a map key."""
-        entry = self._encode(key)
+        entry = self._keys.encode(key)
         self._own_writes().puts[entry] = self._codec.normalize(value)
 
     def removeKey(self, key: Row) -> None:
         """Remove a map key."""
-        entry = self._encode(key)
+        entry = self._keys.encode(key)
         self._own_writes().puts[entry] = None
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
         self._renew_all()
         pairs = self._entries().items()
-        return iter([(self._decode(entry), self._codec.copied(row)) for entry, row in pairs])
+        return iter([(self._keys.decode(entry), self._codec.copied(row)) for entry, row in pairs])
 
     def keys(self) -> Iterator[Row]:
         """The map keys, as they are now."""
         self._renew_all()
-        return iter([self._decode(entry) for entry in self._entries()])
+        return iter([self._keys.decode(entry) for entry in self._entries()])
 
     def values(self) -> Iterator[Row]:
         """The values, as they are now."""
@@ -229,28 +224,6 @@ class MapState(_EntryState[_MapWrites]):
     def _renew_all(self) -> None:
         if self._renews:
             self._own_writes().puts |= self._entries()
-
-    def _encode(self, key: Row) -> bytes:
-        row = self._entry_codec.normalize(key)
-        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
-        stored = self._entry_codec.to_storage(row)
-        if self._entry_codec.is_mutable:
-            return self._encode_stored(row, stored)  # lists and maps have no hash
-        entry = self._encoded.get(stored)
-        if entry is None:
-            if len(self._encoded) >= _CACHE_LIMIT:
-                self._encoded.clear()
-            entry = self._encoded[stored] = self._encode_stored(row, stored)
-        return entry
-
-    def _encode_stored(self, row: Row, stored: Row) -> bytes:
-        try:
-            return self._keys.encode(stored)
-        except (struct.error, *MISFITS) as error:
-            raise self._entry_codec.misfit(row, error) from error
-
-    def _decode(self, entry: bytes) -> Row:
-        return self._entry_codec.from_storage(self._keys.decode(entry))
 
     def flush(self, changes: ChangeBuffer) -> None:
         positions: list[int] = []
