@@ -25,7 +25,7 @@ from statelog.local.file_stamp import FILE_STAMPS, FileStamps
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
 from statelog.runs.key_groups import HashRange
-from statelog.runs.merge import Garbage, RunMerge, merge_runs
+from statelog.runs.merge import Garbage, add_runs, merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, RunWriter
 
@@ -194,14 +194,15 @@ class LocalRuns:
         with pa.OSFile(str(temporary), "wb") as sink:
             writer = self._writer(sink)
             for run in runs:
-                RunMerge(
+                add_runs(
                     [run],
+                    writer,
                     is_bottom=is_bottom,
                     within=within,
                     garbage=garbage,
                     slice_rows=self.policy.block_rows(rows),
                     slice_bytes=self.budget.slice_bytes,
-                ).write_all(writer)
+                )
                 del run  # the next one gets its memory
             writer.finish()
         self._keep_open(temporary, local_run)

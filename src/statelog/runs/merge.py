@@ -79,10 +79,30 @@ def merge_runs(
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> int:
     """Merge runs into one, and return the number of rows written; the arguments are those of :class:`RunMerge`."""
-    RunMerge(
+    merge = RunMerge(
         runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
-    ).write_all(writer)
+    )
+    for _ in merge.write(writer):
+        pass
     return writer.finish()
+
+
+def add_runs(
+    runs: Sequence[Run],
+    writer: ChangeSink,
+    *,
+    is_bottom: bool,
+    within: HashRange | None,
+    garbage: Garbage | None,
+    slice_rows: int,
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> None:
+    """Merge runs as :func:`merge_runs` does, without finishing the result."""
+    merge = RunMerge(
+        runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
+    )
+    for _ in merge.write(writer):
+        pass
 
 
 def clip_run(run: Run, within: HashRange) -> Run:
@@ -130,11 +150,6 @@ class RunMerge:
 
     This suits mapped runs, because several slices take parts of one block.
     """
-
-    def write_all(self, writer: ChangeSink) -> None:
-        """Write all slices."""
-        for _ in self.write(writer):
-            pass
 
     def write(self, writer: ChangeSink, start: MergePosition | None = None) -> Iterator[MergePosition]:
         """Write slice after slice from `start` on, and yield the position of the next one after each."""

@@ -133,14 +133,16 @@ def export_keyed(
             open_store=lambda: source,
             token="savepoint",
         )
-        RunMerge(
+        merge = RunMerge(
             [run for _, run in runs],
             is_bottom=True,
             within=export.part.hashes,
             garbage=garbage,
             slice_rows=_SLICE_ROWS,
             slice_bytes=slice_bytes,
-        ).write_all(tables)
+        )
+        for _ in merge.write(tables):
+            pass
     return tables.store(target, _state_folders(folder, checkpoint.states), export.part)
 
 
