@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -18,51 +19,18 @@ from statelog.runs.values import RowCodec
 
 
 @dataclass
-class _Writes:
-    """What was written for one key."""
-
+class _ListWrites:
     is_cleared: bool = False
-
-
-@dataclass
-class _ListWrites(_Writes):
     is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
 
 
-@dataclass
-class _MapWrites(_Writes):
-    puts: dict[bytes, Row | None] = field(default_factory=dict)
-
-
-_Own = TypeVar("_Own", bound=_Writes)
-
-
-class _EntryState(KeyedState, Generic[_Own]):
-    """A state with many entries per key."""
-
-    _new_writes: type[_Own]
+class ListState(KeyedState):
+    """A list of elements per key; appending reads nothing."""
 
     def open(self) -> None:
         self._stored = EntryWindow(self._cursor, self._state, self._codec)
-        self._writes: dict[int, _Own] = {}
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        self._writes[self._require()] = self._new_writes(is_cleared=True)
-
-    def _own_writes(self) -> _Own:
-        position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = self._new_writes()
-        return writes
-
-
-class ListState(_EntryState[_ListWrites]):
-    """A list of elements per key; appending reads nothing."""
-
-    _new_writes = _ListWrites
+        self._writes: defaultdict[int, _ListWrites] = defaultdict(_ListWrites)
 
     def exists(self) -> bool:
         """Whether the list has an element."""
@@ -71,7 +39,7 @@ class ListState(_EntryState[_ListWrites]):
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
         if self._renews:
-            self._own_writes().is_renewed = True
+            self._writes[self._require()].is_renewed = True
         return iter([self._codec.copied(row) for row in self._elements()])
 
     def put(self, newState: Iterable[Row]) -> None:
@@ -82,12 +50,16 @@ class ListState(_EntryState[_ListWrites]):
     def appendValue(self, newState: Row) -> None:
         """Append an element."""
         row = self._codec.normalize(newState)
-        self._own_writes().appended.append(row)
+        self._writes[self._require()].appended.append(row)
 
     def appendList(self, newState: Iterable[Row]) -> None:
         """Append elements; at least one."""
         rows = self._normalized(newState, "appendList")
-        self._own_writes().appended.extend(rows)
+        self._writes[self._require()].appended.extend(rows)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._writes[self._require()] = _ListWrites(is_cleared=True)
 
     def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
         normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
@@ -134,13 +106,17 @@ class ListState(_EntryState[_ListWrites]):
         changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)
 
 
-class MapState(_EntryState[_MapWrites]):
+@dataclass
+class _MapWrites:
+    is_cleared: bool = False
+    puts: dict[bytes, Row | None] = field(default_factory=dict)
+
+
+class MapState(KeyedState):
     """A map from tuples to tuples per key; large maps are read entry by entry.
 
     `entry_codec` converts the map keys; `to_row` makes the result of :meth:`getValue` from a tuple.
     """
-
-    _new_writes = _MapWrites
 
     def __init__(
         self,
@@ -154,6 +130,10 @@ class MapState(_EntryState[_MapWrites]):
         super().__init__(cursor, state, codec, ttl)
         self._keys = MapKeyCodec(entry_codec)
         self._to_row = to_row
+
+    def open(self) -> None:
+        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+        self._writes: defaultdict[int, _MapWrites] = defaultdict(_MapWrites)
 
     def exists(self) -> bool:
         """Whether the map has an entry."""
@@ -171,12 +151,16 @@ class MapState(_EntryState[_MapWrites]):
     def updateValue(self, key: Row, value: Row) -> None:
         """Set the value of a map key."""
         entry = self._keys.encode(key)
-        self._own_writes().puts[entry] = self._codec.normalize(value)
+        self._writes[self._require()].puts[entry] = self._codec.normalize(value)
 
     def removeKey(self, key: Row) -> None:
         """Remove a map key."""
         entry = self._keys.encode(key)
-        self._own_writes().puts[entry] = None
+        self._writes[self._require()].puts[entry] = None
+
+    def clear(self) -> None:
+        """Remove all map keys."""
+        self._writes[self._require()] = _MapWrites(is_cleared=True)
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
@@ -205,7 +189,7 @@ class MapState(_EntryState[_MapWrites]):
                 return None
         row = self._stored.get(position, entry)
         if self._renews and row is not None:
-            self._own_writes().puts[entry] = row
+            self._writes[self._require()].puts[entry] = row
         return row
 
     def _entries(self) -> dict[bytes, Row]:
@@ -223,7 +207,7 @@ class MapState(_EntryState[_MapWrites]):
 
     def _renew_all(self) -> None:
         if self._renews:
-            self._own_writes().puts |= self._entries()
+            self._writes[self._require()].puts |= self._entries()
 
     def flush(self, changes: ChangeBuffer) -> None:
         positions: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Final
@@ -44,19 +45,19 @@ class Timers:
     def open(self) -> None:
         """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
-        self._writes: dict[int, dict[bytes, bool]] = {}
+        self._writes: defaultdict[int, dict[bytes, bool]] = defaultdict(dict)
 
     def register(self, time_ms: int) -> None:
         """Register a timer; the same time registered twice is one timer."""
         entry = self._entry(time_ms)
         if self.lowest_ms is None or time_ms < self.lowest_ms:
             self.lowest_ms = time_ms
-        self._own_writes()[entry] = True
+        self._writes[self._cursor.require("A timer")][entry] = True
 
     def delete(self, time_ms: int) -> None:
         """Delete a timer; nothing happens if there is none."""
         entry = self._entry(time_ms)
-        self._own_writes()[entry] = False
+        self._writes[self._cursor.require("A timer")][entry] = False
 
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""
@@ -84,13 +85,6 @@ class Timers:
         # A deletion carries its time too, so that a search by time finds it.
         times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
-
-    def _own_writes(self) -> dict[bytes, bool]:
-        position = self._cursor.require("A timer")
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = {}
-        return writes
 
     def _entry(self, time_ms: int) -> bytes:
         is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
