@@ -134,8 +134,8 @@ class RunsTable(StateTable):
                     return found.values()
                 is_cleared |= block.find(key_hash, key_bytes, b"") is not None
             if is_cleared:
-                return _no_value(state)
-        return _no_value(state)
+                return _nothing(state)
+        return _nothing(state)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> Positions:
         counts = np.zeros(len(keys), np.int64)
@@ -226,19 +226,18 @@ class _Gatherer:
     def values(self) -> ValueRows:
         """The rows by key; each key has at most one."""
         if not self._rows:
-            return _no_value(self._state)
+            return _nothing(self._state)
         positions = np.concatenate(self._positions)
         batches = self._rows
         if len(batches) > 1:
             order = np.argsort(positions, kind="stable")
             batches, positions = list(gather_rows(batches, order, self._max_bytes)), positions[order]
-        return ValueRows(positions, _values_of(batches, self._state), _expiry_of(batches))
+        return _found(self._state, positions, batches)
 
     def entries(self) -> EntryRows:
         """The newest put of every entry, by key and entry."""
         if not self._rows:
-            none = _no_value(self._state)
-            return EntryRows(none.positions, none.values, none.expiry, pa.chunked_array([], pa.binary()))
+            return _nothing(self._state)
         batches, positions = self._rows, np.concatenate(self._positions)
         kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
         if len(batches) > 1:
@@ -247,8 +246,7 @@ class _Gatherer:
             batches, positions = list(gather_rows(batches, kept, self._max_bytes)), positions[kept]
         elif not kept.all():
             batches, positions = [batches[0].filter(pa.array(kept))], positions[kept]
-        entries = pa.chunked_array([batch.column(2) for batch in batches], pa.binary())
-        return EntryRows(positions, _values_of(batches, self._state), _expiry_of(batches), entries)
+        return _found(self._state, positions, batches)
 
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
         """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
@@ -262,18 +260,14 @@ class _Gatherer:
         return order, is_newest
 
 
-def _values_of(batches: Sequence[pa.RecordBatch], state: StateDescriptor) -> pa.Table:
-    end = VALUE_COLUMN + len(state.value_schema)
-    schema = state.value_schema
+def _found(state: StateDescriptor, positions: Positions, batches: Sequence[pa.RecordBatch]) -> EntryRows:
+    """Rows of runs as the answer of a table."""
+    schema, end = state.value_schema, VALUE_COLUMN + len(state.value_schema)
     values = [pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=schema) for rows in batches]
-    return pa.Table.from_batches(values, schema)
+    expiry = joined_column([rows.column(EXPIRY_COLUMN) for rows in batches]) if batches else pa.array([], pa.int64())
+    entries = pa.chunked_array([rows.column(2) for rows in batches], pa.binary())
+    return EntryRows(positions, pa.Table.from_batches(values, schema), expiry, entries)
 
 
-def _expiry_of(batches: Sequence[pa.RecordBatch]) -> pa.Array:
-    if not batches:
-        return pa.array([], pa.int64())
-    return joined_column([rows.column(EXPIRY_COLUMN) for rows in batches])
-
-
-def _no_value(state: StateDescriptor) -> ValueRows:
-    return ValueRows(np.zeros(0, np.int64), state.value_schema.empty_table(), pa.array([], pa.int64()))
+def _nothing(state: StateDescriptor) -> EntryRows:
+    return _found(state, np.zeros(0, np.int64), [])
