@@ -21,71 +21,6 @@ from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, Va
 _PART_ROWS: Final = 16_384
 
 
-class BranchedTable(StateTable):
-    """Runs, oldest first, over a table, which stays as it is.
-
-    A read takes the table's rows of the keys in question as one more run, older than the others.
-    """
-
-    def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
-        self._table = table
-        self._runs = list(runs)
-
-    def apply(self, runs: Sequence[Run]) -> None:
-        self._runs.extend(runs)
-
-    def branch(self, run: Run) -> BranchedTable:
-        return BranchedTable(self._table, [*self._runs, run])
-
-    def mean_bytes(self, state: StateDescriptor) -> int:
-        return max(self._table.mean_bytes(state), RunsTable(self._runs).mean_bytes(state))
-
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
-        found = self._table.get_many(state, keys, entry)
-        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
-        return self._over(state, keys, found, entries).get_many(state, keys, entry)
-
-    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
-        found = self._table.entries(state, keys)
-        return self._over(state, keys, found, found.entries).entries(state, keys)
-
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        return self._table.count_entries(state, keys) + RunsTable(self._runs).count_entries(state, keys)
-
-    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
-        due = self._table.due_timers(state, after_ms, until_ms)
-        times = pa.Table.from_arrays([pa.array(due.times_ms, pa.int64())], schema=state.value_schema)
-        big_endian = (due.times_ms.astype(np.uint64) + np.uint64(1 << 63)).astype(">u8").tobytes()
-        entries = pa.Array.from_buffers(pa.binary(8), len(times), [None, pa.py_buffer(big_endian)]).cast(pa.binary())
-        found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
-        return self._over(state, due.keys, found, pa.chunked_array([entries])).due_timers(state, after_ms, until_ms)
-
-    def _over(self, state: StateDescriptor, keys: KeyBatch, found: ValueRows, entries: pa.ChunkedArray) -> RunsTable:
-        """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
-        positions = found.positions
-        if not len(positions):
-            return RunsTable(self._runs)
-        batches: list[pa.RecordBatch] = []
-        start = 0
-        for values in found.values.to_batches(max_chunksize=_PART_ROWS):
-            rows = values.num_rows
-            own = keys.take(positions[start : start + rows])
-            columns = [
-                pa.array(own.hashes),
-                own.keys.cast(pa.binary()),
-                entries.slice(start, rows).combine_chunks(),
-                pa.array(np.full(rows, Operation.PUT, np.uint8)),
-                found.expiry.slice(start, rows),
-                *values.columns,
-            ]
-            if state.kind is StateKind.TIMER:
-                columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
-            batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
-            start += rows
-        data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])
-
-
 class RunsTable(StateTable):
     """Searches sorted runs, given oldest first. Applying a run only remembers it; nothing is copied.
 
@@ -182,6 +117,68 @@ class RunsTable(StateTable):
         kept = is_newest & (timers["operation"].to_numpy() == Operation.PUT)
         timers = timers.filter(pa.array(kept))
         return TimerRows(KeyBatch(timers["hash"].to_numpy(), timers["key"]), timers["time"].to_numpy())
+
+
+class BranchedTable(RunsTable):
+    """Runs, oldest first, over a table, which stays as it is.
+
+    A read takes the table's rows of the keys in question as one more run, older than the others.
+    """
+
+    def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
+        super().__init__(runs)
+        self._table = table
+
+    def branch(self, run: Run) -> BranchedTable:
+        return BranchedTable(self._table, [*self._runs, run])
+
+    def mean_bytes(self, state: StateDescriptor) -> int:
+        return max(self._table.mean_bytes(state), super().mean_bytes(state))
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        found = self._table.get_many(state, keys, entry)
+        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
+        return self._over(state, keys, found, entries).get_many(state, keys, entry)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        found = self._table.entries(state, keys)
+        return self._over(state, keys, found, found.entries).entries(state, keys)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        return self._table.count_entries(state, keys) + super().count_entries(state, keys)
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due = self._table.due_timers(state, after_ms, until_ms)
+        times = pa.Table.from_arrays([pa.array(due.times_ms, pa.int64())], schema=state.value_schema)
+        big_endian = (due.times_ms.astype(np.uint64) + np.uint64(1 << 63)).astype(">u8").tobytes()
+        entries = pa.Array.from_buffers(pa.binary(8), len(times), [None, pa.py_buffer(big_endian)]).cast(pa.binary())
+        found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
+        return self._over(state, due.keys, found, pa.chunked_array([entries])).due_timers(state, after_ms, until_ms)
+
+    def _over(self, state: StateDescriptor, keys: KeyBatch, found: ValueRows, entries: pa.ChunkedArray) -> RunsTable:
+        """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
+        positions = found.positions
+        if not len(positions):
+            return RunsTable(self._runs)
+        batches: list[pa.RecordBatch] = []
+        start = 0
+        for values in found.values.to_batches(max_chunksize=_PART_ROWS):
+            rows = values.num_rows
+            own = keys.take(positions[start : start + rows])
+            columns = [
+                pa.array(own.hashes),
+                own.keys.cast(pa.binary()),
+                entries.slice(start, rows).combine_chunks(),
+                pa.array(np.full(rows, Operation.PUT, np.uint8)),
+                found.expiry.slice(start, rows),
+                *values.columns,
+            ]
+            if state.kind is StateKind.TIMER:
+                columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
+            start += rows
+        data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])
 
 
 def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:

@@ -63,8 +63,7 @@ class ChangeBuffer:
         self._budget = budget
         self.describe_key: Callable[[int], str] = str
         """Names the key at a position of the current key chunk, for messages."""
-        self._batches: dict[str, list[pa.RecordBatch]] = {}
-        self._states: dict[str, StateDescriptor] = {}
+        self._sections: dict[str, StateChanges] = {}
         self._paces: dict[str, Pace] = {}
         self._stored: dict[str, int] = {}
         self.rows = 0
@@ -114,8 +113,7 @@ class ChangeBuffer:
                 columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
             return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-        self._states[state.name] = state
-        batches = self._batches.setdefault(state.name, [])
+        batches = self._sections.setdefault(state.name, StateChanges(state, [])).batches
         max_bytes = self._budget.slice_bytes // _PART_OF_SLICE
         pace = self._paces.setdefault(state.name, Pace(max_bytes, _FIRST_ROWS, self._budget.window_rows))
         start = 0
@@ -148,7 +146,7 @@ class ChangeBuffer:
 
     def sections(self) -> list[StateChanges]:
         """All changes, in the order of a run."""
-        return [StateChanges(self._states[name], batches) for name, batches in sorted(self._batches.items())]
+        return [self._sections[name] for name in sorted(self._sections)]
 
     def take(self, max_bytes: int | None = None) -> list[StateChanges]:
         """Changes that no earlier call has, in the order of a run.
