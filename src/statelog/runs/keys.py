@@ -285,10 +285,7 @@ def differs_from_previous(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _encode_column(column: pa.Array) -> list[pa.Array]:
-    """Encode a column of a key as one or more binary columns without nulls.
-
-    Their concatenation, row by row, is the field's bytes.
-    """
+    """Encode a column of a key as binary columns without nulls; joined row by row they are the field's bytes."""
     kind = column.type
     if is_variable(kind):
         return _encode_variable(column)

@@ -71,10 +71,7 @@ _SCALARS: Final = (str, bytes, bytearray, int, float, Decimal, date, time, timed
 
 
 class RowCodec:
-    """Converts tuples of one schema to columns and back.
-
-    `subject` names the rows in messages: "state 'x'", "map key of state 'x'".
-    """
+    """Converts tuples of one schema to columns and back; `subject` names them in messages, as in "state 'x'"."""
 
     def __init__(self, fields: Sequence[FieldCodec], subject: str) -> None:
         self.fields = list(fields)
@@ -89,10 +86,7 @@ class RowCodec:
         self._only_type = fields[0].exact if len(fields) == 1 else None
 
     def normalize(self, row: Any) -> tuple[Any, ...]:
-        """Check a user's row, and convert its values to the schema's types.
-
-        Raises ProcessorError if the row is no tuple of the schema's length, or a value does not fit its field.
-        """
+        """Convert a user's row to the schema's types; ProcessorError if its length or a value does not fit."""
         # This runs for every update, so the plain cases come first.
         if type(row) is tuple:
             if len(row) == 1:

@@ -33,10 +33,7 @@ class _Key:
 
 
 class MemoryTable(StateTable):
-    """State as Python dictionaries of one process: fast to read for small states, slow to fill.
-
-    Applying a changeset costs Python time per change, and the whole state stays in memory.
-    """
+    """State as Python dictionaries of one process: all in memory, fast to read for small states, slow to fill."""
 
     def __init__(self) -> None:
         self._states: dict[str, dict[bytes, _Key]] = {}

@@ -149,10 +149,7 @@ class ChangeBuffer:
         return [self._sections[name] for name in sorted(self._sections)]
 
     def take(self, max_bytes: int | None = None) -> list[StateChanges]:
-        """Changes that no earlier call has, in the order of a run.
-
-        All of them, or about `max_bytes` of each state, oldest first.
-        """
+        """Changes that no earlier call has: all of them, or about `max_bytes` of each state, oldest first."""
         taken: list[StateChanges] = []
         for section in self.sections():
             name, batches = section.state.name, section.batches

@@ -113,10 +113,7 @@ class _MapWrites:
 
 
 class MapState(KeyedState):
-    """A map from tuples to tuples per key; large maps are read entry by entry.
-
-    `entry_codec` converts the map keys; `to_row` makes the result of :meth:`getValue` from a tuple.
-    """
+    """A map from tuples to tuples per key; large maps are read entry by entry."""
 
     def __init__(
         self,

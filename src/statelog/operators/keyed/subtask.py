@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -168,8 +168,7 @@ class KeyedSubtask:
         self._cursor.table = self.changes.table
         self._batch_changes.begin_phase()
         self._cursor.batch_table = self._batch_changes.table
-        context = self._context
-        self._cursor.list_position = ListPosition(context.epoch, context.batch, self.changes.phase)
+        self._cursor.list_position = replace(self._cursor.list_position, phase=self.changes.phase)
 
     # ---- Initial state ----
 
