@@ -99,12 +99,11 @@ class RowCodec:
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
             names = ", ".join(f"{field.name} {field.declared or field.type}" for field in self.fields)
             count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
+            hint = "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field."
             raise ProcessorError(
                 f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {_shown(row)}{count}.",
                 kind=ErrorKind.VALUE_MISMATCH,
-                hint="A single value is wrapped as (value,)."
-                if len(self.fields) == 1
-                else "Give a value for each field.",
+                hint=hint,
             )
         values: list[Any] = []
         for field, value in zip(self.fields, row, strict=True):
