@@ -108,7 +108,7 @@ class TableContract:
         assert self._values(table, keys) == {}
         assert self._entries(table, keys) == []
         assert table.count_entries(MAP, keys).tolist() == [0, 0]
-        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
+        assert table.get_many(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
 
     def test_no_keys_find_nothing(self, table: StateTable) -> None:
         table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "x")])])
@@ -175,9 +175,9 @@ class TableContract:
         table.apply([make_run(MAP, old, block_rows=block_rows), make_run(MAP, new, block_rows=block_rows)])
         keys = make_keys((1, b"a"), (1, b"b"))
         assert self._entries(table, keys) == [(0, b"f", "new"), (1, b"e", "old")]
-        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
-        assert table.get_entry(MAP, make_keys((1, b"a")), b"f").values.column(0).to_pylist() == ["new"]
-        assert table.get_entry(MAP, make_keys((1, b"b")), b"e").values.column(0).to_pylist() == ["old"]
+        assert table.get_many(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
+        assert table.get_many(MAP, make_keys((1, b"a")), b"f").values.column(0).to_pylist() == ["new"]
+        assert table.get_many(MAP, make_keys((1, b"b")), b"e").values.column(0).to_pylist() == ["old"]
 
     def test_get_entry_finds_one_of_many(self, table: StateTable) -> None:
         entries = [number.to_bytes(4, "big") for number in range(1000)]
@@ -185,11 +185,11 @@ class TableContract:
         others: list[Change] = [(9, key, entries[5], Operation.PUT, "x") for key in (b"j", b"l")]
         table.apply([make_run(MAP, changes + others)])
         for entry in (entries[0], entries[5], entries[999]):
-            found = table.get_entry(MAP, make_keys((9, b"k")), entry)
+            found = table.get_many(MAP, make_keys((9, b"k")), entry)
             assert found.values.column(0).to_pylist() == [entry.hex()]
-        assert table.get_entry(MAP, make_keys((9, b"k")), b"absent").values.num_rows == 0
+        assert table.get_many(MAP, make_keys((9, b"k")), b"absent").values.num_rows == 0
         table.apply([make_run(MAP, [(9, b"k", entries[5], Operation.DELETE, None)])])
-        assert table.get_entry(MAP, make_keys((9, b"k")), entries[5]).values.num_rows == 0
+        assert table.get_many(MAP, make_keys((9, b"k")), entries[5]).values.num_rows == 0
 
     def test_count_is_an_upper_bound(self, table: StateTable) -> None:
         changes: list[Change] = [(3, b"k", bytes([n]), Operation.PUT, "x") for n in range(1, 6)]
@@ -205,7 +205,7 @@ class TableContract:
         table.apply([make_run(MAP, [(1, b"a", b"e", Operation.PUT, "entry")], expiry_ms=-7)])
         assert table.get_many(VALUE, keys).expiry.to_pylist() == [5, None]
         assert table.entries(MAP, keys).expiry.to_pylist() == [-7]
-        assert table.get_entry(MAP, make_keys((1, b"a")), b"e").expiry.to_pylist() == [-7]
+        assert table.get_many(MAP, make_keys((1, b"a")), b"e").expiry.to_pylist() == [-7]
 
     def test_a_branch_leaves_the_table_as_it_is(self, table: StateTable) -> None:
         keys = make_keys((1, b"a"), (2, b"b"), (3, b"c"))

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
@@ -14,8 +12,7 @@ from pyspark.sql.types import StructType
 from statelog.convert.codecs import FrameCodecs, RowCodecs
 from statelog.convert.types import state_codecs
 from statelog.errors import ConfigurationError, ProcessorError
-from statelog.runs.keys import KeyCodec
-from statelog.runs.values import MISFITS
+from statelog.runs.keys import MapKeyCodec
 from statelog.testing.ddl import parse_ddl
 from tests.conversions.answers import STATELOG, Answers, write
 from tests.conversions.cases import TYPES, VALUES, ZONE, show, value
@@ -51,12 +48,7 @@ def _of_state(schema: StructType, way: str, text: str) -> str:
     codec, entry_codec = state_codecs("state", schema, schema if way.endswith("map key") else None)
     row = value(text) if way.startswith("bare") else (value(text),)
     if entry_codec is not None:
-        key = entry_codec.normalize(row)
-        try:
-            encoded = KeyCodec(entry_codec.schema, "map key").encode(entry_codec.to_storage(key))
-        except (struct.error, *MISFITS) as error:
-            raise entry_codec.misfit(key, error) from error
-        (result,) = entry_codec.from_storage(KeyCodec(entry_codec.schema, "map key").decode(encoded))
+        (result,) = MapKeyCodec(entry_codec).decode(MapKeyCodec(entry_codec).encode(row))
     else:
         row = codec.normalize(row)
         (column,) = codec.encode([row], lambda row: "the key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StructType
 
@@ -19,7 +20,7 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Moment
-from statelog.runs.writer import LOCAL_BLOCK_ROWS
+from statelog.runs.writer import LOCAL_BLOCK_ROWS, encode_run
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import StateTable
 from tests.contract.table_contract import make_keys
@@ -55,7 +56,8 @@ class Window:
         changes = ChangeBuffer()
         for state in (self.value, self.list, self.map):
             state.flush(changes)
-        self.run = Run(changes.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS), "run")
+        data = encode_run(changes.take(), compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        self.run = Run(pa.py_buffer(data), "run")
         return [
             (name, row["key"], row["entry"], row["op"], row["v0"])
             for name, section in self.run.sections.items()

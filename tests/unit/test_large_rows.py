@@ -200,7 +200,7 @@ def test_a_key_is_found_in_several_blocks() -> None:
         values = found.values.column(0).to_pylist()
         assert dict(zip(zip(names, found.entries.to_pylist(), strict=True), values, strict=True)) == expected
         for entry in (b"1-0149", b"2-0000", b"2-0149", b"3-0149", b"3-0150"):
-            one = table.get_entry(LISTS, keys.slice(0, 1), entry)
+            one = table.get_many(LISTS, keys.slice(0, 1), entry)
             assert one.values.column(0).to_pylist() == [v for at, v in expected.items() if at == (b"large", entry)]
     assert max(batch.nbytes for batch in tables[0].entries(LISTS, keys).values.to_batches()) <= SLICE_BYTES
 

@@ -187,6 +187,16 @@ def test_broadcast_values_are_decoded_only_as_they_are_read() -> None:
     assert counting.decoded == 1
 
 
+def test_a_map_key_beyond_its_type_is_refused_by_name() -> None:
+    state, _ = broadcast_state()
+    uses: list[Callable[[Pair], object]] = [lambda key: state.put(key, ("one", 1)), state.get, state.contains]
+    for use in uses:
+        with pytest.raises(ProcessorError, match=f"int {2**63} does not fit field 'offset' of type bigint") as failure:
+            use(("x", 2**63))
+        assert failure.value.kind is ErrorKind.VALUE_MISMATCH
+    assert list(state.items()) == []
+
+
 @pytest.mark.parametrize("stage", [Stage.INIT, Stage.PROCESS, Stage.CLOSE])
 def test_broadcast_is_written_only_where_all_see_the_same_rows(stage: Stage) -> None:
     state, _ = broadcast_state(stage=stage)

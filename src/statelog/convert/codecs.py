@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Self
 
 from pyspark.sql.types import StructType
 
@@ -15,48 +16,35 @@ from statelog.convert.times import TimeMode
 from statelog.log.entry import Settings
 from statelog.operators.keyed.operator import InputCodec, OutputCodec
 
-_BATCH_WATERMARK_MS: Final = -1
-"""The watermark in Spark's batch queries."""
 _NO_LIMIT_BYTES: Final = (1 << 31) - 1
 
 
-class ProcessorCodecs(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class ProcessorCodecs(ABC):
     """Makes the codecs for one kind of processor; picklable."""
 
-    @property
-    def drops_late(self) -> bool:
-        """Whether late rows are dropped before the processor sees them."""
-        ...
+    settings: Settings = field(default_factory=dict)
+    """The settings, by name, that the state of such a processor depends on."""
 
-    @property
-    def batch_watermark_ms(self) -> int:
-        """The watermark of a batch query, milliseconds."""
-        ...
+    drops_late: ClassVar[bool] = True
+    """Whether late rows are dropped before the processor sees them."""
+    batch_watermark_ms: ClassVar[int] = -1
+    """The watermark of a batch query, milliseconds; this is Spark's."""
 
-    @property
-    def settings(self) -> Settings:
-        """The settings, by name, that the state of such a processor depends on."""
-        ...
-
+    @abstractmethod
     def input(self, columns: list[str]) -> InputCodec:
         """The codec of input rows with these column names."""
-        ...
 
+    @abstractmethod
     def output(self, schema: StructType, zone: str, uid: str) -> OutputCodec:
         """The codec of output rows; `zone` is the session's, for times without a zone, and `uid` names the operator."""
-        ...
 
 
-@dataclass(frozen=True)
-class RowCodecs:
+class RowCodecs(ProcessorCodecs):
     """Spark's ``Row`` objects, as ``transformWithState`` gives and takes them.
 
     Output times without a zone are local times of the process, as in Spark, not of the session.
     """
-
-    drops_late: ClassVar[bool] = True
-    batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
-    settings: ClassVar[Settings] = {}
 
     def input(self, columns: list[str]) -> RowInput:
         return RowInput(columns)
@@ -66,7 +54,7 @@ class RowCodecs:
 
 
 @dataclass(frozen=True)
-class FrameCodecs:
+class FrameCodecs(ProcessorCodecs):
     """Pandas frames, as ``transformWithStateInPandas`` gives and takes them."""
 
     max_rows: int = 10_000
@@ -75,10 +63,6 @@ class FrameCodecs:
     """Bytes per frame, about."""
     keeps_integers: bool = False
     """Whether integers keep their width, and stay integers beside nulls."""
-
-    drops_late: ClassVar[bool] = True
-    batch_watermark_ms: ClassVar[int] = _BATCH_WATERMARK_MS
-    settings: ClassVar[Settings] = {}
 
     @classmethod
     def of(cls, setting: Callable[[str, str], object]) -> Self:

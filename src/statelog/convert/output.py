@@ -6,7 +6,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,7 +216,7 @@ class FrameOutput:
             values = held[0] if len(held) == 1 else _joined(held)
             array = None if dtype.kind == "O" else self._from_numpy(field, values)
             if array is None:
-                array = _column(field, values, partial(_owner_from, owner_of, start))
+                array = _column(field, values, owner_of, first=start)
             arrays.append(array)
             start += rows
         if len(arrays) == 1:
@@ -334,17 +333,13 @@ def _joined(parts: Sequence[Any]) -> Any:
     return type(parts[0])._concat_same_type(parts)
 
 
-def _owner_from(owner_of: Callable[[int], str], first: int, row: int) -> str:
-    return owner_of(first + row)
-
-
 def _column(
-    field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str], *, is_stored: bool = False
+    field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str], *, first: int = 0, is_stored: bool = False
 ) -> pa.Array:
     try:
         return to_array(values, field.type) if is_stored else field.to_array(values)
     except MISFITS as failure:
-        for index, value in enumerate(values):
+        for index, value in enumerate(values, first):
             if (reason := field.misfit(value)) is not None:
                 raise ProcessorError(
                     f"{owner_of(index)} returned {type(value).__name__} {value!r:.80} for output column"

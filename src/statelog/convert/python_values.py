@@ -14,9 +14,10 @@ import struct
 from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Context, Decimal
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -43,29 +44,15 @@ from pyspark.sql.types import (
 
 Convert = Callable[[Any], Any]
 
-_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
 _NEVER_MISSING: Final = frozenset((bool, int, str, bytes, datetime.datetime, list, tuple, dict))
 _FLOAT: Final = struct.Struct("<f")
-_EXACT: Final[dict[type[DataType], type]] = {
-    BooleanType: bool,
-    ByteType: int,
-    ShortType: int,
-    IntegerType: int,
-    LongType: int,
-    DoubleType: float,
-    StringType: str,
-    BinaryType: bytes,
-    DateType: datetime.date,
-}
 
 
 def exact_type(kind: DataType) -> type | None:
-    """The class whose values need no conversion, or None; Arrow checks the range of a number when it is stored.
-
-    Float and decimal have no such class: a Python float must be rounded to 32 bits, a decimal to its scale.
-    """
-    return _EXACT.get(type(kind))
+    """The class whose values need no conversion, or None; Arrow checks the range of a number when it is stored."""
+    plain = PLAIN_TYPES.get(type(kind))
+    return None if plain is None else plain.exact
 
 
 def is_mutable(kind: DataType) -> bool:
@@ -99,9 +86,6 @@ def _is_missing(value: Any) -> bool:
 
 
 def _converter(kind: DataType, nan_is_null: bool) -> Convert:
-    bits = _BITS.get(type(kind))
-    if bits is not None:
-        return _integer(bits)
     if isinstance(kind, ArrayType):
         own = exact_type(kind.elementType)
         is_exact = own is not None and not (nan_is_null and own is float)
@@ -113,10 +97,10 @@ def _converter(kind: DataType, nan_is_null: bool) -> Convert:
         return _struct(kind.names, [to_storage(field.dataType, nan_is_null=nan_is_null) for field in kind])
     if isinstance(kind, DecimalType):
         return _DecimalFitting(kind)
-    convert = _PLAIN.get(type(kind))
-    if convert is None:
+    plain = PLAIN_TYPES.get(type(kind))
+    if plain is None:
         raise TypeError(f"there are no values of type {kind.simpleString()}")
-    return convert
+    return plain.convert
 
 
 # ---- Plain types ----
@@ -296,18 +280,30 @@ def _void(value: Any) -> None:
     raise ValueError("it is not null")
 
 
-_PLAIN: Final[dict[type[DataType], Convert]] = {
-    BooleanType: _boolean,
-    FloatType: _float,
-    DoubleType: _double,
-    StringType: _text,
-    BinaryType: _binary,
-    DateType: _date,
-    TimestampType: _timestamp,
-    TimestampNTZType: _timestamp_ntz,
-    DayTimeIntervalType: _interval,
-    TimeType: _time,
-    NullType: _void,
+class PlainType(NamedTuple):
+    """How values of a type without parameters are stored."""
+
+    stored: pa.DataType
+    convert: Convert
+    exact: type | None = None
+
+
+PLAIN_TYPES: Final[dict[type[DataType], PlainType]] = {
+    BooleanType: PlainType(pa.bool_(), _boolean, bool),
+    ByteType: PlainType(pa.int8(), _integer(8), int),
+    ShortType: PlainType(pa.int16(), _integer(16), int),
+    IntegerType: PlainType(pa.int32(), _integer(32), int),
+    LongType: PlainType(pa.int64(), _integer(64), int),
+    FloatType: PlainType(pa.float32(), _float),  # a Python float must be rounded to 32 bits
+    DoubleType: PlainType(pa.float64(), _double, float),
+    StringType: PlainType(pa.string(), _text, str),
+    BinaryType: PlainType(pa.binary(), _binary, bytes),
+    DateType: PlainType(pa.date32(), _date, datetime.date),
+    TimestampType: PlainType(pa.timestamp("us", tz="UTC"), _timestamp),
+    TimestampNTZType: PlainType(pa.timestamp("us"), _timestamp_ntz),
+    DayTimeIntervalType: PlainType(pa.duration("us"), _interval),
+    TimeType: PlainType(pa.time64("ns"), _time),
+    NullType: PlainType(pa.null(), _void),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from statelog.errors import ConfigurationError
 from statelog.runs.schema import TimeDomain
@@ -31,6 +31,10 @@ class TimeMode(StrEnum):
         """The clock that fires timers; None if there are no timers."""
         return _DOMAINS.get(self)
 
+    def timer_values(self, moment: Moment) -> TimerValues:
+        """Spark's object that tells a processor the time; without a clock both times are -1."""
+        return TimerValues(-1, -1) if self is TimeMode.NONE else BatchTimes(moment)
+
 
 _DOMAINS = {TimeMode.PROCESSING_TIME: TimeDomain.PROCESSING, TimeMode.EVENT_TIME: TimeDomain.EVENT}
 
@@ -45,18 +49,3 @@ class BatchTimes(TimerValues):
     def getLateWatermarkInMs(self) -> int:
         """The watermark of the batch before, milliseconds: rows up to it are late."""
         return self._late_watermark_ms
-
-
-class SparkTimes:
-    """Makes Spark's time objects; in time mode None both times of a batch are -1, as in Spark."""
-
-    def __init__(self, mode: TimeMode) -> None:
-        self._mode = mode
-
-    def timer_values(self, moment: Moment) -> TimerValues:
-        if self._mode is TimeMode.NONE:
-            return TimerValues(-1, -1)
-        return BatchTimes(moment)
-
-    def expired_timer(self, time_ms: int) -> ExpiredTimerInfo:
-        return ExpiredTimerInfo(time_ms)

@@ -8,51 +8,13 @@ from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    TimeType,
-)
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType, TimeType
 
-from statelog.convert.python_values import exact_type, from_storage, row_maker, to_storage
+from statelog.convert.python_values import PLAIN_TYPES, exact_type, from_storage, row_maker, to_storage
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.keys import KeyCodec
 from statelog.runs.values import FieldCodec, RowCodec
 
-_ATOMIC: Final[dict[type[DataType], pa.DataType]] = {
-    BooleanType: pa.bool_(),
-    ByteType: pa.int8(),
-    ShortType: pa.int16(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    BinaryType: pa.binary(),
-    DateType: pa.date32(),
-    TimestampType: pa.timestamp("us", tz="UTC"),
-    TimestampNTZType: pa.timestamp("us"),
-    DayTimeIntervalType: pa.duration("us"),
-    TimeType: pa.time64("ns"),
-    NullType: pa.null(),
-}
 _TIME_DIGITS: Final = 6
 
 
@@ -78,10 +40,10 @@ def arrow_type(kind: DataType, subject: str) -> pa.DataType:
         return pa.struct([pa.field(field.name, arrow_type(field.dataType, subject)) for field in kind])
     if isinstance(kind, TimeType) and kind.precision > _TIME_DIGITS:
         raise _unsupported(kind, subject, f"Convert it to time({_TIME_DIGITS}): times in Python have microseconds.")
-    atomic = _ATOMIC.get(type(kind))
-    if atomic is None:
+    plain = PLAIN_TYPES.get(type(kind))
+    if plain is None:
         raise _unsupported(kind, subject, "Convert it to a string, number, timestamp, array, map or struct.")
-    return atomic
+    return plain.stored
 
 
 def _unsupported(kind: DataType, subject: str, hint: str) -> ConfigurationError:

@@ -58,13 +58,12 @@ class EventTime:
         """The largest event time of each of the `inputs`, milliseconds; None for an input without rows."""
         if not rows.num_rows:
             return [None] * self.inputs
-        times = self.times_us(rows)
-        if self.input_column is None:
-            largest = pc.max(times).as_py()
-            return [None if largest is None else largest // _US_PER_MS][: self.inputs]
-        inputs = rows.column(self.input_column)
-        per_input = (pc.max(times.filter(pc.equal(inputs, index))).as_py() for index in range(self.inputs))
-        return [None if largest is None else largest // _US_PER_MS for largest in per_input]
+        parts = [self.times_us(rows)]
+        if self.input_column is not None:
+            inputs = rows.column(self.input_column)
+            parts = [parts[0].filter(pc.equal(inputs, index)) for index in range(self.inputs)]
+        largest = (pc.max(times).as_py() for times in parts[: self.inputs])
+        return [None if time_us is None else time_us // _US_PER_MS for time_us in largest]
 
     def newest_ms(self, rows: pa.RecordBatch, starts: npt.NDArray[np.int64]) -> list[int | None]:
         """The newest event time of each key, milliseconds; None for a key whose rows have none.

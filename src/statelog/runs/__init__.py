@@ -5,8 +5,8 @@ them. Within a state rows are sorted by key hash: at any parallelism the keys of
 
 The life of a run:
 
-1. `values` turns users' tuples into columns, `keys` makes the bytes of a key (`key_columns` for whole columns,
-   `key_values` for one key), and `key_groups` assigns each key hash to a subtask.
+1. `values` turns users' tuples into columns, `keys` makes the bytes of keys, and `key_groups` assigns each key hash to
+   a subtask.
 2. `writer` writes the changes of a batch, state by state, in blocks and with a footer. `format` names the parts of the
    file, `schema` describes states.
 3. `digests` adds the checksum of a changeset to the history of a subtask.

@@ -112,7 +112,7 @@ def bytes_before(column: pa.Array, rows: Positions) -> Positions:
         for child in [column.keys, column.items] if pa.types.is_map(kind) else [column.values]:
             inside = inside + bytes_before(child, offsets[rows]) - bytes_before(child, offsets[:1])
         return inside
-    if _has_offsets(kind):
+    if is_variable(kind):
         width = np.dtype(np.int64 if _is_large(kind) else np.int32)
         offsets = np.frombuffer(column.buffers()[1], width, len(column) + 1, column.offset * width.itemsize)
         before: Positions = width.itemsize * rows + (offsets[rows].astype(np.int64) - int(offsets[0]))
@@ -124,7 +124,8 @@ def bytes_before(column: pa.Array, rows: Positions) -> Positions:
     return rows * max(1, int(bits) // 8)
 
 
-def _has_offsets(kind: pa.DataType) -> bool:
+def is_variable(kind: pa.DataType) -> bool:
+    """Whether values of a type are strings or binaries."""
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind)) or _is_large(kind)
 
 

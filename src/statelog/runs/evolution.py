@@ -7,8 +7,7 @@ its old values, whether or not runs were merged in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +17,6 @@ import pyarrow.compute as pc
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, encode_schema
 
-_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
     pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
@@ -29,16 +27,10 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
     pa.binary(): (pa.string(),),
 }
 
+_Fits = Callable[[pa.DataType, pa.DataType], bool]
 _Join = Callable[[pa.DataType, pa.DataType], pa.DataType]
-
-
-@dataclass(frozen=True)
-class _Misfit:
-    """A field that cannot be read with the wanted type; an empty path means the whole row."""
-
-    path: str
-    stored: pa.DataType
-    wanted: pa.DataType
+_Misfit = tuple[str, pa.DataType, pa.DataType]
+"""A field that cannot be read with the wanted type: path (empty for the whole row), stored and wanted type."""
 
 
 def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where: str) -> None:
@@ -55,12 +47,11 @@ def require_evolution(stored: StateDescriptor, declared: StateDescriptor, where:
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Declare the state as it was, or use another name for the new one.",
         )
-    misfit = _first_misfit(pa.struct(stored.value_schema), pa.struct(declared.value_schema), _is_widening)
-    if misfit is not None:
-        field = f"field '{misfit.path}'" if misfit.path else "the row"
+    for path, held, wanted in _misfits(pa.struct(stored.value_schema), pa.struct(declared.value_schema), _is_widening):
+        field = f"field '{path}'" if path else "the row"
         raise ConfigurationError(
-            f"{where}: {field} of {declared.kind} state '{declared.name}' is {misfit.stored} in the location, and the"
-            f" processor declares {misfit.wanted}.",
+            f"{where}: {field} of {declared.kind} state '{declared.name}' is {held} in the location, and the processor"
+            f" declares {wanted}.",
             kind=ErrorKind.OTHER_SCHEMA,
             hint="Fields can be added, removed, reordered and widened: integers to larger ones, float or double, float"
             " to double, decimals to a larger precision, string to binary and back. For anything else declare a field"
@@ -72,7 +63,7 @@ def can_read(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
     """Whether rows written with one description can be read with another."""
     if _is_other_state(stored, wanted):
         return False
-    return _first_misfit(pa.struct(stored.value_schema), pa.struct(wanted.value_schema), _is_readable) is None
+    return not any(_misfits(pa.struct(stored.value_schema), pa.struct(wanted.value_schema), _is_readable))
 
 
 def recorded_schema(stored: StateSchema, declared: StateSchema) -> StateSchema:
@@ -127,44 +118,31 @@ def _is_other_state(stored: StateDescriptor, wanted: StateDescriptor) -> bool:
     return not is_same or (stored.kind is StateKind.TIMER and stored != wanted)
 
 
-def _first_misfit(
-    stored: pa.DataType, wanted: pa.DataType, fits: Callable[[pa.DataType, pa.DataType], bool], path: str = ""
-) -> _Misfit | None:
+def _misfits(stored: pa.DataType, wanted: pa.DataType, fits: _Fits, path: str = "") -> Iterator[_Misfit]:
     if stored == wanted or pa.types.is_null(stored):
-        return None
+        return
     parts = _parts(stored, wanted)
-    if parts is None:
-        return None if fits(stored, wanted) else _Misfit(path, stored, wanted)
-    for old, new in parts:
+    if parts is None and not fits(stored, wanted):
+        yield path, stored, wanted
+    for old, new in parts or ():
+        below = f"{path}.{new.name}" if path else new.name
         if old.nullable and not new.nullable:
-            return _Misfit(_below(path, new), stored, wanted)
-        misfit = _first_misfit(old.type, new.type, fits, _below(path, new))
-        if misfit is not None:
-            return misfit
-    return None
-
-
-def _below(path: str, field: pa.Field) -> str:
-    return f"{path}.{field.name}" if path else field.name
+            yield below, stored, wanted
+        yield from _misfits(old.type, new.type, fits, below)
 
 
 def _parts(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.Field]] | None:
     """The fields that two nested types have in common; None if the types are not nested alike."""
     if pa.types.is_struct(stored) and pa.types.is_struct(wanted):
-        if not (_has_distinct_names(stored) and _has_distinct_names(wanted)):
-            return None
-        held = {field.name: field for field in stored.fields}
+        held, own = ({field.name: field for field in kind.fields} for kind in (stored, wanted))
+        if len(held) < stored.num_fields or len(own) < wanted.num_fields:
+            return None  # several fields have one name
         return [(held[field.name], field) for field in wanted.fields if field.name in held]
     if pa.types.is_list(stored) and pa.types.is_list(wanted):
         return [(stored.value_field, wanted.value_field)]
     if pa.types.is_map(stored) and pa.types.is_map(wanted) and stored.key_type == wanted.key_type:
         return [(stored.item_field, wanted.item_field)]
     return None
-
-
-def _has_distinct_names(kind: pa.StructType) -> bool:
-    names = [field.name for field in kind.fields]
-    return len(set(names)) == len(names)
 
 
 def _is_widening(stored: pa.DataType, wanted: pa.DataType) -> bool:
@@ -182,7 +160,7 @@ def _common(older: pa.DataType, newer: pa.DataType) -> pa.DataType:
     """The type that holds the values of both, so that a merge makes no difference."""
     if pa.types.is_null(newer):
         return older
-    if older in _INTEGERS and newer == pa.float32():
+    if pa.types.is_signed_integer(older) and newer == pa.float32():
         return pa.float64()
     if {older, newer} == {pa.string(), pa.binary()}:
         return pa.binary()

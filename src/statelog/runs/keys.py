@@ -11,15 +11,28 @@ The grouping keys of a batch are encoded column by column, the keys of map entri
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.runs.key_columns import encode_column, is_time, is_variable, join
-from statelog.runs.key_values import field_decoder, field_encoder
+from statelog.runs.byte_slices import is_variable
+from statelog.runs.values import MISFITS, RowCodec
 
 _CACHE_LIMIT: Final = 100_000
+_INT_STRUCTS: Final = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
+_FLOAT_STRUCTS: Final = {4: struct.Struct(">f"), 8: struct.Struct(">d")}
+_LENGTH: Final = struct.Struct(">I")
+_EMPTY: Final = pa.scalar(b"", pa.binary())
+
+_Encode = Callable[[Any], bytes]
+_Decode = Callable[[bytes, int], tuple[Any, int]]
+"""Takes the bytes and the start of the value; returns the value and its end."""
 
 
 class KeyCodec:
@@ -39,14 +52,15 @@ class KeyCodec:
                     hint="Use booleans, numbers, strings, binaries, dates or times, or structs and arrays of them;"
                     " cast other types, or group by their fields.",
                 )
-        self._encoders = [field_encoder(field.type) for field in schema]
-        self._decoders = [field_decoder(field.type) for field in schema]
+        codecs = [_field_codec(field.type) for field in schema]
+        self._encoders = [encode for encode, _ in codecs]
+        self._decoders = [decode for _, decode in codecs]
         self._has_nested = any(pa.types.is_nested(field.type) for field in schema)
         self._decoded: dict[bytes, tuple[Any, ...]] = {}
 
     def encode_columns(self, columns: list[pa.Array]) -> pa.Array:
         """Encode n keys, given as a column of length n per field, into a binary column of length n."""
-        return join([part for column in columns for part in encode_column(column)])
+        return _concatenated([part for column in columns for part in _encode_column(column)])
 
     def encode(self, key: tuple[Any, ...]) -> bytes:
         """Encode one key of values as Arrow gives them: structs as dicts, arrays as lists."""
@@ -72,6 +86,39 @@ class KeyCodec:
         return tuple(values)
 
 
+class MapKeyCodec:
+    """Converts users' map keys, tuples of one schema, to entry keys and back."""
+
+    def __init__(self, codec: RowCodec) -> None:
+        self._codec = codec
+        self._keys = KeyCodec(codec.schema, codec.subject)
+        self._encoded: dict[tuple[Any, ...], bytes] = {}
+
+    def encode(self, key: Any) -> bytes:
+        """The entry key of a map key; ProcessorError if a value does not fit its field."""
+        row = self._codec.normalize(key)
+        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
+        stored = self._codec.to_storage(row)
+        if self._codec.is_mutable:
+            return self._encode_stored(row, stored)  # lists and maps have no hash
+        entry = self._encoded.get(stored)
+        if entry is None:
+            if len(self._encoded) >= _CACHE_LIMIT:
+                self._encoded.clear()
+            entry = self._encoded[stored] = self._encode_stored(row, stored)
+        return entry
+
+    def _encode_stored(self, row: tuple[Any, ...], stored: tuple[Any, ...]) -> bytes:
+        try:
+            return self._keys.encode(stored)
+        except (struct.error, *MISFITS) as error:
+            raise self._codec.misfit(row, error) from error
+
+    def decode(self, entry: bytes) -> tuple[Any, ...]:
+        """The map key of an entry key."""
+        return self._codec.from_storage(self._keys.decode(entry))
+
+
 def _is_supported(kind: pa.DataType, *, with_maps: bool) -> bool:
     if pa.types.is_struct(kind):
         return all(_is_supported(field.type, with_maps=with_maps) for field in kind.fields)
@@ -86,5 +133,271 @@ def _is_supported(kind: pa.DataType, *, with_maps: bool) -> bool:
         or pa.types.is_floating(kind)
         or pa.types.is_decimal128(kind)
         or is_variable(kind)
-        or is_time(kind)
+        or _is_time(kind)
     )
+
+
+# ---- Single values ----
+
+
+def _field_codec(kind: pa.DataType) -> tuple[_Encode, _Decode]:
+    """Encoder and decoder of a field: a null byte, then the value if there is one."""
+    if pa.types.is_null(kind):
+        return lambda value: b"\x00", lambda data, at: (None, at + 1)
+    encode, decode = _value_codec(kind)
+    return (
+        lambda value: b"\x00" if value is None else b"\x01" + encode(value),
+        lambda data, at: decode(data, at + 1) if data[at] else (None, at + 1),
+    )
+
+
+def _value_codec(kind: pa.DataType) -> tuple[_Encode, _Decode]:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _encode_text, _decode_text
+    if is_variable(kind):
+        return _encode_bytes, _decode_bytes
+    if pa.types.is_boolean(kind):
+        return lambda value: b"\x01" if value else b"\x00", lambda data, at: (data[at] == 1, at + 1)
+    if pa.types.is_floating(kind):
+        floats = _FLOAT_STRUCTS[kind.bit_width // 8]
+        nan = floats.pack(float("nan"))
+        return (
+            lambda value: nan if value != value else floats.pack(value + 0.0),
+            lambda data, at: (floats.unpack_from(data, at)[0], at + floats.size),
+        )
+    if pa.types.is_signed_integer(kind):
+        integers = _INT_STRUCTS[kind.bit_width // 8]
+        flip = 1 << (kind.bit_width - 1)
+        return (
+            lambda value: integers.pack(value + flip),
+            lambda data, at: (integers.unpack_from(data, at)[0] - flip, at + integers.size),
+        )
+    if pa.types.is_struct(kind):
+        return _struct_codec([(field.name, *_field_codec(field.type)) for field in kind.fields])
+    if pa.types.is_list(kind):
+        of_element, to_element = _field_codec(kind.value_type)
+        return lambda value: _joined([of_element(element) for element in value]), _elements_decoder(to_element)
+    if pa.types.is_map(kind):
+        return _map_codec(*_field_codec(kind.key_type), *_field_codec(kind.item_type))
+    return lambda value: _encode_column(pa.array([value], kind))[0][0].as_py()[1:], _fixed_decoder(kind)
+
+
+def _encode_text(value: str) -> bytes:
+    return _encode_bytes(value.encode())
+
+
+def _encode_bytes(value: bytes) -> bytes:
+    return _LENGTH.pack(len(value)) + value
+
+
+def _joined(elements: list[bytes]) -> bytes:
+    return _LENGTH.pack(len(elements)) + b"".join(elements)
+
+
+def _decode_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    start = at + 4
+    end = start + _LENGTH.unpack_from(data, at)[0]
+    return data[start:end], end
+
+
+def _decode_text(data: bytes, at: int) -> tuple[str, int]:
+    value, end = _decode_bytes(data, at)
+    return value.decode(), end
+
+
+def _struct_codec(fields: list[tuple[str, _Encode, _Decode]]) -> tuple[_Encode, _Decode]:
+    def encode(value: Any) -> bytes:
+        return b"".join([of_field(value[name]) for name, of_field, _ in fields])
+
+    def decode(data: bytes, at: int) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        for name, _, to_field in fields:
+            values[name], at = to_field(data, at)
+        return values, at
+
+    return encode, decode
+
+
+def _elements_decoder(of_element: _Decode) -> _Decode:
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        count = _LENGTH.unpack_from(data, at)[0]
+        at += _LENGTH.size
+        elements: list[Any] = []
+        for _ in range(count):
+            element, at = of_element(data, at)
+            elements.append(element)
+        return elements, at
+
+    return decode
+
+
+def _map_codec(of_key: _Encode, to_key: _Decode, of_item: _Encode, to_item: _Decode) -> tuple[_Encode, _Decode]:
+    def encode(value: Any) -> bytes:
+        pairs = value.items() if isinstance(value, dict) else value
+        return _joined(sorted(of_key(key) + of_item(item) for key, item in pairs))
+
+    def decode_pair(data: bytes, at: int) -> tuple[tuple[Any, Any], int]:
+        key, at = to_key(data, at)
+        item, at = to_item(data, at)
+        return (key, item), at
+
+    return encode, _elements_decoder(decode_pair)
+
+
+def _fixed_decoder(kind: pa.DataType) -> _Decode:
+    width = kind.bit_width // 8
+
+    def decode(data: bytes, at: int) -> tuple[Any, int]:
+        unscaled = bytearray(data[at : at + width])
+        unscaled[0] ^= 0x80
+        unscaled.reverse()
+        array = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(unscaled))])
+        return array[0].as_py(), at + width
+
+    return decode
+
+
+# ---- Whole columns ----
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    """Whether values of a type are stored as a number of time units."""
+    return bool(
+        pa.types.is_date32(kind)
+        or pa.types.is_time64(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_duration(kind)
+    )
+
+
+def _concatenated(parts: list[pa.Array]) -> pa.Array:
+    """Concatenate binary arrays row by row."""
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY)
+
+
+def differs_from_previous(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Mask of the values that do not equal the one before, such as the first."""
+    result = np.ones(len(column), bool)
+    if len(column) > 1:
+        equal = pc.equal(column.slice(1), column.slice(0, len(column) - 1))
+        result[1:] = ~equal.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _encode_column(column: pa.Array) -> list[pa.Array]:
+    """Encode a column of a key as binary columns without nulls; joined row by row they are the field's bytes."""
+    kind = column.type
+    if is_variable(kind):
+        return _encode_variable(column)
+    if pa.types.is_struct(kind):
+        return _encode_struct(column)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _encode_collection(column)
+    return [_with_null_byte(column, _fixed_payload(column))]
+
+
+def _with_null_byte(column: pa.Array, payload: npt.NDArray[np.uint8]) -> pa.Array:
+    """01 and the bytes of the payload where the column has a value, 00 alone elsewhere."""
+    count, width = payload.shape
+    matrix = np.empty((count, width + 1), np.uint8)
+    matrix[:, 0] = 1
+    matrix[:, 1:] = payload
+    if column.null_count == 0:
+        offsets = np.arange(0, (width + 1) * count + 1, width + 1, dtype=np.int32)
+        flat = matrix
+    else:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(np.where(valid, width + 1, 1), out=offsets[1:])
+        matrix[~valid, 0] = 0
+        keep = np.ones(matrix.shape, bool)
+        keep[~valid, 1:] = False
+        flat = matrix[keep]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(flat))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def _encode_variable(column: pa.Array) -> list[pa.Array]:
+    kind = pa.large_binary() if column.type in (pa.large_string(), pa.large_binary()) else pa.binary()
+    payload = column.cast(kind).cast(pa.binary())
+    lengths = pc.fill_null(pc.binary_length(payload), 0).to_numpy(zero_copy_only=False)
+    if column.null_count:
+        payload = pc.fill_null(payload, b"")
+    return [_with_null_byte(column, _counts(lengths)), payload]
+
+
+def _encode_struct(column: pa.Array) -> list[pa.Array]:
+    parts = [part for index in range(column.type.num_fields) for part in _encode_column(column.field(index))]
+    flags = _with_null_byte(column, np.empty((len(column), 0), np.uint8))
+    return [flags, *(_only_of_values(column, part) for part in parts)]
+
+
+def _encode_collection(column: pa.Array) -> list[pa.Array]:
+    """Number of elements, then an array's elements in order, or a map's entries sorted by their bytes."""
+    if not len(column):
+        return [pa.array([], pa.binary())]
+    offsets = column.offsets.to_numpy()
+    start, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    counts = np.diff(offsets)
+    if pa.types.is_map(column.type):
+        parts = _encode_column(column.keys.slice(start, count)) + _encode_column(column.items.slice(start, count))
+        elements = _sorted_within(_concatenated(parts), counts)
+    else:
+        elements = _concatenated(_encode_column(column.values.slice(start, count)))
+    # The elements' bytes are contiguous, so those of a row are one stretch of the same buffer.
+    _, ends, data = elements.buffers()
+    bounds = np.zeros(1, np.int32) if count == 0 else np.frombuffer(ends, np.int32, count + 1, elements.offset * 4)
+    stretches = pa.py_buffer(bounds[offsets - start])
+    payload = pa.Array.from_buffers(pa.binary(), len(column), [None, stretches, data])
+    return [_with_null_byte(column, _counts(counts)), _only_of_values(column, payload)]
+
+
+def _sorted_within(elements: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
+    """Sort the elements of each row; `counts` holds the number of elements per row."""
+    if not len(counts) or counts.max() <= 1:
+        return elements
+    rows = np.repeat(np.arange(len(counts)), counts)
+    table = pa.table({"row": rows, "element": elements})
+    return elements.take(pc.sort_indices(table, [("row", "ascending"), ("element", "ascending")]))
+
+
+def _only_of_values(column: pa.Array, part: pa.Array) -> pa.Array:
+    """The part, but empty where the column is null: null structs and arrays may hide values."""
+    return part if column.null_count == 0 else pc.if_else(column.is_valid(), part, _EMPTY)
+
+
+def _counts(numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    return numbers.astype(">u4").view(np.uint8).reshape(len(numbers), 4)
+
+
+def _fixed_payload(column: pa.Array) -> npt.NDArray[np.uint8]:
+    """Bytes of the values of a fixed-width column, one row per value; rows of nulls are arbitrary."""
+    kind = column.type
+    count = len(column)
+    if pa.types.is_null(kind):
+        return np.empty((count, 0), np.uint8)
+    if pa.types.is_boolean(kind):
+        flags = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
+        payload: npt.NDArray[np.uint8] = flags.astype(np.uint8).reshape(count, 1)
+        return payload
+    if pa.types.is_decimal128(kind):
+        if count == 0:
+            return np.empty((0, 16), np.uint8)
+        unscaled = np.frombuffer(column.buffers()[1], np.uint8, count * 16, column.offset * 16)
+        matrix = unscaled.reshape(count, 16)[:, ::-1].copy()
+        matrix[:, 0] ^= 0x80
+        return matrix
+    if pa.types.is_floating(kind):
+        floats = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False) + 0.0
+        floats[np.isnan(floats)] = np.nan
+        return _big_endian(floats)
+    if _is_time(kind):
+        column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+    bits = values.dtype.itemsize * 8
+    return _big_endian(values ^ values.dtype.type(-(1 << (bits - 1))))
+
+
+def _big_endian(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    swapped = values.astype(values.dtype.newbyteorder(">"))
+    return swapped.view(np.uint8).reshape(len(values), values.dtype.itemsize)

@@ -8,18 +8,19 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.runs.byte_slices import BUDGET, gather_rows, join_rows, joined_column, size_of
+from statelog.runs.byte_slices import BUDGET, Positions, gather_rows, join_rows, joined_column, size_of
 from statelog.runs.evolution import merged_schema
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation
 from statelog.runs.key_groups import HashRange
+from statelog.runs.keys import differs_from_previous
 from statelog.runs.reader import Run, RunBlock, RunSection
 from statelog.runs.schema import StateDescriptor, is_deleted
 from statelog.runs.times import Moment
@@ -77,21 +78,12 @@ def merge_runs(
     slice_rows: int = LOCAL_BLOCK_ROWS,
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> int:
-    """Merge runs, oldest first, into one: the newest change of each entry stays. Returns the number of rows written.
-
-    Runs of one checkpoint, whose keys are disjoint, may stand in any order. `is_bottom`: nothing older exists, so
-    removals need not stay. `within`: only keys of these hashes stay. About `slice_rows` input rows, or `slice_bytes` of
-    them, are in memory at once. A damaged input raises CorruptionError.
-    """
-    add_runs(
-        runs,
-        writer,
-        is_bottom=is_bottom,
-        within=within,
-        garbage=garbage,
-        slice_rows=slice_rows,
-        slice_bytes=slice_bytes,
+    """Merge runs into one, and return the number of rows written; the arguments are those of :class:`RunMerge`."""
+    merge = RunMerge(
+        runs, is_bottom=is_bottom, within=within, garbage=garbage, slice_rows=slice_rows, slice_bytes=slice_bytes
     )
+    for _ in merge.write(writer):
+        pass
     return writer.finish()
 
 
@@ -125,7 +117,6 @@ class ChangeSink(Protocol):
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
         """Receive changes of a state, in run order."""
-        ...
 
 
 class MergePosition(NamedTuple):
@@ -135,44 +126,42 @@ class MergePosition(NamedTuple):
     first_hash: int
 
 
+@dataclass(frozen=True)
 class RunMerge:
     """A merge that can stop after every slice and resume later, even in another process.
 
-    The parameters are those of :func:`merge_runs`, and `keeps_blocks`: the inputs' blocks stay in memory once they are
-    read. This suits mapped runs, because several slices take parts of one block.
+    Of each entry the newest change stays. A damaged input raises CorruptionError.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        *,
-        is_bottom: bool,
-        within: HashRange | None = None,
-        garbage: Garbage | None = None,
-        slice_rows: int = LOCAL_BLOCK_ROWS,
-        slice_bytes: int = BUDGET.slice_bytes,
-        keeps_blocks: bool = False,
-    ) -> None:
-        self._runs = runs
-        self._keeps_blocks = keeps_blocks
-        self._is_bottom = is_bottom
-        self._within = within
-        self._garbage = garbage
-        self._slice_rows = slice_rows
-        self._slice_bytes = slice_bytes
-        states: dict[str, StateDescriptor] = {}
-        for run in runs:
-            for name, section in run.sections.items():
-                states[name] = merged_schema(states.get(name, section.state), section.state)
-        self._states = list(states.values())
+    runs: Sequence[Run]
+    """Oldest first. Runs of one checkpoint, whose keys are disjoint, may stand in any order."""
+    _: KW_ONLY
+    is_bottom: bool
+    """Whether nothing older exists, so that removals need not stay."""
+    within: HashRange | None = None
+    """Only keys of these hashes stay."""
+    garbage: Garbage | None = None
+    slice_rows: int = LOCAL_BLOCK_ROWS
+    """About as many input rows are in memory at once."""
+    slice_bytes: int = BUDGET.slice_bytes
+    """About as many bytes of them."""
+    keeps_blocks: bool = False
+    """Whether the inputs' blocks stay in memory once they are read.
+
+    This suits mapped runs, because several slices take parts of one block.
+    """
 
     def write(self, writer: ChangeSink, start: MergePosition | None = None) -> Iterator[MergePosition]:
         """Write slice after slice from `start` on, and yield the position of the next one after each."""
+        states: dict[str, StateDescriptor] = {}
+        for run in self.runs:
+            for name, section in run.sections.items():
+                states[name] = merged_schema(states.get(name, section.state), section.state)
         first_state, first_hash = start or MergePosition(0, 0)
-        for number, state in enumerate(self._states[first_state:], first_state):
-            if self._garbage is not None and is_deleted(state.name, self._garbage.generations):
+        for number, state in list(enumerate(states.values()))[first_state:]:
+            if self.garbage is not None and is_deleted(state.name, self.garbage.generations):
                 continue
-            sections = [found for run in self._runs if (found := run.section(state)) is not None]
+            sections = [found for run in self.runs if (found := run.section(state)) is not None]
             slices = list(self._slices(sections))
             for first, last in slices:
                 if number == first_state:
@@ -184,27 +173,59 @@ class RunMerge:
                     del batch  # frees its memory for the next one
                 yield MergePosition(number + 1, 0) if last == slices[-1][1] else MergePosition(number, last + 1)
 
-    def _merged(
-        self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int
-    ) -> Iterator[pa.RecordBatch]:
-        batches, ages = _read_slice(sections, first, last, keeps_blocks=self._keeps_blocks)
-        return _merge_slice(
-            state, batches, ages, is_bottom=self._is_bottom, garbage=self._garbage, max_bytes=_SLACK * self._slice_bytes
-        )
-
     def _slices(self, sections: Sequence[RunSection]) -> Iterator[tuple[int, int]]:
         """Cut the hash range into slices of about the right size, on the assumption of evenly spread hashes."""
-        first, last = (self._within.first, self._within.last) if self._within else (0, (1 << 64) - 1)
+        first, last = (self.within.first, self.within.last) if self.within else (0, (1 << 64) - 1)
         blocks = [block for section in sections for block in section.blocks_between(first, last)]
         if len(sections) == 1 and all(
-            block.rows <= self._slice_rows and block.size_bytes <= _SLACK * self._slice_bytes for block in blocks
+            block.rows <= self.slice_rows and block.size_bytes <= _SLACK * self.slice_bytes for block in blocks
         ):
-            yield from _whole_blocks(blocks, first, last, self._slice_rows, self._slice_bytes)
+            yield from _whole_blocks(blocks, first, last, self.slice_rows, self.slice_bytes)
             return
         rows, size_bytes = sum(block.rows for block in blocks), sum(block.size_bytes for block in blocks)
         yield from _even_slices(
-            blocks, first, last, max(-(-rows // self._slice_rows), -(-size_bytes // self._slice_bytes))
+            blocks, first, last, max(-(-rows // self.slice_rows), -(-size_bytes // self.slice_bytes))
         )
+
+    def _merged(
+        self, state: StateDescriptor, sections: Sequence[RunSection], first: int, last: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Merge the rows of a slice."""
+        batches, ages = self._read(sections, first, last)
+        if not batches:
+            return
+        max_bytes = _SLACK * self.slice_bytes
+        is_one_run = bool(ages[0] == ages[-1])
+        if is_one_run and not self.is_bottom:
+            yield from join_rows(batches, max_bytes)  # sorted already, each entry once
+            return
+        is_small = size_of(batches) <= max_bytes
+        rows = pa.concat_batches(batches) if is_small else _without_values(batches)
+        kept = np.arange(rows.num_rows) if is_one_run else _surviving_rows(state, rows, ages)
+        if self.is_bottom:
+            kept = kept[rows.column(3).to_numpy()[kept] == Operation.PUT]
+            if state.expires_by is not None and self.garbage is not None:
+                now_ms = self.garbage.moment.now_ms(state.expires_by)
+                kept = kept[pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()[kept] > now_ms]
+        if is_small:
+            merged = rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
+            del batches, rows  # before the result is written and the next slice read
+            yield merged
+        else:
+            del rows
+            yield from gather_rows(batches, kept, max_bytes)
+
+    def _read(self, sections: Sequence[RunSection], first: int, last: int) -> tuple[list[pa.RecordBatch], Positions]:
+        """The inputs' rows in a range of hashes, newest input first, and the age of each row's input (0: newest)."""
+        batches: list[pa.RecordBatch] = []
+        ages: list[Positions] = []
+        for age, section in enumerate(reversed(sections)):
+            for block in section.blocks_between(first, last):
+                batch = _rows_between(block.batch if self.keeps_blocks else block.load(), first, last)
+                if batch.num_rows:
+                    batches.append(batch)
+                    ages.append(np.full(batch.num_rows, age, np.int64))
+        return batches, np.concatenate(ages) if ages else np.zeros(0, np.int64)
 
 
 def _even_slices(blocks: Sequence[RunBlock], first: int, last: int, count: int) -> Iterator[tuple[int, int]]:
@@ -235,71 +256,10 @@ def _whole_blocks(
     yield first, last
 
 
-def _read_slice(
-    sections: Sequence[RunSection], first: int, last: int, *, keeps_blocks: bool
-) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
-    """The inputs' rows in a range of hashes, newest input first, and the age of each row's input (0: newest)."""
-    batches: list[pa.RecordBatch] = []
-    ages: list[npt.NDArray[np.int64]] = []
-    for age, section in enumerate(reversed(sections)):
-        for block in section.blocks_between(first, last):
-            batch = _rows_between(block.batch if keeps_blocks else block.load(), first, last)
-            if batch.num_rows:
-                batches.append(batch)
-                ages.append(np.full(batch.num_rows, age, np.int64))
-    return batches, np.concatenate(ages) if ages else np.zeros(0, np.int64)
-
-
-def _merge_slice(
-    state: StateDescriptor,
-    batches: Sequence[pa.RecordBatch],
-    ages: npt.NDArray[np.int64],
-    *,
-    is_bottom: bool,
-    garbage: Garbage | None,
-    max_bytes: int,
-) -> Iterator[pa.RecordBatch]:
-    if not batches:
-        return
-    is_one_run = ages[0] == ages[-1]
-    if is_one_run and not is_bottom:
-        yield from join_rows(batches, max_bytes)  # sorted already, each entry once
-        return
-    is_small = size_of(batches) <= max_bytes
-    rows = pa.concat_batches(batches) if is_small else _without_values(batches)
-    kept = _kept_rows(state, rows, ages, is_one_run=bool(is_one_run), is_bottom=is_bottom, garbage=garbage)
-    if is_small:
-        merged = rows if is_one_run and len(kept) == rows.num_rows else rows.take(pa.array(kept))
-        del batches, rows  # before the result is written and the next slice read
-        yield merged
-    else:
-        del rows
-        yield from gather_rows(batches, kept, max_bytes)
-
-
 def _without_values(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Only the columns that decide which rows stay."""
     columns = [joined_column([batch.column(index) for batch in batches]) for index in range(VALUE_COLUMN)]
     return pa.RecordBatch.from_arrays(columns, names=batches[0].schema.names[:VALUE_COLUMN])
-
-
-def _kept_rows(
-    state: StateDescriptor,
-    rows: pa.RecordBatch,
-    ages: npt.NDArray[np.int64],
-    *,
-    is_one_run: bool,
-    is_bottom: bool,
-    garbage: Garbage | None,
-) -> npt.NDArray[np.int64]:
-    kept = np.arange(rows.num_rows) if is_one_run else _surviving_rows(state, rows, ages)
-    if is_bottom:
-        operations = rows.column(3).to_numpy()
-        kept = kept[operations[kept] == Operation.PUT]
-        if state.expires_by is not None and garbage is not None:
-            expiry = pc.fill_null(rows.column(EXPIRY_COLUMN), _NEVER).to_numpy()
-            kept = kept[expiry[kept] > garbage.moment.now_ms(state.expires_by)]
-    return kept
 
 
 def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatch:
@@ -309,7 +269,7 @@ def _rows_between(batch: pa.RecordBatch, first: int, last: int) -> pa.RecordBatc
     return batch if end - start == batch.num_rows else batch.slice(start, end - start)
 
 
-def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: Positions) -> Positions:
     """Positions of the rows that survive a merge, in run order.
 
     `rows` holds the inputs one after the other, newest first; `ages` counts the inputs from the newest.
@@ -327,14 +287,13 @@ def _surviving_rows(state: StateDescriptor, rows: pa.RecordBatch, ages: npt.NDAr
     shared = order[~is_alone]
     if not len(shared):
         return order
-    shared, groups = _sort_shared(rows, shared, groups, ages)
-    newest = _newest_of_each(rows, shared, groups, ages)
-    kept = np.concatenate((order[is_alone], shared[newest]))
-    kept_groups = np.concatenate((np.cumsum(is_first)[is_alone], groups[newest]))
+    shared, groups = _newest_of_each(rows, shared, groups, ages)
+    kept = np.concatenate((order[is_alone], shared))
+    kept_groups = np.concatenate((np.cumsum(is_first)[is_alone], groups))
     return kept[np.argsort(kept_groups, kind="stable")]
 
 
-def _has_collisions(keys: pa.Array, order: npt.NDArray[np.int64], is_first: npt.NDArray[np.bool_]) -> bool:
+def _has_collisions(keys: pa.Array, order: Positions, is_first: npt.NDArray[np.bool_]) -> bool:
     """Whether two rows of one hash belong to different keys."""
     followers = np.flatnonzero(~is_first)
     if not len(followers):
@@ -343,47 +302,26 @@ def _has_collisions(keys: pa.Array, order: npt.NDArray[np.int64], is_first: npt.
     return bool(same.false_count)
 
 
-def _sort_shared(
-    rows: pa.RecordBatch,
-    shared: npt.NDArray[np.int64],
-    groups: npt.NDArray[np.int64],
-    ages: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Sort rows that share hashes by group, key, entry and age; returns the rows and their groups."""
-    picked = pa.array(shared)
-    columns: dict[str, Any] = {
-        "group": groups,
-        "key": rows.column(1).take(picked),
-        "entry": rows.column(2).take(picked),
-        "age": ages[shared],
-    }
-    table = pa.table(columns)
-    order = pc.sort_indices(table, [(name, "ascending") for name in columns]).to_numpy()
-    return shared[order], groups[order]
-
-
 def _newest_of_each(
-    rows: pa.RecordBatch,
-    shared: npt.NDArray[np.int64],
-    groups: npt.NDArray[np.int64],
-    ages: npt.NDArray[np.int64],
-) -> npt.NDArray[np.bool_]:
-    """Mask of the sorted rows that are the newest of their entry, and not cleared by a newer run."""
+    rows: pa.RecordBatch, shared: Positions, groups: Positions, ages: Positions
+) -> tuple[Positions, Positions]:
+    """Of rows that share hashes those that are the newest of their entry, and not cleared by a newer run.
+
+    They are sorted by group, key and entry; returns also their groups.
+    """
     picked = pa.array(shared)
-    same_key = np.zeros(len(shared), bool)
-    same_key[1:] = groups[1:] == groups[:-1]
-    same_key[1:] &= _equals_previous(rows.column(1).take(picked))
-    same_entry = same_key.copy()
-    same_entry[1:] &= _equals_previous(rows.column(2).take(picked))
-    row_ages = ages[shared]
+    table = pa.table(
+        {"group": groups, "key": rows.column(1).take(picked), "entry": rows.column(2).take(picked), "age": ages[shared]}
+    )
+    order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy()
+    del table
+    shared, groups = shared[order], groups[order]
+    picked, row_ages = pa.array(shared), ages[shared]
+    is_new_key = differs_from_previous(rows.column(1).take(picked))
+    is_new_key[1:] |= groups[1:] != groups[:-1]
+    is_new_entry = is_new_key | differs_from_previous(rows.column(2).take(picked))
     clears = rows.column(3).to_numpy()[shared] == Operation.CLEAR
-    key_starts = np.flatnonzero(~same_key)
+    key_starts = np.flatnonzero(is_new_key)
     cleared_at = np.minimum.reduceat(np.where(clears, row_ages, _NEVER), key_starts)
-    per_row = np.repeat(cleared_at, np.diff(np.append(key_starts, len(shared))))
-    return ~same_entry & (row_ages <= per_row)
-
-
-def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
-    equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
-    result: npt.NDArray[np.bool_] = equal.to_numpy(zero_copy_only=False)
-    return result
+    newest = is_new_entry & (row_ages <= np.repeat(cleared_at, np.diff(np.append(key_starts, len(shared)))))
+    return shared[newest], groups[newest]

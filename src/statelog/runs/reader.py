@@ -1,23 +1,21 @@
-"""Reads runs: sorted, immutable files of state changes that can be searched in place.
-
-A changeset is a run; a merge of runs is a run.
-"""
+"""Reads runs, and searches them in place."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
+from statelog.runs.byte_slices import Positions
 from statelog.runs.evolution import can_read, project
 from statelog.runs.format import (
     EXPIRY_COLUMN,
@@ -32,8 +30,6 @@ from statelog.runs.format import (
 )
 from statelog.runs.key_groups import Hashes, HashRange
 from statelog.runs.schema import StateDescriptor
-
-Positions = npt.NDArray[np.int64]
 
 _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
@@ -61,25 +57,13 @@ class Run:
         self.size_bytes: int = buffer.size
         footer = self._read_footer(buffer, offset)
         has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        source = _Source(buffer, name, offset, has_expiry, is_stored, on_damage)
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
         descriptors = [StateDescriptor.from_stored(stored) for stored in footer.states]
         for index, state in enumerate(descriptors):
             schema = change_schema(state)
-            blocks = [
-                RunBlock(
-                    buffer,
-                    stored,
-                    schema,
-                    name,
-                    offset,
-                    has_expiry=has_expiry,
-                    is_stored=is_stored,
-                    on_damage=on_damage,
-                )
-                for stored in footer.blocks
-                if stored.state == index
-            ]
+            blocks = [RunBlock(source, stored, schema) for stored in footer.blocks if stored.state == index]
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
@@ -147,32 +131,29 @@ class RunSection:
         return [block for block in self.blocks if block.first_hash <= last and first <= block.last_hash]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """The bytes of a run, and how to read its blocks."""
+
+    buffer: pa.Buffer
+    name: str
+    offset: int
+    has_expiry: bool
+    is_stored: bool
+    on_damage: Callable[[], None] | None
+
+
 class RunBlock:
     """Rows of one state between two hashes; read and checked on first use."""
 
-    def __init__(
-        self,
-        buffer: pa.Buffer,
-        stored: StoredBlock,
-        schema: pa.Schema,
-        name: str,
-        base: int,
-        *,
-        has_expiry: bool,
-        is_stored: bool,
-        on_damage: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, source: _Source, stored: StoredBlock, schema: pa.Schema) -> None:
         self.rows = stored.rows
         self.size_bytes = stored.size_bytes or stored.length
         self.first_hash = stored.first_hash
         self.last_hash = stored.last_hash
-        self._buffer = buffer
+        self._source = source
         self._stored = stored
         self._schema = schema
-        self._has_expiry = has_expiry
-        self._is_stored = is_stored
-        self._on_damage = on_damage
-        self._where = f"{name}, block at offset {base + stored.offset}"
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -192,24 +173,26 @@ class RunBlock:
 
     def load(self) -> pa.RecordBatch:
         """Read the rows without keeping them; CorruptionError if the bytes have changed since they were written."""
-        stored = self._stored
-        if stored.offset + stored.length > self._buffer.size:
+        source, stored = self._source, self._stored
+        if stored.offset + stored.length > source.buffer.size:
             raise self._found_damaged("reaches beyond the run's end", ErrorKind.FORMAT)
-        data = self._buffer.slice(stored.offset, stored.length)
+        data = source.buffer.slice(stored.offset, stored.length)
         if xxhash.xxh3_64_intdigest(memoryview(data)) != stored.checksum:
             raise self._found_damaged(f"its {stored.length} bytes are damaged", ErrorKind.CHECKSUM)
-        decode = _decompress if self._is_stored else pa.ipc.read_record_batch
-        if self._has_expiry:
+        decode = _decompress if source.is_stored else pa.ipc.read_record_batch
+        if source.has_expiry:
             return decode(data, self._schema)
         rows = decode(data, self._schema.remove(EXPIRY_COLUMN))
         return rows.add_column(EXPIRY_COLUMN, self._schema.field(EXPIRY_COLUMN), pa.nulls(stored.rows, pa.int64()))
 
     def _found_damaged(self, what: str, kind: ErrorKind) -> CorruptionError:
-        if self._on_damage is None:
-            return _damaged(f"{self._where}: {what}.", kind)
-        self._on_damage()
+        source = self._source
+        message = f"{source.name}, block at offset {source.offset + self._stored.offset}: {what}."
+        if source.on_damage is None:
+            return _damaged(message, kind)
+        source.on_damage()
         return CorruptionError(
-            f"{self._where}: {what}.", kind=kind, hint="The local copy was removed; the next attempt fetches it again."
+            message, kind=kind, hint="The local copy was removed; the next attempt fetches it again."
         )
 
     def due(self, after_ms: int, until_ms: int) -> Positions:
@@ -242,15 +225,12 @@ class RunBlock:
         """Row of one entry, found by bisection; None if the block does not name the entry."""
         low, high = (int(span[0]) for span in self.spans(np.array([key_hash], np.uint64)))
         keys, entries = self.batch.column(1), self.batch.column(2)
-        end = high
-        while low < high:
-            middle = (low + high) // 2
-            if (keys[middle].as_py(), entries[middle].as_py()) < (key, entry):
-                low = middle + 1
-            else:
-                high = middle
-        found = low < end and keys[low].as_py() == key and entries[low].as_py() == entry
-        return low if found else None
+
+        def name(row: int) -> tuple[bytes, bytes]:
+            return keys[row].as_py(), entries[row].as_py()
+
+        row = bisect.bisect_left(range(high), (key, entry), low, key=name)
+        return row if row < high and name(row) == (key, entry) else None
 
     def match(self, hashes: Hashes, keys: pa.Array) -> tuple[Positions, Positions]:
         """Find all rows of some keys, given by ascending hashes and the bytes of each key.
@@ -277,10 +257,7 @@ class _EvolvedBlock(RunBlock):
     """A block of a state whose fields have changed since; values are converted when rows are taken or loaded."""
 
     def __init__(self, block: RunBlock, stored: StateDescriptor, wanted: StateDescriptor) -> None:
-        self.rows = block.rows
-        self.size_bytes = block.size_bytes
-        self.first_hash = block.first_hash
-        self.last_hash = block.last_hash
+        super().__init__(block._source, block._stored, block._schema)
         self._block = block
         self._was = stored
         self._wanted = wanted

@@ -92,11 +92,14 @@ class StateDescriptor:
         return cls(stored.name, StateKind(stored.kind), decode_schema(stored.value_schema), entry, expires_by)
 
     def __str__(self) -> str:
-        fields = ", ".join(f"{field.name} {field.type}" for field in self.value_schema)
-        if self.entry_schema is None:
-            return f"{self.kind} state '{self.name}' ({fields})"
-        keys = ", ".join(f"{field.name} {field.type}" for field in self.entry_schema)
-        return f"{self.kind} state '{self.name}' ({keys}) to ({fields})"
+        return described(self.kind, self.name, self.value_schema, self.entry_schema)
+
+
+def described(kind: str, name: str, values: pa.Schema, entry: pa.Schema | None) -> str:
+    """A state for messages, with its fields."""
+    schemas = [values] if entry is None else [entry, values]
+    fields = (", ".join(f"{field.name} {field.type}" for field in schema) for schema in schemas)
+    return f"{kind} state '{name}' ({') to ('.join(fields)})"
 
 
 def stored_name(name: str, generation: int) -> str:

@@ -70,15 +70,8 @@ _SCALARS: Final = (str, bytes, bytearray, int, float, Decimal, date, time, timed
 """Classes of values that can only be the value of a single field."""
 
 
-class _NoValue:
-    """A class that no value has."""
-
-
 class RowCodec:
-    """Converts tuples of one schema to columns and back.
-
-    `subject` names the rows in messages: "state 'x'", "map key of state 'x'".
-    """
+    """Converts tuples of one schema to columns and back; `subject` names them in messages, as in "state 'x'"."""
 
     def __init__(self, fields: Sequence[FieldCodec], subject: str) -> None:
         self.fields = list(fields)
@@ -89,14 +82,11 @@ class RowCodec:
         self._converts = [field.to_storage if field.exact is None else None for field in fields]
         self._is_converted = any(self._converts)
         self._exact_types = tuple(field.exact for field in fields)
-        # The exact class of a single field; _NoValue if there are several, or if every value must be converted.
-        self._only_type = (len(fields) == 1 and fields[0].exact) or _NoValue
+        # The exact class of a single field; None if there are several, or if every value must be converted.
+        self._only_type = fields[0].exact if len(fields) == 1 else None
 
     def normalize(self, row: Any) -> tuple[Any, ...]:
-        """Check a user's row, and convert its values to the schema's types.
-
-        Raises ProcessorError if the row is no tuple of the schema's length, or a value does not fit its field.
-        """
+        """Convert a user's row to the schema's types; ProcessorError if its length or a value does not fit."""
         # This runs for every update, so the plain cases come first.
         if type(row) is tuple:
             if len(row) == 1:
@@ -109,9 +99,11 @@ class RowCodec:
         if not isinstance(row, (tuple, list)) or len(row) != len(self.fields):
             names = ", ".join(f"{field.name} {field.declared or field.type}" for field in self.fields)
             count = f" of {len(row)} values" if isinstance(row, (tuple, list)) else ""
-            raise self._mismatch(
+            hint = "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field."
+            raise ProcessorError(
                 f"{self.subject} takes a tuple of {len(self.fields)} ({names}), not {_shown(row)}{count}.",
-                "A single value is wrapped as (value,)." if len(self.fields) == 1 else "Give a value for each field.",
+                kind=ErrorKind.VALUE_MISMATCH,
+                hint=hint,
             )
         values: list[Any] = []
         for field, value in zip(self.fields, row, strict=True):
@@ -155,12 +147,12 @@ class RowCodec:
             for convert, value in zip(self._converts, row, strict=True)
         )
 
-    def misfit(self, row: tuple[Any, ...], error: Exception, owner: str = "") -> ProcessorError:
+    def misfit(self, row: tuple[Any, ...], error: Exception) -> ProcessorError:
         """The error of a normalized row that could not be stored; names the field and the value."""
         for field, value in zip(self.fields, row, strict=True):
             if (reason := field.misfit(value)) is not None:
-                return self._misfit(field, value, reason, owner)
-        return self._misfit(self.fields[0], row[0], error, owner)
+                return self._misfit(field, value, reason)
+        return self._misfit(self.fields[0], row[0], error)
 
     def from_storage(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """One row of storage types in the form that users see."""
@@ -184,14 +176,12 @@ class RowCodec:
         return copy.deepcopy(row) if self.is_mutable else row
 
     def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
-        return self._mismatch(
+        return ProcessorError(
             f"{self.subject}{owner}: {_shown(value)} does not fit field '{field.name}' of type"
             f" {field.declared or field.type}: {error}.",
-            "Convert the value, or declare the field with another type.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Convert the value, or declare the field with another type.",
         )
-
-    def _mismatch(self, message: str, hint: str) -> ProcessorError:
-        return ProcessorError(message, kind=ErrorKind.VALUE_MISMATCH, hint=hint)
 
 
 def _shown(value: Any) -> str:

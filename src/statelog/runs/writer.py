@@ -86,7 +86,7 @@ class RunWriter:
         before = next((block for block in reversed(self._blocks) if block.state == number), None)
         assert before is None or before.last_hash <= hashes[0], "rows come in order of their hashes"
         for start, end in self._block_bounds(batch, hashes):
-            _pad(self._sink)
+            self._sink.write(b"\0" * (-self._sink.tell() % ALIGNMENT))
             rows = batch.slice(start, end - start)
             if state.kind is StateKind.TIMER:
                 rows = _ordered_by_time(rows)
@@ -170,7 +170,3 @@ def _encode_batch(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
     stream = sink.getvalue()
     start = batch.schema.serialize().size
     return stream.slice(start, stream.size - start - _END_OF_STREAM_BYTES)
-
-
-def _pad(sink: pa.BufferOutputStream) -> None:
-    sink.write(b"\0" * (-sink.tell() % ALIGNMENT))

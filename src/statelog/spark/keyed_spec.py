@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.clock import SystemClock
 from statelog.convert.codecs import ProcessorCodecs
-from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.times import TimeMode
 from statelog.convert.types import key_decoder
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator
@@ -67,7 +68,8 @@ class KeyedSpec(TaskSpec):
             deleted_states=states.deleted,
             input=KeyedInput(self.key_columns, self.codecs.input(self.columns)),
             output=self.codecs.output(self.output_schema, self.session_zone, self.uid),
-            times=SparkTimes(self.time_mode),
+            timer_values=self.time_mode.timer_values,
+            expired_timer=ExpiredTimerInfo,
             timer_domain=self.time_mode.domain,
             event_time=self.event_time,
             output_event_time=self.output_event_time,

@@ -14,8 +14,8 @@ The life of a table:
    the state unchanged.
 
 ``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
-searches mapped runs, newest first; ``memory`` has dictionaries; ``rocksdb`` has an index on disk, with its format in
-``rocksdb_format`` and the sorted files that it ingests in ``rocksdb_files``. ``branched`` puts runs over another table.
+searches mapped runs, newest first, and also puts runs over another table; ``memory`` has dictionaries; ``rocksdb`` has
+an index on disk, in the format of ``rocksdb_format``.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a
 timer), *header* (the record in a RocksDB table of the state that it holds), *description* (a state's kind and fields).

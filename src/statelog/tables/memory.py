@@ -33,10 +33,7 @@ class _Key:
 
 
 class MemoryTable(StateTable):
-    """State as Python dictionaries of one process: fast to read for small states, slow to fill.
-
-    Applying a changeset costs Python time per change, and the whole state stays in memory.
-    """
+    """State as Python dictionaries of one process: all in memory, fast to read for small states, slow to fill."""
 
     def __init__(self) -> None:
         self._states: dict[str, dict[bytes, _Key]] = {}
@@ -46,15 +43,12 @@ class MemoryTable(StateTable):
         for run in runs:
             for name, section in run.sections.items():
                 keys = self._states.setdefault(name, {})
-                state = self._known(section.state)
+                # One object for all equal descriptors, so that rows of equal description are recognized by it.
+                if section.state not in self._descriptors:
+                    self._descriptors.append(section.state)
+                state = self._descriptors[self._descriptors.index(section.state)]
                 for block in section.blocks:
                     _apply_rows(keys, block.load(), state)
-
-    def _known(self, state: StateDescriptor) -> StateDescriptor:
-        """One object for all equal descriptors, so that rows of equal description are recognized by it."""
-        if state not in self._descriptors:
-            self._descriptors.append(state)
-        return self._descriptors[self._descriptors.index(state)]
 
     def branch(self, run: Run) -> MemoryTable:
         branched = MemoryTable()
@@ -70,13 +64,7 @@ class MemoryTable(StateTable):
         branched.apply([run])
         return branched
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        return self._rows_of(state, keys, b"")
-
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
-        return self._rows_of(state, key, entry)
-
-    def _rows_of(self, state: StateDescriptor, keys: KeyBatch, entry: bytes) -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
         positions: list[int] = []
         rows: list[_Row] = []
         for position, entries in enumerate(self._entries_of(state, keys)):
@@ -100,7 +88,7 @@ class MemoryTable(StateTable):
                 found.append(entry)
                 rows.append(row)
         values, expiry = _to_columns(state, rows)
-        return EntryRows(np.array(positions, np.int64), pa.chunked_array([found], pa.binary()), values, expiry)
+        return EntryRows(np.array(positions, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
 
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         due = sorted(

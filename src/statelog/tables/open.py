@@ -70,13 +70,15 @@ def open_rocksdb(
     if table is None:
         return None
     try:
+        applied = None
         try:
-            applied = _advance(table, local, head, filling)
+            chain = None if table.digest is None else local.chain(table.digest, head)
+            if chain is not None:
+                applied = _apply(table, [(local_run, local.open(local_run)) for local_run in chain], filling)
         except (CorruptionError, StorageError, FileNotFoundError, pa.ArrowInvalid) as error:
             if isinstance(error, StorageError) and error.kind is ErrorKind.RESTORE_DEADLINE:
                 raise
             _log.warning("a RocksDB table is made anew: %s", error)
-            applied = None
         if applied is None:
             table.reset(runs[0][0].before if runs else head)
             applied = _apply(table, runs, filling)
@@ -89,15 +91,8 @@ def open_rocksdb(
         raise
 
 
-def _advance(table: RocksTable, local: LocalRuns, head: bytes, filling: Filling) -> int | None:
-    """Apply the runs from the table's digest to another, and return their number of rows; None if none lead there."""
-    chain = None if table.digest is None else local.chain(table.digest, head)
-    if chain is None:
-        return None
-    return _apply(table, [(local_run, local.open(local_run)) for local_run in chain], filling)
-
-
 def _apply(table: RocksTable, runs: Sequence[tuple[LocalRun, Run]], filling: Filling) -> int:
+    """Apply runs, oldest first, and return their number of rows."""
     filling.begin_table(sum(run.size_bytes for _, run in runs))
     before_bytes = 0
     for local_run, run in runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -22,7 +22,6 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
-from statelog.tables.rocksdb_files import SortedFiles
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
     VERSION,
@@ -44,11 +43,14 @@ from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, Va
 
 _WRITE_BUFFER_BYTES: Final = 8 << 20
 _CACHE_BYTES: Final = 16 << 20
+_FILE_BYTES: Final = 64 << 20
 _COUNTED_ENTRIES: Final = 4096
 _VERY_MANY: Final = 1 << 31
 _DELETED_ONE_BY_ONE: Final = 1000
 
 _Row = tuple[bytes, bytes]
+_Add = Callable[[Any, pa.RecordBatch, StateDescriptor, int, int], None]
+"""Adds rows of a state, given with its number and that of its description, to a batch of writes."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(TableHeader)
@@ -101,9 +103,9 @@ class RocksTable(StateTable):
         try:
             self._contents = TableHeader() if held is None else _decoder.decode(held)
         except msgspec.MsgspecError:
-            self._contents = TableHeader(version=0)
+            self._contents = TableHeader()
         if self._contents.version != VERSION:
-            self._contents = TableHeader(version=self._contents.version)
+            self._contents = TableHeader()
         self._forms = [StateDescriptor.from_stored(form) for form in self._contents.forms]
 
     def _options(self) -> Any:
@@ -125,7 +127,7 @@ class RocksTable(StateTable):
     @property
     def digest(self) -> bytes | None:
         """Chain digest of the state in the table; None if it is unknown, or the table is of another version."""
-        return self._contents.digest if self._contents.version == VERSION else None
+        return self._contents.digest
 
     def reset(self, digest: bytes | None = None) -> None:
         """Begin anew with an empty table; `digest` is the chain digest of its state."""
@@ -160,18 +162,19 @@ class RocksTable(StateTable):
         fills = not self._contents.states and run.size_bytes > self._policy.table_batch_bytes
         self._contents.digest = None
         with self._translated():
-            last = self._fill(run, note_rows) if fills else self._put(run, note_rows)
+            last = self._fill(run, note_rows) if fills else self._put(run, note_rows, self._add)
             self._contents.digest = digest
             self._write(last)
         return run.rows
 
-    def _put(self, run: Run, note_rows: Callable[[int], object]) -> Any:
+    def _put(self, run: Run, note_rows: Callable[[int], object], add: _Add) -> Any:
         """Write the changes of a run except for the last ones, and return those as a batch of writes."""
-        batch = self._new_batch()
-        count = 0
+        batch, count = self._new_batch(), 0
         for rows, state, number, form in self._chunks(run):
-            self._add(batch, rows, state, number, form)
-            batch = self._written_if_large(batch)
+            add(batch, rows, state, number, form)
+            if batch.size_in_bytes() >= self._policy.table_batch_bytes:
+                self._write(batch)
+                batch = self._new_batch()
             count += rows.num_rows
             note_rows(count)
         return batch
@@ -181,30 +184,29 @@ class RocksTable(StateTable):
         # Ingested files are there for good at once, so no older digest may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
-        batch, count = self._new_batch(), 0
-        files = SortedFiles(self._folder.parent / "new", self._new_file)
+        files = _SortedFiles(self._folder.parent / "new", lambda: self._rocksdict.SstFileWriter(self._options()))
+
+        def add(batch: Any, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> None:
+            # The table is empty, so there is nothing to remove.
+            puts = rows.filter(pc.equal(rows.column(3), pa.scalar(Operation.PUT, pa.uint8())))
+            for key, value in files.add(self._rows(puts, state, number, form)):
+                batch.put(key, value)
+            if state.kind is StateKind.TIMER:
+                for key in timer_keys(number, puts):
+                    batch.put(key, b"")
+
         try:
-            for rows, state, number, form in self._chunks(run):
-                # The table is empty, so there is nothing to remove.
-                puts = rows.filter(pc.equal(rows.column(3), pa.scalar(Operation.PUT, pa.uint8())))
-                for key, value in files.add(self._rows(puts, state, number, form)):
-                    batch.put(key, value)
-                if state.kind is StateKind.TIMER:
-                    for key in timer_keys(number, puts):
-                        batch.put(key, b"")
-                batch = self._written_if_large(batch)
-                count += rows.num_rows
-                note_rows(count)
+            last = self._put(run, note_rows, add)
             if paths := files.finish():
                 taken_over = self._rocksdict.IngestExternalFileOptions()
                 taken_over.set_move_files(True)
                 self._database.ingest_external_file(paths, taken_over)
         finally:
             files.remove()
-        return batch
+        return last
 
     def _chunks(self, run: Run) -> Iterator[tuple[pa.RecordBatch, StateDescriptor, int, int]]:
-        """The rows of a run in order, in chunks: rows, state, number of the state, number of its description."""
+        """The rows of a run in order, in chunks, as :data:`_Add` takes them."""
         chunk_rows = self._policy.table_chunk_rows
         for section in run.sections.values():
             number, form = self._number(section.state)
@@ -240,7 +242,7 @@ class RocksTable(StateTable):
         for key, value in itertools.islice(self._rows_from(contents.looked_at, sorted(mortal)), rows):
             seen += 1
             contents.looked_at = key
-            _, expiry = decode_expiry(value)
+            expiry = decode_expiry(value)
             if expiry is not None and expiry <= moment.now_ms(mortal[key[: len(of_state(0)[0])]]):
                 batch.delete(key)
         if seen < rows:
@@ -300,28 +302,13 @@ class RocksTable(StateTable):
     def _new_batch(self) -> Any:
         return self._rocksdict.WriteBatch(raw_mode=True)
 
-    def _new_file(self) -> Any:
-        return self._rocksdict.SstFileWriter(self._options())
-
-    def _written_if_large(self, batch: Any) -> Any:
-        if batch.size_in_bytes() < self._policy.table_batch_bytes:
-            return batch
-        self._write(batch)
-        return self._new_batch()
-
     def _write(self, batch: Any) -> None:
         batch.put(CONTENTS_KEY, _encoder.encode(self._contents))
         self._database.write(batch, self._unlogged)
 
     # ---- Reading ----
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        return self._get(state, keys, b"")
-
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
-        return self._get(state, key, entry)
-
-    def _get(self, state: StateDescriptor, keys: KeyBatch, entry: bytes) -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
         number = self._known(state.name)
         found: list[bytes | None] = []
         if number is not None and len(keys):
@@ -341,7 +328,7 @@ class RocksTable(StateTable):
                 entries.append(key[len(prefix) :])
                 values.append(value)
         columns, expiry = decode_values(values, self._forms, state)
-        return EntryRows(np.array(positions, np.int64), pa.chunked_array([entries], pa.binary()), columns, expiry)
+        return EntryRows(np.array(positions, np.int64), columns, expiry, pa.chunked_array([entries], pa.binary()))
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
         counts = np.zeros(len(keys), np.int64)
@@ -400,6 +387,58 @@ class RocksTable(StateTable):
                 f"The RocksDB table in {self._folder} failed: {error}.",
                 hint="Nothing is lost: it is made again from the local runs. Is the disk full, or failing?",
             ) from error
+
+
+class _SortedFiles:
+    """Writes rows to sorted files, which RocksDB ingests without buffering, flushing and compacting their rows.
+
+    A row that does not sort after all rows before it is left out. The folder is emptied first.
+    """
+
+    def __init__(self, folder: Path, new_writer: Callable[[], Any]) -> None:
+        self._folder = folder
+        self._new_writer = new_writer
+        self._writer: Any = None
+        self._paths: list[str] = []
+        self._last = b""
+        self.remove()
+        folder.mkdir(parents=True)
+
+    def add(self, rows: Iterable[_Row]) -> list[_Row]:
+        """Add rows (non-empty key, value), and return those that were left out."""
+        last = self._last
+        left_out: list[_Row] = []
+        for key, value in rows:
+            if key <= last:
+                left_out.append((key, value))
+                continue
+            if self._writer is None:
+                self._begin()
+            self._writer[key] = value
+            last = key
+        self._last = last
+        if self._writer is not None and self._writer.file_size() >= _FILE_BYTES:
+            self._finish()
+        return left_out
+
+    def _begin(self) -> None:
+        self._paths.append(str(self._folder / f"{len(self._paths)}.sst"))
+        self._writer = self._new_writer()
+        self._writer.open(self._paths[-1])
+
+    def _finish(self) -> None:
+        self._writer.finish()
+        self._writer = None
+
+    def finish(self) -> list[str]:
+        """End the last file, and return the paths of all."""
+        if self._writer is not None:
+            self._finish()
+        return self._paths
+
+    def remove(self) -> None:
+        """Remove files that were not ingested."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def rocksdict_library() -> Any:

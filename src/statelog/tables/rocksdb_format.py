@@ -142,10 +142,10 @@ def encode_values(rows: pa.RecordBatch, state: StateDescriptor, form: int) -> li
     return [_encode((form, *row)) for row in zip(expiry, *columns, strict=True)]
 
 
-def decode_expiry(value: bytes) -> tuple[int, int | None]:
-    """The number of a value's description, and its expiry."""
-    form, expiry, *_ = _decode(value)
-    return form, expiry
+def decode_expiry(value: bytes) -> int | None:
+    """The expiry of a value."""
+    expiry: int | None = _decode(value)[1]
+    return expiry
 
 
 def decode_values(

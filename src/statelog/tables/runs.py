@@ -10,86 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.runs.byte_slices import BUDGET, Budget, gather_rows, joined_column
+from statelog.runs.byte_slices import BUDGET, Budget, Positions, gather_rows, joined_column
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
-from statelog.runs.reader import Positions, Run, RunBlock
+from statelog.runs.keys import differs_from_previous
+from statelog.runs.reader import Run, RunBlock
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 _PART_ROWS: Final = 16_384
-
-
-class BranchedTable(StateTable):
-    """Runs, oldest first, over a table, which stays as it is.
-
-    A read takes the table's rows of the keys in question as one more run, older than the others.
-    """
-
-    def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
-        self._table = table
-        self._runs = list(runs)
-
-    def apply(self, runs: Sequence[Run]) -> None:
-        self._runs.extend(runs)
-
-    def branch(self, run: Run) -> BranchedTable:
-        return BranchedTable(self._table, [*self._runs, run])
-
-    def mean_bytes(self, state: StateDescriptor) -> int:
-        return max(self._table.mean_bytes(state), RunsTable(self._runs).mean_bytes(state))
-
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        found = self._table.get_many(state, keys)
-        return self._over(state, keys, found, None).get_many(state, keys)
-
-    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
-        found = self._table.entries(state, keys)
-        return self._over(state, keys, found, found.entries).entries(state, keys)
-
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
-        found = self._table.get_entry(state, key, entry)
-        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
-        return self._over(state, key, found, entries).get_entry(state, key, entry)
-
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        return self._table.count_entries(state, keys) + RunsTable(self._runs).count_entries(state, keys)
-
-    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
-        due = self._table.due_timers(state, after_ms, until_ms)
-        times = pa.Table.from_arrays([pa.array(due.times_ms, pa.int64())], schema=state.value_schema)
-        big_endian = (due.times_ms.astype(np.uint64) + np.uint64(1 << 63)).astype(">u8").tobytes()
-        entries = pa.Array.from_buffers(pa.binary(8), len(times), [None, pa.py_buffer(big_endian)]).cast(pa.binary())
-        found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
-        return self._over(state, due.keys, found, pa.chunked_array([entries])).due_timers(state, after_ms, until_ms)
-
-    def _over(
-        self, state: StateDescriptor, keys: KeyBatch, found: ValueRows | EntryRows, entries: pa.ChunkedArray | None
-    ) -> RunsTable:
-        """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
-        positions = found.positions
-        if not len(positions):
-            return RunsTable(self._runs)
-        batches: list[pa.RecordBatch] = []
-        start = 0
-        for values in found.values.to_batches(max_chunksize=_PART_ROWS):
-            rows = values.num_rows
-            own = keys.take(positions[start : start + rows])
-            columns = [
-                pa.array(own.hashes),
-                own.keys.cast(pa.binary()),
-                pa.array([b""] * rows, pa.binary()) if entries is None else entries.slice(start, rows).combine_chunks(),
-                pa.array(np.full(rows, Operation.PUT, np.uint8)),
-                found.expiry.slice(start, rows),
-                *values.columns,
-            ]
-            if state.kind is StateKind.TIMER:
-                columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
-            assert len(columns) >= VALUE_COLUMN
-            batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
-            start += rows
-        data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
-        return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])
 
 
 class RunsTable(StateTable):
@@ -112,7 +41,9 @@ class RunsTable(StateTable):
         sections = [section for run in self._runs if (section := run.section(state)) is not None]
         return sum([part.size_bytes for part in sections]) // max(1, sum([part.rows for part in sections]))
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        if entry:
+            return self._get_entry(state, keys, entry)
         found = _Gatherer(state, self._budget)
         open_keys = np.arange(len(keys))
         for run in reversed(self._runs):
@@ -125,7 +56,7 @@ class RunsTable(StateTable):
             open_keys = open_keys[~decided]
         return found.values()
 
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
+    def _get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
         key_hash, key_bytes = int(key.hashes[0]), key.keys[0].as_py()
         for run in reversed(self._runs):
             section = run.section(state)
@@ -138,8 +69,8 @@ class RunsTable(StateTable):
                     return found.values()
                 is_cleared |= block.find(key_hash, key_bytes, b"") is not None
             if is_cleared:
-                return _no_value(state)
-        return _no_value(state)
+                return _nothing(state)
+        return _nothing(state)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> Positions:
         counts = np.zeros(len(keys), np.int64)
@@ -182,18 +113,72 @@ class RunsTable(StateTable):
         }
         timers = pa.RecordBatch.from_pydict({**columns, "age": pa.array(np.concatenate(ages))})
         timers = timers.take(pc.sort_indices(timers, [(name, "ascending") for name in ("hash", "key", "time", "age")]))
-        kept = np.ones(len(timers), bool)
-        kept[1:] = ~(_equals_previous(timers["key"]) & _equals_previous(timers["time"]))
-        kept &= timers["operation"].to_numpy() == Operation.PUT
+        is_newest = differs_from_previous(timers["key"]) | differs_from_previous(timers["time"])
+        kept = is_newest & (timers["operation"].to_numpy() == Operation.PUT)
         timers = timers.filter(pa.array(kept))
         return TimerRows(KeyBatch(timers["hash"].to_numpy(), timers["key"]), timers["time"].to_numpy())
 
 
-def _equals_previous(values: pa.Array) -> npt.NDArray[np.bool_]:
-    equal: npt.NDArray[np.bool_] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
-        zero_copy_only=False
-    )
-    return equal
+class BranchedTable(RunsTable):
+    """Runs, oldest first, over a table, which stays as it is.
+
+    A read takes the table's rows of the keys in question as one more run, older than the others.
+    """
+
+    def __init__(self, table: StateTable, runs: Sequence[Run]) -> None:
+        super().__init__(runs)
+        self._table = table
+
+    def branch(self, run: Run) -> BranchedTable:
+        return BranchedTable(self._table, [*self._runs, run])
+
+    def mean_bytes(self, state: StateDescriptor) -> int:
+        return max(self._table.mean_bytes(state), super().mean_bytes(state))
+
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        found = self._table.get_many(state, keys, entry)
+        entries = pa.chunked_array([[entry] * len(found.positions)], pa.binary())
+        return self._over(state, keys, found, entries).get_many(state, keys, entry)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        found = self._table.entries(state, keys)
+        return self._over(state, keys, found, found.entries).entries(state, keys)
+
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        return self._table.count_entries(state, keys) + super().count_entries(state, keys)
+
+    def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
+        due = self._table.due_timers(state, after_ms, until_ms)
+        times = pa.Table.from_arrays([pa.array(due.times_ms, pa.int64())], schema=state.value_schema)
+        big_endian = (due.times_ms.astype(np.uint64) + np.uint64(1 << 63)).astype(">u8").tobytes()
+        entries = pa.Array.from_buffers(pa.binary(8), len(times), [None, pa.py_buffer(big_endian)]).cast(pa.binary())
+        found = ValueRows(np.arange(len(times)), times, pa.nulls(len(times), pa.int64()))
+        return self._over(state, due.keys, found, pa.chunked_array([entries])).due_timers(state, after_ms, until_ms)
+
+    def _over(self, state: StateDescriptor, keys: KeyBatch, found: ValueRows, entries: pa.ChunkedArray) -> RunsTable:
+        """The runs over the rows that the table has found; `found.positions` are positions in `keys`."""
+        positions = found.positions
+        if not len(positions):
+            return RunsTable(self._runs)
+        batches: list[pa.RecordBatch] = []
+        start = 0
+        for values in found.values.to_batches(max_chunksize=_PART_ROWS):
+            rows = values.num_rows
+            own = keys.take(positions[start : start + rows])
+            columns = [
+                pa.array(own.hashes),
+                own.keys.cast(pa.binary()),
+                entries.slice(start, rows).combine_chunks(),
+                pa.array(np.full(rows, Operation.PUT, np.uint8)),
+                found.expiry.slice(start, rows),
+                *values.columns,
+            ]
+            if state.kind is StateKind.TIMER:
+                columns.append(pa.array(np.zeros(rows, np.uint32)))  # filled in by the writer
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=change_schema(state)))
+            start += rows
+        data = encode_run([StateChanges(state, batches)], compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        return RunsTable([Run(pa.py_buffer(data), "rows of a table"), *self._runs])
 
 
 def _matches(run: Run, state: StateDescriptor, keys: KeyBatch) -> list[tuple[RunBlock, Positions, Positions]]:
@@ -238,19 +223,18 @@ class _Gatherer:
     def values(self) -> ValueRows:
         """The rows by key; each key has at most one."""
         if not self._rows:
-            return _no_value(self._state)
+            return _nothing(self._state)
         positions = np.concatenate(self._positions)
         batches = self._rows
         if len(batches) > 1:
             order = np.argsort(positions, kind="stable")
             batches, positions = list(gather_rows(batches, order, self._max_bytes)), positions[order]
-        return ValueRows(positions, _values_of(batches, self._state), _expiry_of(batches))
+        return _found(self._state, positions, batches)
 
     def entries(self) -> EntryRows:
         """The newest put of every entry, by key and entry."""
         if not self._rows:
-            none = _no_value(self._state)
-            return EntryRows(none.positions, pa.chunked_array([], pa.binary()), none.values, none.expiry)
+            return _nothing(self._state)
         batches, positions = self._rows, np.concatenate(self._positions)
         kept = np.concatenate([batch.column(3).to_numpy() for batch in batches]) == Operation.PUT
         if len(batches) > 1:
@@ -259,8 +243,7 @@ class _Gatherer:
             batches, positions = list(gather_rows(batches, kept, self._max_bytes)), positions[kept]
         elif not kept.all():
             batches, positions = [batches[0].filter(pa.array(kept))], positions[kept]
-        entries = pa.chunked_array([batch.column(2) for batch in batches], pa.binary())
-        return EntryRows(positions, entries, _values_of(batches, self._state), _expiry_of(batches))
+        return _found(self._state, positions, batches)
 
     def _newest_first(self, positions: Positions) -> tuple[Positions, npt.NDArray[np.bool_]]:
         """The order of the rows by key, entry and age, and which rows in that order are the newest of their entry."""
@@ -269,23 +252,19 @@ class _Gatherer:
         indices = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
         order = indices.to_numpy().astype(np.int64)
         entries, positions = entries.take(indices), positions[order]
-        is_newest = np.ones(len(positions), bool)
-        is_newest[1:] = ~((positions[1:] == positions[:-1]) & _equals_previous(entries))
+        is_newest = differs_from_previous(entries)
+        is_newest[1:] |= positions[1:] != positions[:-1]
         return order, is_newest
 
 
-def _values_of(batches: Sequence[pa.RecordBatch], state: StateDescriptor) -> pa.Table:
-    end = VALUE_COLUMN + len(state.value_schema)
-    schema = state.value_schema
+def _found(state: StateDescriptor, positions: Positions, batches: Sequence[pa.RecordBatch]) -> EntryRows:
+    """Rows of runs as the answer of a table."""
+    schema, end = state.value_schema, VALUE_COLUMN + len(state.value_schema)
     values = [pa.RecordBatch.from_arrays(rows.columns[VALUE_COLUMN:end], schema=schema) for rows in batches]
-    return pa.Table.from_batches(values, schema)
+    expiry = joined_column([rows.column(EXPIRY_COLUMN) for rows in batches]) if batches else pa.array([], pa.int64())
+    entries = pa.chunked_array([rows.column(2) for rows in batches], pa.binary())
+    return EntryRows(positions, pa.Table.from_batches(values, schema), expiry, entries)
 
 
-def _expiry_of(batches: Sequence[pa.RecordBatch]) -> pa.Array:
-    if not batches:
-        return pa.array([], pa.int64())
-    return joined_column([rows.column(EXPIRY_COLUMN) for rows in batches])
-
-
-def _no_value(state: StateDescriptor) -> ValueRows:
-    return ValueRows(np.zeros(0, np.int64), state.value_schema.empty_table(), pa.array([], pa.int64()))
+def _nothing(state: StateDescriptor) -> EntryRows:
+    return _found(state, np.zeros(0, np.int64), [])

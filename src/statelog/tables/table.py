@@ -41,7 +41,7 @@ class ValueRows:
     """Values found for a batch of keys: m rows."""
 
     positions: npt.NDArray[np.int64]
-    """Positions in the batch of the keys that have a value, ascending, of shape (m,)."""
+    """Position in the batch of each value's key, ascending, of shape (m,)."""
     values: pa.Table
     """Their values, a column per field, in batches of bounded size."""
     expiry: pa.Array
@@ -60,17 +60,11 @@ class TimerRows:
 
 
 @dataclass(frozen=True)
-class EntryRows:
-    """Entries found for a batch of keys: m rows."""
+class EntryRows(ValueRows):
+    """Entries found for a batch of keys; each has a row, with the position of its key."""
 
-    positions: npt.NDArray[np.int64]
-    """Position in the batch of each entry's key, ascending, of shape (m,)."""
     entries: pa.ChunkedArray
     """Entry keys (binary), ascending within a key."""
-    values: pa.Table
-    """The entries' values, a column per field, in batches of bounded size."""
-    expiry: pa.Array
-    """As in :class:`ValueRows`."""
 
 
 class StateTable(ABC):
@@ -80,26 +74,16 @@ class StateTable(ABC):
     """
 
     @abstractmethod
-    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
-        """Values of a value state for a batch of keys."""
+    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+        """Values of a value state for a batch of keys.
+
+        With `entry`, the canonical bytes of a map key: this entry of a map state for a single key, found without
+        reading the key's other entries.
+        """
 
     @abstractmethod
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         """All entries of a list or map state for a batch of keys."""
-
-    @abstractmethod
-    def get_entry(self, state: StateDescriptor, key: KeyBatch, entry: bytes) -> ValueRows:
-        """One entry of a map state, found without reading the key's other entries.
-
-        Parameters
-        ----------
-        state : StateDescriptor
-            A map state.
-        key : KeyBatch
-            One key.
-        entry : bytes
-            Canonical bytes of the map key.
-        """
 
     @abstractmethod
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
@@ -107,17 +91,7 @@ class StateTable(ABC):
 
     @abstractmethod
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
-        """Timers of all keys that are due after one time and up to another.
-
-        Parameters
-        ----------
-        state : StateDescriptor
-            The operator's timers.
-        after_ms : int
-            The caller knows that no timer up to this time exists.
-        until_ms : int
-            The last time of interest.
-        """
+        """Timers of all keys that are due up to `until_ms`; the caller knows that there are none up to `after_ms`."""
 
     def mean_bytes(self, state: StateDescriptor) -> int:
         """About how many bytes a row of a state takes, found without reading rows; 0 if unknown."""

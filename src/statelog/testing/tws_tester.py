@@ -9,10 +9,11 @@ from weakref import finalize
 
 import pyarrow as pa
 from pyspark.errors import IllegalArgumentException, PySparkValueError
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from pyspark.sql.types import Row
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.convert.times import SparkTimes, TimeMode
+from statelog.convert.times import TimeMode
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
@@ -339,7 +340,8 @@ class TwsTester:
             deleted_states=states.deleted,
             input=KeyedInput([0], _ObjectInput(keys, self._take)),
             output=_ObjectOutput(self._outputs),
-            times=SparkTimes(self._mode),
+            timer_values=self._mode.timer_values,
+            expired_timer=ExpiredTimerInfo,
             timer_domain=self._mode.domain,
             event_time=event_time,
             initial=KeyedInput([0], _ObjectInput(keys, lambda numbers: [self._initial[number] for number in numbers])),

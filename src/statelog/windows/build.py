@@ -193,7 +193,7 @@ class WindowDefinition:
             assert self.time_column is not None
             event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
         recorded = {**self._settings(results), **(settings or {})}
-        codecs = WindowCodecs(event_time, self._cut(), kept, self.late_column is not None, recorded)
+        codecs = WindowCodecs(event_time, self._cut(), kept, self.late_column is not None, settings=recorded)
         return WindowPlan(self._operator(contents, codecs), output, self.time_mode)
 
     def _cut(self) -> Cut | None:

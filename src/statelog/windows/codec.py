@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
 from statelog.convert.types import arrow_type, time_zone
-from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.windows.aggregates import stored_type
 from statelog.windows.panes import Cut, WindowInput
@@ -72,7 +72,7 @@ _NAIVE_EPOCH: Final = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True)
-class WindowCodecs:
+class WindowCodecs(ProcessorCodecs):
     """The codecs of a window operator's rows."""
 
     event_time: EventTime | None
@@ -83,8 +83,6 @@ class WindowCodecs:
     """Output columns with values in stored form."""
     returns_late: bool
     """Whether the last output column holds late rows."""
-    settings: Settings
-    """The settings that the windows' state depends on."""
 
     drops_late: ClassVar[bool] = False
     """A late row may belong to a window that is still open, so the operator sees all rows."""

@@ -9,12 +9,12 @@ A batch of a subtask:
 1. ``operator`` has the parts of a keyed operator and the contracts of its codecs; ``subtask`` runs the batch.
 2. ``grouping`` groups the input rows by key and cuts the keys into chunks.
 3. For each chunk, ``subtask`` moves the ``cursor`` from key to key and calls the processor.
-4. The processor got its states from ``handle``: ``values`` and ``collections``, on the base ``keyed_state``, and
-   ``timers``. They read the table for the whole chunk, and buffer the processor's writes until the chunk ends.
+4. The processor got its states from ``handle``: ``values``, ``collections`` and ``timers``. They read the table for the
+   whole chunk, and buffer the processor's writes until the chunk ends.
 5. ``outputs`` takes the processor's rows while they are yielded, and encodes them in chunks.
 6. At the end of a chunk the states flush: ``changes`` collects their writes as columns, in the order of a run.
-7. After the rows the due timers fire, in a phase of their own: first ``phases`` adds the changes so far to the table.
-8. ``phases`` encodes all changes: in parts for the store, while the batch runs, and as one run for the local disk.
+7. After the rows the due timers fire, in a phase of their own: first the changes so far become part of the table.
+8. ``changes`` encodes all changes: in parts for the store, while the batch runs, and as one run for the local disk.
 
 Words:
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -50,10 +49,10 @@ class ListPosition:
     batch: int
     phase: int = 0
 
-    def entries(self, first: int, count: int) -> list[bytes]:
-        """Entry keys of `count` successive elements of one key, after `first` that this phase appended before."""
+    def entries(self, count: int) -> list[bytes]:
+        """Entry keys of the `count` elements of one key that this phase appends."""
         prefix = _LIST_PREFIX.pack(self.epoch, self.batch)
-        base = (self.phase << _PHASE_SHIFT) + first
+        base = self.phase << _PHASE_SHIFT
         return [prefix + _LIST_ORDINAL.pack(ordinal) for ordinal in range(base, base + count)]
 
 
@@ -64,13 +63,12 @@ class ChangeBuffer:
         self._budget = budget
         self.describe_key: Callable[[int], str] = str
         """Names the key at a position of the current key chunk, for messages."""
-        self._batches: dict[str, list[pa.RecordBatch]] = {}
-        self._states: dict[str, StateDescriptor] = {}
+        self._sections: dict[str, StateChanges] = {}
         self._paces: dict[str, Pace] = {}
         self._stored: dict[str, int] = {}
         self.rows = 0
         self.unstored_bytes: int = 0
-        """Size in memory of the changes that :meth:`take_part` has not encoded yet."""
+        """Size in memory of the changes that :meth:`take` has not returned yet."""
         self.unstored_rows: int = 0
 
     def add(
@@ -115,41 +113,26 @@ class ChangeBuffer:
                 columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
             return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-        self._states[state.name] = state
-        batches = self._batches.setdefault(state.name, [])
+        batches = self._sections.setdefault(state.name, StateChanges(state, [])).batches
         max_bytes = self._budget.slice_bytes // _PART_OF_SLICE
         pace = self._paces.setdefault(state.name, Pace(max_bytes, _FIRST_ROWS, self._budget.window_rows))
         start = 0
         while start < len(picked):
-            end = min(start + pace.rows, len(picked))
+            first, end = start, min(start + pace.rows, len(picked))
             size_bytes = 0
-            for batch in in_parts(end, partial(self._bounded, encode, codec, positions), max_bytes, start):
-                batches.append(batch)
-                size_bytes += batch.nbytes
-            pace.learn(end - start, size_bytes)
+            try:
+                for batch in in_parts(end, encode, max_bytes, first):
+                    if batch.num_rows == 1 and batch.nbytes > self._budget.row_bytes:
+                        raise self._too_large(codec, positions[start], f"{batch.nbytes:,} bytes")
+                    batches.append(batch)
+                    size_bytes += batch.nbytes
+                    start += batch.num_rows
+            except RowsTooLarge as error:  # the next row alone
+                raise self._too_large(codec, positions[start], str(error)) from error
+            pace.learn(end - first, size_bytes)
             self.unstored_bytes += size_bytes
-            start = end
         self.rows += len(picked)
         self.unstored_rows += len(picked)
-
-    def _bounded(
-        self,
-        encode: Callable[[int, int], pa.RecordBatch],
-        codec: RowCodec,
-        positions: Sequence[int],
-        start: int,
-        end: int,
-    ) -> pa.RecordBatch:
-        """Encode some changes; raises RowsTooLarge if fewer may fit, ProcessorError if a single one is too large."""
-        try:
-            batch = encode(start, end)
-        except RowsTooLarge as error:
-            if end - start > 1:
-                raise
-            raise self._too_large(codec, positions[start], str(error)) from error
-        if end - start == 1 and batch.nbytes > self._budget.row_bytes:
-            raise self._too_large(codec, positions[start], f"{batch.nbytes:,} bytes")
-        return batch
 
     def _too_large(self, codec: RowCodec, position: int, size: str) -> ProcessorError:
         limit = self._budget.row_bytes
@@ -161,15 +144,15 @@ class ChangeBuffer:
             " list or a map.",
         )
 
-    def write(self, sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
-        """Write all changes as a run; only a slice of them is encoded at once."""
-        sections = [StateChanges(self._states[name], batches) for name, batches in sorted(self._batches.items())]
-        self._write(sections, sink, compression, block_rows)
+    def sections(self) -> list[StateChanges]:
+        """All changes, in the order of a run."""
+        return [self._sections[name] for name in sorted(self._sections)]
 
-    def take_part(self, *, compression: str | None, block_rows: int, max_bytes: int | None = None) -> pa.Buffer:
-        """Encode changes that no earlier call has, as a run: all, or about `max_bytes` of each state, oldest first."""
-        sections: list[StateChanges] = []
-        for name, batches in sorted(self._batches.items()):
+    def take(self, max_bytes: int | None = None) -> list[StateChanges]:
+        """Changes that no earlier call has: all of them, or about `max_bytes` of each state, oldest first."""
+        taken: list[StateChanges] = []
+        for section in self.sections():
+            name, batches = section.state.name, section.batches
             first = end = self._stored.get(name, 0)
             taken_bytes = 0
             while end < len(batches) and (max_bytes is None or taken_bytes < max_bytes):
@@ -178,16 +161,8 @@ class ChangeBuffer:
             self._stored[name] = end
             self.unstored_bytes -= taken_bytes
             self.unstored_rows -= sum([batch.num_rows for batch in batches[first:end]])
-            sections.append(StateChanges(self._states[name], batches[first:end]))
-        sink = pa.BufferOutputStream()
-        self._write(sections, sink, compression, block_rows)
-        return sink.getvalue()
-
-    def _write(
-        self, sections: list[StateChanges], sink: pa.NativeFile, compression: str | None, block_rows: int
-    ) -> None:
-        size_bytes = self._budget.slice_bytes
-        write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+            taken.append(StateChanges(section.state, batches[first:end]))
+        return taken
 
 
 class BatchChanges:
@@ -210,12 +185,11 @@ class BatchChanges:
         """Start the next phase: the changes so far become part of the table."""
         self.phase += 1
         if self.buffer.rows:
-            run = self._as_run(self.buffer)
+            run = self._as_run(self.buffer.sections())
             if self.buffer.unstored_rows == self.buffer.rows:
                 self._unstored.append(run)
             elif self.buffer.unstored_rows:
-                part = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS)
-                self._unstored.append(Run(part, f"rest of phase {self.phase}"))
+                self._unstored.append(self._as_run(self.buffer.take()))
             self._runs.append(run)
             self.table = self.table.branch(run)
             self.buffer = ChangeBuffer(self._budget)
@@ -236,17 +210,15 @@ class BatchChanges:
         By default all of them; with `max_bytes`, of the current phase only about so much of each state.
         """
         rows = self._unstored_rows
+        sink = pa.BufferOutputStream()
         if not self._unstored:
-            data = self.buffer.take_part(compression=compression, block_rows=STORED_BLOCK_ROWS, max_bytes=max_bytes)
+            self._write(self.buffer.take(max_bytes), sink, compression, STORED_BLOCK_ROWS)
         else:
             runs, self._unstored = self._unstored, []
             if self.buffer.unstored_rows:
-                rest = self.buffer.take_part(compression=None, block_rows=LOCAL_BLOCK_ROWS, max_bytes=max_bytes)
-                runs.append(Run(rest, f"changes of phase {self.phase}"))
-            sink = pa.BufferOutputStream()
-            self._merge(runs, sink, compression=compression, block_rows=STORED_BLOCK_ROWS)
-            data = sink.getvalue()
-        return data.to_pybytes(), rows - self._unstored_rows
+                runs.append(self._as_run(self.buffer.take(max_bytes)))
+            self._merge(runs, sink, compression, STORED_BLOCK_ROWS)
+        return sink.getvalue().to_pybytes(), rows - self._unstored_rows
 
     @property
     def _unstored_rows(self) -> int:
@@ -255,17 +227,23 @@ class BatchChanges:
     def write_local(self, sink: pa.NativeFile) -> None:
         """Write the changes of all phases as one run, uncompressed so that it can be mapped into memory."""
         if not self._runs:
-            self.buffer.write(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
-            return
-        runs = [*self._runs, self._as_run(self.buffer)] if self.buffer.rows else self._runs
-        self._merge(runs, sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+            self._write(self.buffer.sections(), sink, None, LOCAL_BLOCK_ROWS)
+        else:
+            runs = [*self._runs, self._as_run(self.buffer.sections())]
+            self._merge(runs, sink, None, LOCAL_BLOCK_ROWS)
 
-    def _as_run(self, buffer: ChangeBuffer) -> Run:
+    def _as_run(self, sections: list[StateChanges]) -> Run:
         sink = pa.BufferOutputStream()
-        buffer.write(sink, compression=None, block_rows=LOCAL_BLOCK_ROWS)
+        self._write(sections, sink, None, LOCAL_BLOCK_ROWS)
         return Run(sink.getvalue(), f"changes of phase {self.phase}")
 
-    def _merge(self, runs: list[Run], sink: pa.NativeFile, *, compression: str | None, block_rows: int) -> None:
+    def _write(
+        self, sections: list[StateChanges], sink: pa.NativeFile, compression: str | None, block_rows: int
+    ) -> None:
+        size_bytes = self._budget.slice_bytes
+        write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+
+    def _merge(self, runs: list[Run], sink: pa.NativeFile, compression: str | None, block_rows: int) -> None:
         size_bytes = self._budget.slice_bytes
         writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
         merge_runs(runs, writer, is_bottom=False, slice_bytes=size_bytes)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.operators.keyed.values import MISSING, KeyedState, Row
 from statelog.runs.format import Operation
-from statelog.runs.keys import KeyCodec
+from statelog.runs.keys import MapKeyCodec
 from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
-from statelog.runs.values import MISFITS, RowCodec
-
-_CACHE_LIMIT: Final = 100_000
+from statelog.runs.values import RowCodec
 
 
 @dataclass
@@ -32,7 +30,7 @@ class ListState(KeyedState):
 
     def open(self) -> None:
         self._stored = EntryWindow(self._cursor, self._state, self._codec)
-        self._writes: dict[int, _ListWrites] = {}
+        self._writes: defaultdict[int, _ListWrites] = defaultdict(_ListWrites)
 
     def exists(self) -> bool:
         """Whether the list has an element."""
@@ -41,31 +39,27 @@ class ListState(KeyedState):
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
         if self._renews:
-            self._own_writes().is_renewed = True
+            self._writes[self._require()].is_renewed = True
         return iter([self._codec.copied(row) for row in self._elements()])
 
     def put(self, newState: Iterable[Row]) -> None:
         """Replace all elements; the new list has at least one."""
         rows = self._normalized(newState, "put")
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.appended = rows
+        self._writes[self._require()] = _ListWrites(is_cleared=True, appended=rows)
 
     def appendValue(self, newState: Row) -> None:
         """Append an element."""
         row = self._codec.normalize(newState)
-        self._own_writes().appended.append(row)
+        self._writes[self._require()].appended.append(row)
 
     def appendList(self, newState: Iterable[Row]) -> None:
         """Append elements; at least one."""
         rows = self._normalized(newState, "appendList")
-        self._own_writes().appended.extend(rows)
+        self._writes[self._require()].appended.extend(rows)
 
     def clear(self) -> None:
         """Remove all elements."""
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.appended = []
+        self._writes[self._require()] = _ListWrites(is_cleared=True)
 
     def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
         normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
@@ -76,13 +70,6 @@ class ListState(KeyedState):
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )
         return normalized
-
-    def _own_writes(self) -> _ListWrites:
-        position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = _ListWrites()
-        return writes
 
     def _elements(self) -> list[Row]:
         position = self._require()
@@ -112,7 +99,7 @@ class ListState(KeyedState):
                 operations.extend([Operation.PUT] * len(stored))
             count = len(writes.appended)
             positions.extend([position] * count)
-            entries.extend(self._cursor.list_position.entries(0, count))
+            entries.extend(self._cursor.list_position.entries(count))
             values.extend(writes.appended)
             operations.extend([Operation.PUT] * count)
         expiry_ms = self._expiry_ms(positions)
@@ -126,15 +113,7 @@ class _MapWrites:
 
 
 class MapState(KeyedState):
-    """A map from tuples to tuples per key; large maps are read entry by entry.
-
-    Parameters
-    ----------
-    entry_codec : RowCodec
-        Converts the map keys.
-    to_row : callable
-        Makes the result of :meth:`getValue` from a tuple.
-    """
+    """A map from tuples to tuples per key; large maps are read entry by entry."""
 
     def __init__(
         self,
@@ -146,14 +125,12 @@ class MapState(KeyedState):
         ttl: Ttl | None = None,
     ) -> None:
         super().__init__(cursor, state, codec, ttl)
-        self._entry_codec = entry_codec
-        self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
-        self._encoded: dict[Row, bytes] = {}
+        self._keys = MapKeyCodec(entry_codec)
         self._to_row = to_row
 
     def open(self) -> None:
         self._stored = EntryWindow(self._cursor, self._state, self._codec)
-        self._writes: dict[int, _MapWrites] = {}
+        self._writes: defaultdict[int, _MapWrites] = defaultdict(_MapWrites)
 
     def exists(self) -> bool:
         """Whether the map has an entry."""
@@ -161,51 +138,42 @@ class MapState(KeyedState):
 
     def getValue(self, key: Row) -> Any:
         """The value of a map key; None if the map does not have it."""
-        row = self._lookup(self._encode(key))
+        row = self._lookup(self._keys.encode(key))
         return None if row is None else self._to_row(self._codec.copied(row))
 
     def containsKey(self, key: Row) -> bool:
         """Whether the map has a key."""
-        return self._lookup(self._encode(key)) is not None
+        return self._lookup(self._keys.encode(key)) is not None
 
     def updateValue(self, key: Row, value: Row) -> None:
         """Set the value of a map key."""
-        entry = self._encode(key)
-        self._own_writes().puts[entry] = self._codec.normalize(value)
+        entry = self._keys.encode(key)
+        self._writes[self._require()].puts[entry] = self._codec.normalize(value)
 
     def removeKey(self, key: Row) -> None:
         """Remove a map key."""
-        entry = self._encode(key)
-        self._own_writes().puts[entry] = None
+        entry = self._keys.encode(key)
+        self._writes[self._require()].puts[entry] = None
 
     def clear(self) -> None:
         """Remove all map keys."""
-        writes = self._own_writes()
-        writes.is_cleared = True
-        writes.puts = {}
+        self._writes[self._require()] = _MapWrites(is_cleared=True)
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
         self._renew_all()
         pairs = self._entries().items()
-        return iter([(self._decode(entry), self._codec.copied(row)) for entry, row in pairs])
+        return iter([(self._keys.decode(entry), self._codec.copied(row)) for entry, row in pairs])
 
     def keys(self) -> Iterator[Row]:
         """The map keys, as they are now."""
         self._renew_all()
-        return iter([self._decode(entry) for entry in self._entries()])
+        return iter([self._keys.decode(entry) for entry in self._entries()])
 
     def values(self) -> Iterator[Row]:
         """The values, as they are now."""
         self._renew_all()
         return iter([self._codec.copied(row) for row in self._entries().values()])
-
-    def _own_writes(self) -> _MapWrites:
-        position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = _MapWrites()
-        return writes
 
     def _lookup(self, entry: bytes) -> Row | None:
         position = self._require()
@@ -218,7 +186,7 @@ class MapState(KeyedState):
                 return None
         row = self._stored.get(position, entry)
         if self._renews and row is not None:
-            self._own_writes().puts[entry] = row
+            self._writes[self._require()].puts[entry] = row
         return row
 
     def _entries(self) -> dict[bytes, Row]:
@@ -236,29 +204,7 @@ class MapState(KeyedState):
 
     def _renew_all(self) -> None:
         if self._renews:
-            self._own_writes().puts |= self._entries()
-
-    def _encode(self, key: Row) -> bytes:
-        row = self._entry_codec.normalize(key)
-        # Storage types tell keys apart: the local times of an hour that the clock repeats are equal in Python.
-        stored = self._entry_codec.to_storage(row)
-        if self._entry_codec.is_mutable:
-            return self._encode_stored(row, stored)  # lists and maps have no hash
-        entry = self._encoded.get(stored)
-        if entry is None:
-            if len(self._encoded) >= _CACHE_LIMIT:
-                self._encoded.clear()
-            entry = self._encoded[stored] = self._encode_stored(row, stored)
-        return entry
-
-    def _encode_stored(self, row: Row, stored: Row) -> bytes:
-        try:
-            return self._keys.encode(stored)
-        except (struct.error, *MISFITS) as error:
-            raise self._entry_codec.misfit(row, error) from error
-
-    def _decode(self, entry: bytes) -> Row:
-        return self._entry_codec.from_storage(self._keys.decode(entry))
+            self._writes[self._require()].puts |= self._entries()
 
     def flush(self, changes: ChangeBuffer) -> None:
         positions: list[int] = []

@@ -122,7 +122,7 @@ class EntryWindow:
         """One stored entry of a key; None if there is none, or it has expired."""
         if self._current[0] != position and self._should_look_up(position):
             key = self._cursor.keys.slice(position, position + 1)
-            found = self._cursor.table_of(self._state).get_entry(self._state, key, entry)
+            found = self._cursor.table_of(self._state).get_many(self._state, key, entry)
             if self._cursor.live_rows(self._state, found.expiry) is not None:
                 return None
             rows = self._codec.decode(found.values)
@@ -164,7 +164,13 @@ class EntryWindow:
         size_bytes = entries.nbytes + values.nbytes
         self._cursor.loaded_bytes += size_bytes
         if end - start == 1 and size_bytes > self._cursor.budget.key_bytes:
-            raise self._too_large(len(entries), size_bytes)
+            raise ProcessorError(
+                f"{self._codec.subject}: the key's {len(entries):,} entries take {size_bytes:,} bytes; at most"
+                f" {self._cursor.budget.key_bytes:,} can be read as a whole.",
+                kind=ErrorKind.TOO_LARGE,
+                hint="Read single entries of a map (getValue, containsKey), spread the entries over several keys, or"
+                " clear() the state.",
+            )
         live = self._cursor.live_rows(self._state, found.expiry)
         if live is not None:
             kept = pa.array(live)
@@ -173,12 +179,3 @@ class EntryWindow:
         self._starts = np.searchsorted(positions, np.arange(end - start + 1)).tolist()
         self._entries = entries.to_pylist()
         self._rows = self._codec.decode(values)
-
-    def _too_large(self, entries: int, size_bytes: int) -> ProcessorError:
-        return ProcessorError(
-            f"{self._codec.subject}: the key's {entries:,} entries take {size_bytes:,} bytes; at most"
-            f" {self._cursor.budget.key_bytes:,} can be read as a whole.",
-            kind=ErrorKind.TOO_LARGE,
-            hint="Read single entries of a map (getValue, containsKey), spread the entries over several keys, or"
-            " clear() the state.",
-        )

@@ -23,6 +23,7 @@ from statelog.runs.byte_slices import (
     stretches,
 )
 from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import differs_from_previous
 from statelog.tables.table import KeyBatch
 
 
@@ -33,10 +34,25 @@ class KeyChunk:
     keys: KeyBatch
     rows: pa.RecordBatch
     """The rows by key, within a key in order of arrival."""
-    starts: npt.NDArray[np.int64]
+    starts: Positions
     """Shape (keys + 1,): each key's first row, then the number of rows."""
     more: Sequence[pa.RecordBatch] = ()
     """The rest of the rows, if a key has more than fit into one batch; such a key is a chunk of its own."""
+
+    def cut(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[KeyChunk]:
+        """Cut the keys into chunks of bounded size, a large key alone; `max_keys` is asked before each chunk."""
+        max_bytes = budget.slice_bytes
+        ends = row_ends(self.rows)[self.starts] if self.rows.nbytes > max_bytes else None
+        start = 0
+        while start < len(self.keys):
+            first_row = int(self.starts[start])
+            end = int(np.searchsorted(self.starts, first_row + budget.window_rows, "right")) - 1
+            if ends is not None:
+                end = min(end, int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1)
+            end = min(max(end, start + 1), start + max_keys(), len(self.keys))
+            rows = self.rows.slice(first_row, int(self.starts[end]) - first_row)
+            yield KeyChunk(self.keys.slice(start, end), rows, self.starts[start : end + 1] - first_row)
+            start = end
 
     def chunks(self, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
         """All rows, in batches of bounded size."""
@@ -61,30 +77,6 @@ class KeyChunk:
         return KeyChunk(self.keys, rows, np.array([0, rows.num_rows]))
 
 
-@dataclass(frozen=True)
-class GroupedRows:
-    """Rows grouped by key, before they are cut into chunks; the fields are those of :class:`KeyChunk`."""
-
-    keys: KeyBatch
-    rows: pa.RecordBatch
-    starts: npt.NDArray[np.int64]
-
-    def windows(self, budget: Budget, max_keys: Callable[[], int]) -> Iterator[KeyChunk]:
-        """Cut the keys into chunks of bounded size, a large key alone; `max_keys` is asked before each chunk."""
-        max_bytes = budget.slice_bytes
-        ends = row_ends(self.rows)[self.starts] if self.rows.nbytes > max_bytes else None
-        start = 0
-        while start < len(self.keys):
-            first_row = int(self.starts[start])
-            end = int(np.searchsorted(self.starts, first_row + budget.window_rows, "right")) - 1
-            if ends is not None:
-                end = min(end, int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1)
-            end = min(max(end, start + 1), start + max_keys(), len(self.keys))
-            rows = self.rows.slice(first_row, int(self.starts[end]) - first_row)
-            yield KeyChunk(self.keys.slice(start, end), rows, self.starts[start : end + 1] - first_row)
-            start = end
-
-
 def key_chunks(
     batches: Sequence[pa.RecordBatch],
     hashes: Hashes,
@@ -99,7 +91,7 @@ def key_chunks(
     """
     if size_of(batches) <= budget.input_bytes:
         rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        yield from group_rows(rows, hashes, encode_keys(rows)).windows(budget, max_keys)
+        yield from _group_rows(rows, hashes, encode_keys(rows)).cut(budget, max_keys)
         return
     order = np.argsort(hashes, kind="stable")
     sizes = np.concatenate([np.diff(row_ends(batch)) for batch in batches])
@@ -107,8 +99,7 @@ def key_chunks(
         picked = np.sort(order[start:end])
         parts = list(gather_rows(batches, picked, budget.input_bytes))
         if len(parts) == 1:
-            grouped = group_rows(parts[0], hashes[picked], encode_keys(parts[0]))
-            yield from grouped.windows(budget, max_keys)
+            yield from _group_rows(parts[0], hashes[picked], encode_keys(parts[0])).cut(budget, max_keys)
         else:
             yield from _windows_of_one_hash(parts, hashes[picked[:1]], encode_keys, budget.input_bytes)
 
@@ -123,10 +114,7 @@ def _hash_stretches(hashes: Hashes, sizes: Positions, max_bytes: int) -> Iterato
 
 
 def _windows_of_one_hash(
-    parts: Sequence[pa.RecordBatch],
-    hashes: Hashes,
-    encode_keys: Callable[[pa.RecordBatch], pa.Array],
-    max_bytes: int,
+    parts: Sequence[pa.RecordBatch], hashes: Hashes, encode_keys: Callable[[pa.RecordBatch], pa.Array], max_bytes: int
 ) -> Iterator[KeyChunk]:
     """A chunk for each key, usually one, of a hash whose rows do not fit into one batch."""
     encoded = [encode_keys(part) for part in parts]
@@ -139,46 +127,33 @@ def _windows_of_one_hash(
         yield KeyChunk(KeyBatch(hashes, pa.array([key], pa.binary())), rows, np.array([0, rows.num_rows]), more)
 
 
-def group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> GroupedRows:
+def _group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> KeyChunk:
     """Group rows by key, in order of arrival within a key; the bytes of keys decide, not only their hashes."""
     order = np.argsort(hashes, kind="stable")
     sorted_hashes = hashes[order]
     is_new_hash = np.ones(len(order), bool)
     is_new_hash[1:] = sorted_hashes[1:] != sorted_hashes[:-1]
     sorted_keys = keys.take(pa.array(order))
-    is_new_key = _differs_from_previous(sorted_keys)
+    is_new_key = differs_from_previous(sorted_keys)
     if (is_new_key > is_new_hash).any():
         order = _part_colliding_keys(order, keys, is_new_hash, is_new_key)
         sorted_keys = keys.take(pa.array(order))
-        is_new_key = _differs_from_previous(sorted_keys)
+        is_new_key = differs_from_previous(sorted_keys)
     is_new_key |= is_new_hash
     firsts = np.flatnonzero(is_new_key)
     batch = KeyBatch(sorted_hashes[firsts], sorted_keys.take(pa.array(firsts)))
-    return GroupedRows(batch, rows.take(pa.array(order)), np.append(firsts, len(order)))
-
-
-def _differs_from_previous(keys: pa.Array) -> npt.NDArray[np.bool_]:
-    result = np.ones(len(keys), bool)
-    if len(keys) > 1:
-        equal = pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1))
-        result[1:] = ~equal.to_numpy(zero_copy_only=False)
-    return result
+    return KeyChunk(batch, rows.take(pa.array(order)), np.append(firsts, len(order)))
 
 
 def _part_colliding_keys(
-    order: npt.NDArray[np.int64],
-    keys: pa.Array,
-    is_new_hash: npt.NDArray[np.bool_],
-    is_new_key: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.int64]:
+    order: Positions, keys: pa.Array, is_new_hash: npt.NDArray[np.bool_], is_new_key: npt.NDArray[np.bool_]
+) -> Positions:
     """Sort the rows of each hash that several keys share by key; all other rows stay in their places."""
     group = np.cumsum(is_new_hash) - 1
     mixed = np.zeros(group[-1] + 1, bool)
     mixed[group[is_new_key & ~is_new_hash]] = True
     places = np.flatnonzero(mixed[group])
-    table = pa.table(
-        {"group": group[places], "key": keys.take(pa.array(order[places])), "place": places},
-    )
+    table = pa.table({"group": group[places], "key": keys.take(pa.array(order[places])), "place": places})
     by_key = [("group", "ascending"), ("key", "ascending"), ("place", "ascending")]
     inner = pc.sort_indices(table, by_key).to_numpy()
     result = order.copy()

@@ -16,7 +16,7 @@ from statelog.operators.keyed.values import (
     Row,
     ValueState,
 )
-from statelog.runs.times import NO_TIME_MS, Ttl
+from statelog.runs.times import Ttl
 
 _S = TypeVar("_S", bound=KeyedState)
 
@@ -24,39 +24,20 @@ _S = TypeVar("_S", bound=KeyedState)
 class ProcessorHandle:
     """Spark's StatefulProcessorHandle, with Flink's kinds of state as well.
 
-    Parameters
-    ----------
-    states : dict
-        The operator's states by name.
-    timers : Timers or None
-        Its timers; None if the time mode has none.
-    uid : str
-        The operator, for messages.
-    closed_ms : int
-        Windows that end at this time or before were closed by starts with other settings.
-    deleted : dict, optional
-        Handles of the states that ``init`` declares and then deletes, by name.
-
-    Attributes
-    ----------
-    late_rows : int
-        Number of rows that were too late for the processor.
+    `timers` is None if the time mode has none. `deleted` has the handles of the states that ``init`` declares and then
+    deletes. Windows that end at `closed_ms` or before were closed by starts with other settings.
     """
 
     def __init__(
-        self,
-        states: dict[str, KeyedState],
-        timers: Timers | None,
-        uid: str,
-        closed_ms: int = NO_TIME_MS,
-        deleted: dict[str, Any] | None = None,
+        self, states: dict[str, KeyedState], timers: Timers | None, uid: str, closed_ms: int, deleted: dict[str, Any]
     ) -> None:
         self.late_rows = 0
+        """Number of rows that were too late for the processor."""
         self.closed_ms = closed_ms
         self._states = states
         self._timers = timers
         self._uid = uid
-        self._deleted = deleted or {}
+        self._deleted = deleted
         self._is_initialized = False
 
     def end_init(self) -> None:

@@ -36,14 +36,12 @@ class InputCodec(Protocol):
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
         """The keys of some rows, from their key columns."""
-        ...
 
     def by_key(self, window: KeyChunk) -> Iterable[Iterator[Any]]:
         """The rows of each key of a chunk, in the order of the keys.
 
         The call raises if the whole chunk cannot be converted, the iteration if the rows of its next key cannot.
         """
-        ...
 
 
 class OutputCodec(Protocol):
@@ -55,26 +53,12 @@ class OutputCodec(Protocol):
 
         None if rows of the declared types cannot be changed in place. It raises nothing: :meth:`encode` finds misfits.
         """
-        ...
 
     def encode(self, rows: Sequence[Any], owner_of: Callable[[int], str]) -> pa.RecordBatch:
         """Convert rows, held or not; `owner_of` names the call that returned the i-th, for messages.
 
         Raises ProcessorError if a row does not fit the output type, RowsTooLarge if the rows do not fit into one batch.
         """
-        ...
-
-
-class TimeFactory(Protocol):
-    """Makes the objects that tell the processor the time."""
-
-    def timer_values(self, moment: Moment) -> Any:
-        """The times of a batch."""
-        ...
-
-    def expired_timer(self, time_ms: int) -> Any:
-        """The description of a timer that fires."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -112,7 +96,10 @@ class KeyedOperator:
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec
-    times: TimeFactory
+    timer_values: Callable[[Moment], Any]
+    """Makes the object that tells the processor the times of a batch."""
+    expired_timer: Callable[[int], Any]
+    """Makes the description of a timer that fires, from its time in milliseconds."""
     timer_domain: TimeDomain | None = None
     """The clock that fires timers; None if the operator has none."""
     event_time: EventTime | None = None

@@ -112,7 +112,10 @@ class Outputs:
             self._pace.learn(count, size_bytes)
             self._ready_bytes += size_bytes
             self._ready_rows += count
-            self._start_over()
+            self.taken.clear()
+            if self.starts:  # the call that yielded the last of these rows may yield more
+                self._calls_before += len(self.starts) - 1
+                self.starts[:] = [0]
         if not is_last and self._ready_bytes < self._max_bytes and self._ready_rows < _CHUNK_ROWS:
             return []
         ready, self._ready = self._ready, []
@@ -137,13 +140,6 @@ class Outputs:
 
     def _caller(self, row: int) -> str:
         return self._name_of(self._calls_before + bisect_right(self.starts, row) - 1)
-
-    def _start_over(self) -> None:
-        """Forget the rows that were encoded; the call that yielded the last of them may yield more."""
-        self.taken.clear()
-        if self.starts:
-            self._calls_before += len(self.starts) - 1
-            self.starts[:] = [0]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,16 +20,24 @@ from statelog.operators.keyed.grouping import KeyChunk, key_chunks
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, StateBinding
 from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
-from statelog.operators.keyed.timers import Timers, key_stretches, starts_key
+from statelog.operators.keyed.timers import Timers, key_stretches
 from statelog.operators.keyed.values import AggregatingState, KeyedState, ReducingState, ValueState
 from statelog.runs.byte_slices import to_batches
 from statelog.runs.key_groups import Hashes
+from statelog.runs.keys import differs_from_previous
 from statelog.runs.schema import StateKind, TimeDomain
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch, StateTable, TimerRows
 
 _NO_KEYS: Final = KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
+
+_WITHOUT_MAP_KEYS: Final[dict[StateKind, type[ValueState | ReducingState | AggregatingState | ListState]]] = {
+    StateKind.VALUE: ValueState,
+    StateKind.REDUCING: ReducingState,
+    StateKind.AGGREGATING: AggregatingState,
+    StateKind.LIST: ListState,
+}
 
 Key = tuple[Any, ...]
 
@@ -66,13 +74,7 @@ class KeyedSubtask:
     changes of the one before.
     """
 
-    def __init__(
-        self,
-        operator: KeyedOperator,
-        table: StateTable,
-        context: BatchContext,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
         budget = operator.budget
         self.changes = BatchChanges(table, budget)
         self._budget = budget
@@ -87,16 +89,20 @@ class KeyedSubtask:
         self._clock = clock
         self._operator = operator
         self._context = context
-        position = ListPosition(context.epoch, context.batch)
-        self._cursor = KeyCursor(table, position, _NO_KEYS, context.moment, budget=budget)
+        # Changes of the states that live for one batch: later phases read them, and they are never stored.
+        self._batch_changes = BatchChanges(RunsTable(budget=budget), budget)
+        self._cursor = KeyCursor(
+            table, ListPosition(context.epoch, context.batch), _NO_KEYS, context.moment, budget=budget
+        )
+        self._cursor.batch_table = self._batch_changes.table
+        self._cursor.batch_states = frozenset(binding.descriptor.name for binding in operator.batch_states)
         self._window_keys = self._fitting_keys()
         self._outputs = Outputs(operator.output, budget)
-        self._batch_changes = self._make_batch_changes()
         bindings = [*operator.states, *operator.batch_states]
         self._states = {binding.name: _make_state(self._cursor, binding) for binding in bindings}
         self._timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
         self._open_states()
-        self._timer_values = operator.times.timer_values(context.moment)
+        self._timer_values = operator.timer_values(context.moment)
         self._needs_event_ms = operator.event_time is not None and any(
             binding.ttl is not None and binding.ttl.domain is TimeDomain.EVENT for binding in bindings
         )
@@ -160,11 +166,9 @@ class KeyedSubtask:
     def _begin_phase(self) -> None:
         self.changes.begin_phase()
         self._cursor.table = self.changes.table
-        if self._batch_changes is not None:
-            self._batch_changes.begin_phase()
-            self._cursor.batch_table = self._batch_changes.table
-        context = self._context
-        self._cursor.list_position = ListPosition(context.epoch, context.batch, self.changes.phase)
+        self._batch_changes.begin_phase()
+        self._cursor.batch_table = self._batch_changes.table
+        self._cursor.list_position = replace(self._cursor.list_position, phase=self.changes.phase)
 
     # ---- Initial state ----
 
@@ -250,7 +254,7 @@ class KeyedSubtask:
         """Fire the timers of some keys, in order of their times."""
         operator, cursor, outputs = self._operator, self._cursor, self._outputs
         rows = due.keys.slice(start, end)
-        is_first = starts_key(rows)
+        is_first = differs_from_previous(rows.keys)
         firsts = np.flatnonzero(is_first)
         key_of = np.cumsum(is_first) - 1
         found = rows.take(firsts)
@@ -262,11 +266,7 @@ class KeyedSubtask:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")
         fired: list[int] = []
-        fire, timer_values, info = (
-            operator.processor.handleExpiredTimer,
-            self._timer_values,
-            operator.times.expired_timer,
-        )
+        fire, timer_values, info = operator.processor.handleExpiredTimer, self._timer_values, operator.expired_timer
 
         def calls() -> Iterator[Iterable[Any]]:
             for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
@@ -312,16 +312,7 @@ class KeyedSubtask:
         self._cursor.event_ms = None
         self._cursor.loaded_bytes = 0
         self.changes.buffer.describe_key = lambda position: repr(keys[position])
-        if self._batch_changes is not None:
-            self._batch_changes.buffer.describe_key = self.changes.buffer.describe_key
-
-    def _make_batch_changes(self) -> BatchChanges | None:
-        """Changes of the states that live for one batch: later phases read them, and they are never stored."""
-        if not self._operator.batch_states:
-            return None
-        self._cursor.batch_table = RunsTable(budget=self._budget)
-        self._cursor.batch_states = frozenset(binding.descriptor.name for binding in self._operator.batch_states)
-        return BatchChanges(self._cursor.batch_table, self._budget)
+        self._batch_changes.buffer.describe_key = self.changes.buffer.describe_key
 
     def _open_states(self) -> None:
         for state in self._states.values():
@@ -336,9 +327,8 @@ class KeyedSubtask:
             before_bytes = self.changes.buffer.unstored_bytes
             for binding in self._operator.states:
                 self._states[binding.name].flush(self.changes.buffer)
-            if self._batch_changes is not None:
-                for binding in self._operator.batch_states:
-                    self._states[binding.name].flush(self._batch_changes.buffer)
+            for binding in self._operator.batch_states:
+                self._states[binding.name].flush(self._batch_changes.buffer)
             if self._timers is not None:
                 self._timers.flush(self.changes.buffer)
             self._open_states()  # forgets everything read and written
@@ -394,29 +384,15 @@ def _operator_named(uid: str) -> Iterator[None]:
 def _newest_ms(event_time: EventTime, window: KeyChunk) -> list[int | None]:
     """The newest event time of each key's rows; None for a key without any."""
     newest = event_time.newest_ms(window.rows, window.starts)
+    if not window.more:
+        return newest
     for rows in window.more:
-        newest = [
-            max(
-                (at for at in (*newest, *event_time.newest_ms(rows, np.array([0, len(rows)]))) if at is not None),
-                default=None,
-            )
-        ]
-    return newest
+        newest += event_time.newest_ms(rows, np.array([0, len(rows)]))
+    return [max((at for at in newest if at is not None), default=None)]
 
 
 def _make_state(cursor: KeyCursor, binding: StateBinding) -> KeyedState:
     descriptor, codec, ttl = binding.descriptor, binding.codec, binding.ttl
-    match descriptor.kind:
-        case StateKind.VALUE:
-            return ValueState(cursor, descriptor, codec, ttl)
-        case StateKind.REDUCING:
-            return ReducingState(cursor, descriptor, codec, ttl)
-        case StateKind.AGGREGATING:
-            return AggregatingState(cursor, descriptor, codec, ttl)
-        case StateKind.LIST:
-            return ListState(cursor, descriptor, codec, ttl)
-        case StateKind.MAP:
-            assert binding.entry_codec is not None
-            return MapState(cursor, descriptor, codec, binding.entry_codec, binding.to_row, ttl)
-        case StateKind.TIMER:
-            raise AssertionError("timers are no state of the processor")
+    if binding.entry_codec is not None:
+        return MapState(cursor, descriptor, codec, binding.entry_codec, binding.to_row, ttl)
+    return _WITHOUT_MAP_KEYS[descriptor.kind](cursor, descriptor, codec, ttl)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.runs.format import Operation
+from statelog.runs.keys import differs_from_previous
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.values import FieldCodec, RowCodec
-from statelog.tables.table import KeyBatch, TimerRows
+from statelog.tables.table import TimerRows
 
 TIMERS: Final = "$timers"
 """The stored name of the timers; no state of a user can have it."""
@@ -44,19 +45,19 @@ class Timers:
     def open(self) -> None:
         """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
-        self._writes: dict[int, dict[bytes, bool]] = {}
+        self._writes: defaultdict[int, dict[bytes, bool]] = defaultdict(dict)
 
     def register(self, time_ms: int) -> None:
         """Register a timer; the same time registered twice is one timer."""
         entry = self._entry(time_ms)
         if self.lowest_ms is None or time_ms < self.lowest_ms:
             self.lowest_ms = time_ms
-        self._own_writes()[entry] = True
+        self._writes[self._cursor.require("A timer")][entry] = True
 
     def delete(self, time_ms: int) -> None:
         """Delete a timer; nothing happens if there is none."""
         entry = self._entry(time_ms)
-        self._own_writes()[entry] = False
+        self._writes[self._cursor.require("A timer")][entry] = False
 
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""
@@ -85,13 +86,6 @@ class Timers:
         times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
 
-    def _own_writes(self) -> dict[bytes, bool]:
-        position = self._cursor.require("A timer")
-        writes = self._writes.get(position)
-        if writes is None:
-            writes = self._writes[position] = {}
-        return writes
-
     def _entry(self, time_ms: int) -> bytes:
         is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
         if not is_whole or not -_SIGN <= time_ms < _SIGN:
@@ -103,18 +97,9 @@ class Timers:
         return _ENTRY.pack(int(time_ms) + _SIGN)
 
 
-def starts_key(rows: KeyBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Mask of the rows that are the first of their key; the rows are sorted by key."""
-    is_first = np.ones(len(rows), bool)
-    if len(rows) > 1:
-        equal = pc.equal(rows.keys.slice(1), rows.keys.slice(0, len(rows) - 1))
-        is_first[1:] = ~equal.to_numpy(zero_copy_only=False)
-    return is_first
-
-
 def key_stretches(due: TimerRows, max_keys: Callable[[], int]) -> Iterator[tuple[int, int]]:
     """Cut due timers into stretches of at most `max_keys` keys; the timers of a key stay together."""
-    starts = np.append(np.flatnonzero(starts_key(due.keys)), len(due.keys))
+    starts = np.append(np.flatnonzero(differs_from_previous(due.keys.keys)), len(due.keys))
     first = 0
     while first < len(starts) - 1:
         end = min(first + max_keys(), len(starts) - 1)

@@ -66,6 +66,7 @@ class _SingleState(KeyedState):
         self._writes[self._require()] = None
 
     def _read(self) -> Row | None:
+        """The key's value as a tuple; None if it has none."""
         # This runs for every read of a value, so the common case is written out.
         position = self._cursor.position
         row: Any = self._writes.get(position, MISSING)
@@ -120,9 +121,7 @@ class _SingleState(KeyedState):
 class ValueState(_SingleState):
     """One value per key."""
 
-    def get(self) -> Row | None:
-        """The key's value as a tuple; None if it has none."""
-        return self._read()
+    get = _SingleState._read
 
     def update(self, newValue: Row) -> None:
         """Replace the key's value."""
@@ -137,10 +136,7 @@ class ReducingState(_SingleState):
     """
 
     _reduce: Callable[[Row, Row], Row]
-
-    def get(self) -> Row | None:
-        """The reduced value; None if nothing was added."""
-        return self._read()
+    get = _SingleState._read
 
     def add(self, value: Row) -> None:
         """Reduce one more value into the state."""
@@ -186,6 +182,7 @@ class AggregatingState(_SingleState):
     """
 
     _function: AggregateFunction[Any, Any]
+    getAccumulator = _SingleState._read
 
     def get(self) -> Any:
         """The result of all added values; None if nothing was added."""
@@ -196,10 +193,6 @@ class AggregatingState(_SingleState):
         """Add a value to the accumulator."""
         held = self._read()
         self._write(self._function.add(value, self._function.createAccumulator() if held is None else held))
-
-    def getAccumulator(self) -> Row | None:
-        """The accumulator itself; None if nothing was added."""
-        return self._read()
 
     def mergeAccumulator(self, accumulator: Row) -> None:
         """Merge another accumulator into this one."""

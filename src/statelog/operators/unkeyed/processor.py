@@ -44,19 +44,15 @@ class OperatorHandle(Protocol):
     @property
     def context(self) -> OperatorContext:
         """Where and when the processor runs; on the driver subtask, batch and time are -1."""
-        ...
 
     def getListState(self, stateName: str, schema: Any) -> OperatorListState:
         """Declare a list state: its elements are dealt out evenly when the parallelism changes."""
-        ...
 
     def getUnionListState(self, stateName: str, schema: Any) -> OperatorListState:
         """Declare a union list state: after a restart every subtask gets the elements of all subtasks."""
-        ...
 
     def getBroadcastState(self, stateName: str, keySchema: Any, valueSchema: Any) -> BroadcastState:
         """Declare a broadcast state: a map that is the same at every subtask."""
-        ...
 
 
 class OperatorProcessor(ABC):

@@ -103,12 +103,8 @@ def join_elements(state: StateSchema, parts: Sequence[Elements], most_bytes: int
     """
     if len(parts) == 1 and parts[0].count == parts[0].section.count:
         return parts[0].section
-    return StateElements.of(state, [part.rows for part in parts] or [empty_rows(state)], most_bytes)
-
-
-def empty_rows(state: StateSchema) -> pa.RecordBatch:
-    """No elements."""
-    return pa.RecordBatch.from_pylist([], schema=section_schema(state))
+    none = pa.RecordBatch.from_pylist([], schema=section_schema(state))
+    return StateElements.of(state, [part.rows for part in parts] or [none], most_bytes)
 
 
 def encode_snapshot(sections: Sequence[StateElements]) -> bytes:

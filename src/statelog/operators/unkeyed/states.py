@@ -13,8 +13,8 @@ import pyarrow as pa
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.unkeyed.snapshot import Elements, StateElements, join_elements, section_schema
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, to_array
-from statelog.runs.keys import KeyCodec
-from statelog.runs.schema import StateSchema, decode_schema, encode_schema
+from statelog.runs.keys import MapKeyCodec
+from statelog.runs.schema import StateSchema, decode_schema, described, encode_schema
 from statelog.runs.values import RowCodec
 
 Row = tuple[Any, ...]
@@ -54,12 +54,7 @@ class OperatorStateDescriptor:
         return cls(stored.name, OperatorStateMode(stored.kind), decode_schema(stored.value_schema), entry)
 
     def __str__(self) -> str:
-        kind = self.mode.removeprefix("operator-")
-        fields = ", ".join(f"{field.name} {field.type}" for field in self.value_schema)
-        if self.entry_schema is None:
-            return f"{kind} state '{self.name}' ({fields})"
-        keys = ", ".join(f"{field.name} {field.type}" for field in self.entry_schema)
-        return f"{kind} state '{self.name}' ({keys}) to ({fields})"
+        return described(self.mode.removeprefix("operator-"), self.name, self.value_schema, self.entry_schema)
 
 
 @dataclass(frozen=True)
@@ -106,27 +101,11 @@ class Phase:
 
 
 class OperatorListState:
-    """A list of elements of one subtask.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    codec : RowCodec
-        Codec of the elements.
-    stored : sequence of Elements
-        The elements before the batch, in order.
-    phase : Phase
-        Whether the state may be used at the moment.
-
-    Attributes
-    ----------
-    is_changed : bool
-        Whether it was written.
-    """
+    """A list of elements of one subtask."""
 
     def __init__(self, state: StateSchema, codec: RowCodec, stored: Sequence[Elements], phase: Phase) -> None:
         self.is_changed = False
+        """Whether it was written."""
         self._state = state
         self._codec = codec
         self._phase = phase
@@ -185,66 +164,44 @@ def _decoded(codec: RowCodec, parts: Iterable[Elements]) -> Iterator[Row]:
 
 
 class BroadcastState:
-    """A map from tuples to tuples that is the same at every subtask.
-
-    Parameters
-    ----------
-    state : StateSchema
-        The state.
-    codec, entry_codec : RowCodec
-        Codecs of the values and of the map keys.
-    stored : sequence of Elements
-        The entries before the batch.
-    phase : Phase
-        Whether the state may be used at the moment.
-
-    Attributes
-    ----------
-    is_changed : bool
-        Whether it was written.
-    """
+    """A map from tuples to tuples that is the same at every subtask."""
 
     def __init__(
-        self,
-        state: StateSchema,
-        codec: RowCodec,
-        entry_codec: RowCodec,
-        stored: Sequence[Elements],
-        phase: Phase,
+        self, state: StateSchema, codec: RowCodec, entry_codec: RowCodec, stored: Sequence[Elements], phase: Phase
     ) -> None:
         self.is_changed = False
+        """Whether it was written."""
         self._state = state
         self._codec = codec
-        self._entry_codec = entry_codec
-        self._keys = KeyCodec(entry_codec.schema, entry_codec.subject)
+        self._keys = MapKeyCodec(entry_codec)
         self._stored = tuple(stored)
         self._phase = phase
         self._loaded: dict[bytes, Row | _StoredValue] | None = None
 
     def get(self, key: Row) -> Row | None:
         """The value of a key; None if the map does not have it."""
-        entry = self._encoded(key)
+        entry = self._keys.encode(key)
         return self._codec.copied(self._value(entry)) if entry in self._entries() else None
 
     def contains(self, key: Row) -> bool:
         """Whether the map has a key."""
-        return self._encoded(key) in self._entries()
+        return self._keys.encode(key) in self._entries()
 
     def items(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of key and value as they are now, in an order that is the same at every subtask."""
         entries = sorted(self._entries())
-        return iter([(self._key(entry), self._codec.copied(self._value(entry))) for entry in entries])
+        return iter([(self._keys.decode(entry), self._codec.copied(self._value(entry))) for entry in entries])
 
     def put(self, key: Row, value: Row) -> None:
         """Set the value of a key."""
         self._phase.require_broadcast(self._codec.subject)
-        self._entries()[self._encoded(key)] = self._codec.normalize(value)
+        self._entries()[self._keys.encode(key)] = self._codec.normalize(value)
         self.is_changed = True
 
     def remove(self, key: Row) -> None:
         """Remove a key, if the map has it."""
         self._phase.require_broadcast(self._codec.subject)
-        self._entries().pop(self._encoded(key), None)
+        self._entries().pop(self._keys.encode(key), None)
         self.is_changed = True
 
     def section(self, most_bytes: int = MAX_COLUMN_BYTES) -> StateElements:
@@ -258,7 +215,7 @@ class BroadcastState:
         values = [self._value(entry) for entry in entries]
         columns = [
             to_array(entries, pa.binary()),
-            *self._codec.encode(values, lambda index: repr(self._key(entries[index]))),
+            *self._codec.encode(values, lambda index: repr(self._keys.decode(entries[index]))),
         ]
         rows = pa.RecordBatch.from_arrays(columns, schema=section_schema(self._state))
         return StateElements.of(self._state, [rows], most_bytes)
@@ -281,12 +238,6 @@ class BroadcastState:
             [held] = self._codec.decode(row.select(range(1, row.num_columns)))
             entries[entry] = held
         return held
-
-    def _encoded(self, key: Row) -> bytes:
-        return self._keys.encode(self._entry_codec.to_storage(self._entry_codec.normalize(key)))
-
-    def _key(self, entry: bytes) -> Row:
-        return self._entry_codec.from_storage(self._keys.decode(entry))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ class _Handle:
         self, operator: UnkeyedOperator, states: dict[str, OperatorListState | BroadcastState], context: OperatorContext
     ) -> None:
         self.context = context
-        self._uid = operator.uid
         self._modes = {binding.descriptor.name: binding.descriptor.mode for binding in operator.states}
         self._states = states
 
