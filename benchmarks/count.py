@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import rate_row, ratio, samples_of
-from benchmarks.frame import Result, Target, option, require_measured
+from benchmarks.figures import median_ratio, samples_of, shown
+from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import CountRows, count_batches
 from benchmarks.query import COUNTS, BatchSide, Checks, Recorder, compare, expected_counts, random_key
 
@@ -29,12 +29,12 @@ _CHECKPOINTS: Final = f"statelog, {_TARGET_KEYS // 1000}k keys changed"
 @dataclass(frozen=True)
 class Settings:
     rows_per_batch: int = option(200_000, "Of statelog and the ceiling.")
-    keys: int = option(1_000_000, "Number of possible keys.", least=2, most=10**8)
+    keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     batches: int = option(20, "Of statelog and the ceiling.")
     spark_rows_per_batch: int = option(20_000, "Of Spark's own.")
     spark_batches: int = option(4, "Of Spark's own.")
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
-    warm_up: int = option(2, "First batches to leave out.", least=0)
+    warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
 
 
@@ -60,7 +60,6 @@ class CountSide(BatchSide):
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
     target_rows = rows_for_changed_keys(_TARGET_KEYS * settings.parallelism, settings.keys)
     spark = {"rows_per_batch": settings.spark_rows_per_batch, "batches": settings.spark_batches}
@@ -72,8 +71,8 @@ def run(settings: Settings, place: Path) -> Result:
     for each in figures.values():
         expected = changed_keys(each["rows_per_batch"], settings.keys)
         each["expected_changed_keys_per_subtask"] = expected / settings.parallelism
-    speedup = ratio(figures[STATELOG], figures[SPARK])
-    of_ceiling = ratio(figures[STATELOG], figures[CEILING])
+    rates = {name: each["rows_per_s_by_round"] for name, each in figures.items()}
+    speedup, of_ceiling = (median_ratio(rates[STATELOG], rates[name]) for name in (SPARK, CEILING))
     checkpoint_ms = _target_ms(figures.get(_CHECKPOINTS))
     return Result(
         figures={
@@ -85,7 +84,7 @@ def run(settings: Settings, place: Path) -> Result:
             Target("statelog / Spark transformWithState, rows/s", speedup, 25, "at_least"),
             Target("subtask's part plus commit time, median ms", checkpoint_ms, 50, "at_most"),
         ],
-        rows=[rate_row(name, each) for name, each in figures.items()],
+        rows=[_row(name, each) for name, each in figures.items()],
         remarks=[
             samples_of(figures.items(), settings.warm_up),
             f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
@@ -97,6 +96,20 @@ def run(settings: Settings, place: Path) -> Result:
             ),
         ],
     )
+
+
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    has_state = figures["files_live"] > 0
+    return {
+        "side": name,
+        "rows per batch": f"{figures['rows_per_batch']:,}",
+        "rows/s": f"{figures['rows_per_s']:,.0f}",
+        "batch ms": shown(figures["batch_ms"]),
+        "checkpoint ms": shown(figures.get("checkpoint_ms")),
+        "commit ms": shown(figures.get("commit_ms")),
+        "state files": f"{figures['files_live']:,}" if has_state else "",
+        "MB": f"{figures['bytes_live'] / 1e6:,.1f}" if has_state else "",
+    }
 
 
 def changed_keys(rows: int, keys: int) -> float:

@@ -24,9 +24,6 @@ class CountRows(StatefulProcessor):
         self._n.update((n,))
         yield Row(key=key[0], n=n)
 
-    def close(self) -> None:
-        pass
-
 
 def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The stateless ceiling: reads all rows of a partition and returns how many they are."""
@@ -49,9 +46,6 @@ class KeepPayload(StatefulProcessor):
         self._kept.update((n, payload))
         found = len(payload) if before and bytes(before[1]) == payload else 0
         yield Row(key=key[0], n=n, found=found)
-
-    def close(self) -> None:
-        pass
 
 
 class CountWindowRows(WindowProcessor):

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.events import EventSender
-from benchmarks.latency import AGGREGATION, SPARK, STATELOG
+from benchmarks.frame import Result
+from benchmarks.latency import AGGREGATION, SPARK, STATELOG, EventSender
 
 RATE = 200.0
 SETTINGS = latency.Settings(rate=RATE, warm_up=1, seconds=4)
@@ -108,31 +109,33 @@ class TestFigures:
 
 
 class TestRun:
-    def run(self, monkeypatch: pytest.MonkeyPatch, directory: Path, **options: Any) -> Any:
-        """Run it on sides that read the events, and commit all at a time that depends on the side."""
+    @pytest.fixture
+    def run(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+        """Runs it on sides that read the events, and commit all at a time that depends on the side."""
         late_s = {STATELOG: 0.25, SPARK: 4, AGGREGATION: 0.125}
 
-        def measured(self: latency.LatencySide, method: str, directory: Path) -> dict[str, Any]:
+        def in_child(call: Any, directory: Path) -> dict[str, Any]:
+            side = call.func.__self__
             with (
-                socket.create_connection(self.address) as connection,
+                socket.create_connection(side.address) as connection,
                 connection.makefile() as lines,
             ):
                 commits = directory / "checkpoint" / "commits"
                 commits.mkdir(parents=True)
                 (commits / "0").touch()
                 begun_s = time.time()
-                events = [int(next(lines)) for _ in range(self.events)]
-            assert events == list(range(self.events))
-            committed_s = begun_s + self.events / 1000 + late_s[self.side]
-            batch = {"first": 0, "end": self.events, "committed_s": committed_s, "duration_ms": 10}
+                events = [int(next(lines)) for _ in range(side.events)]
+            assert events == list(range(side.events))
+            committed_s = begun_s + side.events / 1000 + late_s[side.side]
+            batch = {"first": 0, "end": side.events, "committed_s": committed_s, "duration_ms": 10}
             return {"batches": [batch], "stopped_s": committed_s}
 
-        monkeypatch.setattr(latency.LatencySide, "call", measured)
+        monkeypatch.setattr(latency, "run_in_child", in_child)
         asked = {"rate": 1000.0, "seconds": 0.4, "warm_up": 0.1, "rounds": 2}
-        return latency.run(latency.Settings(**{**asked, **options}), directory)
+        return lambda **options: latency.run(latency.Settings(**{**asked, **options}), tmp_path)
 
-    def test_all_sides_get_the_same_events(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        result = self.run(monkeypatch, tmp_path)
+    def test_all_sides_get_the_same_events(self, run: Callable[..., Result]) -> None:
+        result = run()
 
         sides = result.figures["sides"]
         assert {side: each["events"] for side, each in sides.items()} == dict.fromkeys(sides, 2 * 400)
@@ -147,9 +150,9 @@ class TestRun:
         assert result.figures["statelog_to"][SPARK]["p50"] < 0.5
         assert [row["keeps up"] for row in result.rows] == ["NO"] * 3
 
-    def test_no_event_at_all_is_refused(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_no_event_at_all_is_refused(self, run: Callable[..., Result]) -> None:
         with pytest.raises(click.UsageError, match=r"In 0.1 s there is no event at 1 per second."):
-            self.run(monkeypatch, tmp_path, rate=1.0, seconds=0.1)
+            run(rate=1.0, seconds=0.1)
 
 
 class TestEventSender:
