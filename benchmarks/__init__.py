@@ -8,5 +8,5 @@ take turns (``frame.alternate``). A ``query.BatchSide`` runs a query for some ba
 makes the query, and ``expected`` gives the right output of each batch, computed without any state. Durations,
 checkpoints and files then come from the base class, and medians and ratios from ``figures``.
 
-``processors`` and ``state_processors`` hold the code that runs in Spark's workers.
+``processors`` holds the code that runs in Spark's workers.
 """

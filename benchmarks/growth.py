@@ -19,9 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.figures import summary
 from benchmarks.frame import NOT_NEGATIVE, STORED_KEYS, Result, Target, option, require_space
-from benchmarks.processors import CountRows
+from benchmarks.processors import OUTPUT, Count
 from benchmarks.query import (
-    COUNTS,
     Numbers,
     Recorder,
     Side,
@@ -224,7 +223,7 @@ class _Fed:
         source = self._session.readStream.schema("key long").option("maxFilesPerTrigger", 1)
         rows = source.parquet(str(self._directory / "input"))
         all_options = statelog.Options(**options, local_directory=local_directory, observer=self._recorder)
-        counts = self._side.transform(rows, CountRows(), COUNTS, all_options)
+        counts = self._side.transform(rows, Count(), OUTPUT, all_options)
         self.query = start(counts, count_checks(), self._directory)
 
     def build(self) -> None:

@@ -23,9 +23,8 @@ import statelog
 from benchmarks.child import run_in_child
 from benchmarks.figures import median_ratio, percentiles, summary
 from benchmarks.frame import POSSIBLE_KEYS, Result, alternate, option
-from benchmarks.processors import CountRows
+from benchmarks.processors import OUTPUT, Count
 from benchmarks.query import (
-    COUNTS,
     Side,
     begun_s,
     count_checks,
@@ -168,7 +167,7 @@ class LatencySide(Side):
         if self.side == AGGREGATION:
             output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         else:
-            output = self.transform(rows, CountRows(), COUNTS, statelog.Options())
+            output = self.transform(rows, Count(), OUTPUT, statelog.Options())
         stopped_s = 0.0
 
         def is_over(query: StreamingQuery) -> bool:

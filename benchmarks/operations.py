@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StructType
 
 from benchmarks.figures import median_ratio
 from benchmarks.frame import Result, Target, alternate
-from benchmarks.state_processors import OUTPUT, TTL_MS
+from benchmarks.processors import OUTPUT, TTL_MS
 from statelog import Options
 from statelog.clock import SystemClock
 from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask

@@ -37,9 +37,6 @@ from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
-COUNTS: Final = "key long, n long"
-"""Type of the output of a processor that counts by key."""
-
 _POLL_S: Final = 0.25
 _DIGEST_BYTES: Final = 32
 _FILES: Final = ("files_live", "bytes_live", "files_seen", "bytes_seen")

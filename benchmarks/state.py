@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from benchmarks import operations
 from benchmarks.child import run_in_child
 from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
+from benchmarks.processors import OUTPUT, TTL_MS, WINDOW_MS, Append, Count, CountItems, CountWindows, Time
 from benchmarks.query import (
     BatchSide,
     Checks,
@@ -29,7 +30,6 @@ from benchmarks.query import (
     pseudo_random,
     random_key,
 )
-from benchmarks.state_processors import KINDS, OUTPUT, WINDOW_MS
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -39,6 +39,28 @@ _ITEMS: Final = 16
 """How many different items there are."""
 _SPREAD_MS: Final = 2000
 """How far the event times of a batch lie apart, and the delay of the watermark: so no row is late."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of state: what makes its processors, for rows or frames, columns that they read, and their time mode."""
+
+    make: Callable[[bool], Any]
+    columns: tuple[str, ...] = ()
+    time_mode: str = "None"
+    has_few_keys: bool = False
+    """Whether keys should meet often, so that each has many entries."""
+    takes_frames: bool = True
+
+
+KINDS: Final = {
+    "value": Kind(Count),
+    "list": Kind(Append, ("item", "checks"), has_few_keys=True),
+    "map": Kind(CountItems, ("item",), has_few_keys=True),
+    "timer": Kind(Time, time_mode="ProcessingTime"),
+    "ttl": Kind(partial(Count, ttl_ms=TTL_MS), time_mode="ProcessingTime"),
+    "window": Kind(CountWindows, ("time", "time_ms"), "EventTime", has_few_keys=True, takes_frames=False),
+}
 
 
 @dataclass(frozen=True)
@@ -201,13 +223,11 @@ def run(settings: Settings, place: Path) -> Result:
     if not pairs:
         raise click.UsageError("There is nothing to measure: a window takes rows only.")
     own_rows = spark_rows if settings.equal_sizes else settings.rows_per_batch
+    sizes = {STATELOG: (own_rows, settings.batches), SPARK: (spark_rows, settings.spark_batches)}
     sides: dict[tuple[str, ...], StateSide] = {}
     for kind, mode in pairs:
         keys = settings.entry_keys if KINDS[kind].has_few_keys else settings.keys
-        for side, rows, batches in (
-            (STATELOG, own_rows, settings.batches),
-            (SPARK, spark_rows, settings.spark_batches),
-        ):
+        for side, (rows, batches) in sizes.items():
             sides[kind, mode, side] = StateSide.of(
                 settings, side=side, kind=kind, mode=mode, keys=keys, rows_per_batch=rows, batches=batches
             )

@@ -22,9 +22,9 @@ import pytest
 from benchmarks import commit, count, growth, memory, operations, recovery, state
 from benchmarks.frame import Result, scratch
 from benchmarks.operations import Subtask
+from benchmarks.processors import OUTPUT
 from benchmarks.query import BatchSide, require
-from benchmarks.state import EXPECTED, InputBatch
-from benchmarks.state_processors import KINDS, OUTPUT
+from benchmarks.state import EXPECTED, KINDS, InputBatch
 
 FILES = {"files_live": 1, "bytes_live": 2, "files_seen": 3, "bytes_seen": 4}
 
