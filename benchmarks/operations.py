@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import LongType, StructType
 
 from benchmarks.figures import median_ratio
 from benchmarks.frame import Result, Target, alternate
@@ -29,7 +28,7 @@ from statelog.tables.runs import RunsTable
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.keyed import KeyedQuery
 
-_NUMBER: Final = StructType().add("n", LongType())
+_NUMBER: Final = "n long"
 _HELD: Final = 10
 """Entries of every list and map that is read as a whole."""
 _REGISTERED_MS: Final = 1000
@@ -56,7 +55,7 @@ class Subtask:
     """The only subtask of an operator, batch after batch, with its state in memory."""
 
     def __init__(
-        self, processor: Any, columns: str, output: StructType, time_mode: str = "None", *, uses_frames: bool = False
+        self, processor: Any, columns: str, output: str, time_mode: str = "None", *, uses_frames: bool = False
     ) -> None:
         arguments = OperatorArguments(columns, output, keys=["key"], timeMode=time_mode, pandas=uses_frames)
         self._query = KeyedQuery(processor, arguments, Options())

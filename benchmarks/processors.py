@@ -8,15 +8,14 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import LongType, StructType
 
 from statelog import TimeWindow, WindowContext, WindowProcessor
 
-OUTPUT: Final = StructType().add("key", LongType()).add("n", LongType())
+OUTPUT: Final = "key long, n long"
 TTL_MS: Final = 3_600_000
 WINDOW_MS: Final = 1000
-_COUNT: Final = StructType().add("n", LongType())
-_ITEM: Final = StructType().add("item", LongType())
+_COUNT: Final = "n long"
+_ITEM: Final = "item long"
 
 
 def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
