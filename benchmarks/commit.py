@@ -142,7 +142,7 @@ class _CommitTimes(Observer):
 
 @dataclass(frozen=True, kw_only=True)
 class CommitSide(Side):
-    """Checkpoints, and what the tasks send for them; after some `per_location` the next location is used."""
+    """Checkpoints with the changesets of their tasks; after `per_location` of them the next location is used."""
 
     checkpoints: int
     changeset_bytes: int

@@ -1,4 +1,4 @@
-"""What may be said about measurements: percentiles, and ratios of sides that ran in the same rounds."""
+"""Figures made of measurements: percentiles, and ratios of sides that ran in the same rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, results, targets, alternating sides, and the command line."""
+"""The common part of all benchmarks: options, results, targets, alternating sides, and the command line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark found: all figures for the JSON file (units end the names), and what is printed of them."""
+    """The findings of a benchmark: all figures for the JSON file (units end the names), and those to be printed."""
 
     figures: dict[str, Any]
     targets: list[Target]

@@ -109,7 +109,7 @@ def longer_s(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def targets_of(growing: dict[str, _Batches], materializing: dict[str, _Batches]) -> list[Target]:
-    """What batches with more state (the smallest first), and with a materialization, are held against."""
+    """The targets of batches with more state (the smallest first), and of batches with a materialization."""
     (smallest, base), *larger = growing.items()
     targets = [
         Target(

@@ -46,7 +46,7 @@ _MIN_THROUGHPUT: Final = 0.95
 _MAX_THROUGHPUT: Final = 1.05
 """A side that commits more than this share of the rate still works off what has come while it started."""
 _START_S: Final = 120
-"""What a query may take to start."""
+"""The longest time for a query to start."""
 
 _TICK_S: Final = 0.002
 _POLL_S: Final = 0.05

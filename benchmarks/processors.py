@@ -1,4 +1,4 @@
-"""What the sides send to the Python workers; imports little, because every worker imports it."""
+"""The code that runs in the Python workers; imports little, because every worker imports it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Side(ABC):
 
     @abstractmethod
     def measure(self, directory: Path) -> dict[str, Any]:
-        """Run it and return what was measured; RuntimeError if its output is wrong."""
+        """Run it and return the measurements; RuntimeError if its output is wrong."""
 
     def session(self, directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
         """A session with a core per subtask, whose progress has all batches, and scratch files in `directory`.
@@ -163,7 +163,7 @@ class BatchSide(Side):
 
     @abstractmethod
     def expected(self, session: SparkSession) -> Iterable[Checks]:
-        """What these should be, by batch, computed without any state."""
+        """The right sums, by batch, computed without any state."""
 
     def measure(self, directory: Path) -> dict[str, Any]:
         """Durations and checkpoints by batch, and the files of the state."""
@@ -188,7 +188,7 @@ class BatchSide(Side):
         }
 
     def figures(self, rounds: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
-        """What it is, its rate by round, its durations over all rounds, and its files in the last one.
+        """Its fields, its rate by round, its durations over all rounds, and its files in the last one.
 
         `rounds` are what :meth:`measure` returned; their first batches are left out.
         """
@@ -336,7 +336,7 @@ def count_checks(*more: str) -> list[Column]:
 
 
 def check_of(keys: Numbers, numbers: Numbers) -> Checks:
-    """What :func:`count_checks` should find in an output of these keys and n."""
+    """The right sums of :func:`count_checks` for an output of these keys and n."""
     return {"keys": len(keys), "total": int(numbers.sum()), "weighted": int((keys * numbers).sum())}
 
 
@@ -357,7 +357,7 @@ def row_keys(session: SparkSession, ranges: Iterable[tuple[int, int]], key: Colu
 
 
 def counted(batches: Iterable[Numbers], below: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-    """By batch its different numbers, all `below` a limit, how often it has each, and how often all so far have it.
+    """By batch: its distinct numbers, all `below` a limit, how often it has each, and how often all batches so far do.
 
     So a count lost or doubled anywhere shows in the next batch that has the number.
     """

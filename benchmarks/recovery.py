@@ -95,7 +95,7 @@ class RecoverySide(PayloadSide):
 
     @property
     def state(self) -> str:
-        """What it starts from."""
+        """The name of the state that it starts from."""
         return f"{self.side}, {self.built_parallelism} subtasks"
 
     def build(self, directory: Path) -> None:
@@ -243,7 +243,7 @@ def variants_of(settings: Settings) -> dict[str, RecoverySide]:
 def targets_of(
     measured: dict[str, list[dict[str, Any]]], variants: dict[str, RecoverySide], built: dict[str, Any]
 ) -> list[Target]:
-    """What the restore parts, by variant and round, are held against; `built` is the state with the changelog."""
+    """The targets of the restore parts, given by variant and round; `built` is the state with the changelog."""
     *_, spark = variants
 
     def ratio(one: str, other: str) -> float:
@@ -289,7 +289,7 @@ def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
 
 
 def stored(side: RecoverySide, checkpoint: Path) -> dict[str, Any]:
-    """What the killed process has stored."""
+    """The extent of the state that the killed process has stored."""
     if side.is_spark:
         sizes = [path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file()]
         return {"snapshot_version": _snapshot_version(checkpoint), "files": len(sizes), "bytes": sum(sizes)}

@@ -43,7 +43,7 @@ _SPREAD_MS: Final = 2000
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of state: what makes its processors, for rows or frames, columns that they read, and their time mode."""
+    """A kind of state: its processors, for frames or rows, their columns beside the key, their time mode."""
 
     make: Callable[[bool], Any]
     columns: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ EXPECTED: Final = {
     "timer": _timers,
     "window": _windows,
 }
-"""By kind: what makes the checks of successive batches with keys below a limit."""
+"""By kind, the function that makes the checks of successive batches; their keys are below a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What benchmarks make of the measurements of their sides, and what these should return. No Spark here."""
+"""The figures that benchmarks make of their sides' measurements, and the output they expect. No Spark here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' frame: what may be reported, and what the command line does with it. No Spark here."""
+"""The benchmarks' frame: figures, targets, child processes and the command line. No Spark here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latency benchmark: events that come when they are due, and what is made of the batches. No Spark here."""
+"""The latency benchmark: events that come when they are due, and the figures of the batches. No Spark here."""
 
 from __future__ import annotations
 
