@@ -6,7 +6,6 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.frame import Result
 from benchmarks.latency import AGGREGATION, SPARK, STATELOG, EventSender
 
 RATE = 200.0
@@ -109,9 +107,8 @@ class TestFigures:
 
 
 class TestRun:
-    @pytest.fixture
-    def run(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-        """Runs it on sides that read the events, and commit all at a time that depends on the side."""
+    def run(self, monkeypatch: pytest.MonkeyPatch, directory: Path, **options: Any) -> Any:
+        """Run it on sides that read the events, and commit all at a time that depends on the side."""
         late_s = {STATELOG: 0.25, SPARK: 4, AGGREGATION: 0.125}
 
         def in_child(call: Any, directory: Path) -> dict[str, Any]:
@@ -132,10 +129,10 @@ class TestRun:
 
         monkeypatch.setattr(latency, "run_in_child", in_child)
         asked = {"rate": 1000.0, "seconds": 0.4, "warm_up": 0.1, "rounds": 2}
-        return lambda **options: latency.run(latency.Settings(**{**asked, **options}), tmp_path)
+        return latency.run(latency.Settings(**{**asked, **options}), directory)
 
-    def test_all_sides_get_the_same_events(self, run: Callable[..., Result]) -> None:
-        result = run()
+    def test_all_sides_get_the_same_events(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        result = self.run(monkeypatch, tmp_path)
 
         sides = result.figures["sides"]
         assert {side: each["events"] for side, each in sides.items()} == dict.fromkeys(sides, 2 * 400)
@@ -150,9 +147,9 @@ class TestRun:
         assert result.figures["statelog_to"][SPARK]["p50"] < 0.5
         assert [row["keeps up"] for row in result.rows] == ["NO"] * 3
 
-    def test_no_event_at_all_is_refused(self, run: Callable[..., Result]) -> None:
+    def test_no_event_at_all_is_refused(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with pytest.raises(click.UsageError, match=r"In 0.1 s there is no event at 1 per second."):
-            run(rate=1.0, seconds=0.1)
+            self.run(monkeypatch, tmp_path, rate=1.0, seconds=0.1)
 
 
 class TestEventSender:
