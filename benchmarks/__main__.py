@@ -6,10 +6,9 @@ import signal
 import sys
 
 from benchmarks import commit, count, files, growth, latency, memory, recovery, state, tail, window_space
-from benchmarks.frame import Benchmark, command_line
+from benchmarks.frame import command_line
 
-MODULES = [count, state, recovery, growth, memory, commit, files, window_space, latency, tail]
-main = command_line([Benchmark.of(module) for module in MODULES])
+main = command_line([count, state, recovery, growth, memory, commit, files, window_space, latency, tail])
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

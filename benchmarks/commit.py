@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import tempfile
+import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import psutil
 import pyarrow as pa
 
-from benchmarks.child import run_in_child
-from benchmarks.figures import Distribution, shown
-from benchmarks.frame import Result, Target, alternate, option, require_space
+from benchmarks.figures import shown, summary
+from benchmarks.frame import NOT_NEGATIVE, Result, Target, option, require_space
+from benchmarks.query import Side, run_once
 from benchmarks.tail import s3_server
 from statelog import CheckpointMetrics, Observer, Options
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.coordinator import Coordinator
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, Reply, Request, TaskId
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Reply, Request, TaskId, Tick
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log, open_retrying_store
@@ -46,38 +47,41 @@ _INTERVAL_MS: Final = 100
 
 @dataclass(frozen=True)
 class Settings:
-    store: str = option("local", "A directory, or an S3 server on this machine.", choices=["local", "s3"])
+    store: str = option("local", "A directory, or an S3 server on this machine.", click.Choice(["local", "s3"]))
     file_merging: str = option(
-        "across", "Append the checkpoints to a file, or write an object for each.", choices=["across", "within"]
+        "across", "Append the checkpoints to a file, or write an object for each.", click.Choice(["across", "within"])
     )
     checkpoints: int = option(10_000, "Per run.")
-    subtasks: tuple[int, ...] = option((2, 64), "One run for each number of subtasks.", most=32_768)
+    subtasks: tuple[int, ...] = option((2, 64), "One run for each number of subtasks.", click.IntRange(1, 32_768))
     changeset_bytes: int = option(10_000, "Of every subtask.")
-    total_bytes: int = option(0, "Of all subtasks together, instead; 0 is not.", least=0)
-    calls: str = option("rpc", "Call over TCP, as tasks do, or directly.", choices=["rpc", "direct"])
+    total_bytes: int = option(0, "Of all subtasks together, instead; 0 is not.", NOT_NEGATIVE)
+    calls: str = option("rpc", "Call over TCP, as tasks do, or directly.", click.Choice(["rpc", "direct"]))
     fresh_every: int = option(
-        0, "Use a fresh location every so many checkpoints and delete the old one; 0 is never.", least=0
+        0, "Use a fresh location every so many checkpoints and delete the old one; 0 is never.", NOT_NEGATIVE
     )
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     checkpoints, total_bytes = settings.checkpoints, settings.total_bytes
     per_location = min(settings.fresh_every or checkpoints, checkpoints)
     file_merging = "within" if settings.store == "s3" else settings.file_merging
-    loads = {}
-    for count in settings.subtasks:
-        size = max(1, total_bytes // count) if total_bytes else settings.changeset_bytes
-        loads[f"{count} subtasks"] = _Load(file_merging, checkpoints, count, size, settings.calls, per_location)
+    sizes = dict.fromkeys(settings.subtasks, settings.changeset_bytes)
+    if total_bytes:
+        sizes = {count: max(1, total_bytes // count) for count in settings.subtasks}
     require_space(
         place,
-        per_location * max(load.subtasks * load.changeset_bytes for load in loads.values()),
+        per_location * max(count * size for count, size in sizes.items()),
         "Give another --directory, fewer --checkpoints, or --fresh-every 1000: a fresh location every"
         " 1,000 checkpoints, the old one deleted.",
     )
-    with _base(settings.store, place) as base:
-        measured = alternate({name: partial(load.run, place, base) for name, load in loads.items()})
-    figures = {name: _figures(one, per_location) for name, (one,) in measured.items()}
+    with s3_server("commit") if settings.store == "s3" else nullcontext(str(place)) as base:
+        common = {"file_merging": file_merging, "per_location": per_location, "base": base}
+        sides = [
+            CommitSide.of(settings, side=f"{count} subtasks", parallelism=count, changeset_bytes=size, **common)
+            for count, size in sizes.items()
+        ]
+        measured = run_once(sides, place)
+    figures = {name: _figures(one, per_location) for name, one in measured.items()}
     medians = [each["commit_ms"]["median"] for each in figures.values()]
     ratio = Target("median commit: slowest / fastest number of subtasks", max(medians) / min(medians), 1.5, "at_most")
     where = "all in one location"
@@ -96,22 +100,6 @@ def run(settings: Settings, place: Path) -> Result:
     )
 
 
-@contextmanager
-def _base(store: str, place: Path) -> Iterator[str]:
-    """Where logs are: a directory, or a folder in a bucket of a server of its own."""
-    if store == "local":
-        yield str(place)
-        return
-    with s3_server("commit") as environment:
-        before = dict(os.environ)
-        os.environ.update(environment)
-        try:
-            yield "s3://commit/bench"
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-
 def _figures(measured: dict[str, Any], per_location: int) -> dict[str, Any]:
     """Distributions in place of the samples; the tenths are those of each location's checkpoints, all together."""
     commits_ms = [1000 * each for each in measured.pop("commit_s")]
@@ -121,10 +109,10 @@ def _figures(measured: dict[str, Any], per_location: int) -> dict[str, Any]:
     last = [each for index, each in enumerate(commits_ms) if index % per_location >= per_location - tenth]
     return {
         **measured,
-        "commit_ms": Distribution.of(commits_ms).to_json(),
-        "coordinator_commit_ms": Distribution.of(own_ms).to_json(),
-        "first_tenth_median_ms": Distribution.of(first).median,
-        "last_tenth_median_ms": Distribution.of(last or first).median,
+        "commit_ms": summary(commits_ms),
+        "coordinator_commit_ms": summary(own_ms),
+        "first_tenth_median_ms": statistics.median(first),
+        "last_tenth_median_ms": statistics.median(last or first),
         "rss_growth_bytes": measured["rss_after_bytes"] - measured["rss_before_bytes"],
     }
 
@@ -142,11 +130,6 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def measure(load: dict[str, Any], base: str) -> dict[str, Any]:
-    """Commit checkpoints below `base`, and read them back; RuntimeError if a log holds anything else."""
-    return _Load(**load).measure(base)
-
-
 class _CommitTimes(Observer):
     """Keeps only how long the commits took, so that it hardly adds to the memory that is measured."""
 
@@ -157,22 +140,17 @@ class _CommitTimes(Observer):
         self.commit_s.append(metrics.commit_s)
 
 
-@dataclass(frozen=True)
-class _Load:
-    """Checkpoints, and what the tasks send for them; after some `per_location` the next location is used."""
+@dataclass(frozen=True, kw_only=True)
+class CommitSide(Side):
+    """Checkpoints with the changesets of their tasks; after `per_location` of them the next location is used."""
 
-    file_merging: str
     checkpoints: int
-    subtasks: int
     changeset_bytes: int
+    file_merging: str
     calls: str
     per_location: int
-
-    def run(self, place: Path, base: str) -> dict[str, Any]:
-        """Measure in a fresh process."""
-        directory = Path(tempfile.mkdtemp(dir=place))
-        arguments = {"load": asdict(self), "base": f"{base}/{directory.name}/logs"}
-        return run_in_child("benchmarks.commit:measure", arguments, directory)
+    base: str
+    """Below it are the locations."""
 
     @cached_property
     def _payloads(self) -> list[bytes]:
@@ -185,27 +163,28 @@ class _Load:
 
     def _pick(self, batch: int, subtask: int) -> int:
         """Which payload a subtask has in a batch."""
-        return (batch * self.subtasks + subtask) % _PAYLOADS
+        return (batch * self.parallelism + subtask) % _PAYLOADS
 
-    def measure(self, base: str) -> dict[str, Any]:
+    def measure(self, directory: Path) -> dict[str, Any]:
         """Commit checkpoints and read them back, location by location."""
         commit_s: list[float] = []
         times = _CommitTimes()
         total_s, rss_before_bytes = 0.0, 0
         for done in range(0, self.checkpoints, self.per_location):
-            location, number = f"{base}/location-{done}", min(self.per_location, self.checkpoints - done)
+            location = f"{self.base}/{directory.name}/logs/location-{done}"
+            number = min(self.per_location, self.checkpoints - done)
             coordinator = self._coordinator(location, times)
             coordinator.open(0)
-            call = partial(_call, coordinator)
+            call: Callable[[Request, bytes], Reply] = partial(_handle, coordinator)
             if self.calls == "rpc":
                 secret = os.urandom(32)
                 server = RpcServer("127.0.0.1", 0, secret, call)
-                client = RpcClient("127.0.0.1", server.port, secret)
+                call = RpcClient("127.0.0.1", server.port, secret).call
             for batch in range(number):
                 if batch == max(1, number // 100) and not rss_before_bytes:
                     rss_before_bytes = _rss_bytes()
                 started_s = time.perf_counter()
-                commit_s.append(self._checkpoint(batch, client.call if self.calls == "rpc" else call))
+                commit_s.append(self._checkpoint(batch, call))
                 total_s += time.perf_counter() - started_s
             rss_after_bytes = _rss_bytes()
             coordinator.close()
@@ -216,7 +195,7 @@ class _Load:
                 store.delete([file.name for file in files])
         return {
             "checkpoints": self.checkpoints,
-            "subtasks": self.subtasks,
+            "subtasks": self.parallelism,
             "changeset_bytes": self.changeset_bytes,
             "checkpoints_per_s": self.checkpoints / total_s,
             "files": len(files),
@@ -231,8 +210,8 @@ class _Load:
     def _checkpoint(self, batch: int, call: Callable[[Request, bytes], Reply]) -> float:
         """All subtasks begin and ack a batch, one after the other; returns how long the last ack took."""
         tasks = [
-            TaskId("query", "run", "main", "bench", batch, subtask, batch * self.subtasks + subtask)
-            for subtask in range(self.subtasks)
+            TaskId("query", "run", "main", "bench", batch, subtask, batch * self.parallelism + subtask)
+            for subtask in range(self.parallelism)
         ]
         for subtask, task in enumerate(tasks):
             begun = call(Begin(task, subtask, 1, batch * _INTERVAL_MS), b"")
@@ -258,7 +237,7 @@ class _Load:
         options = Options(file_merging=self.file_merging, materialization=False, observer=observer)
         store = open_retrying_store(location, options, SystemClock(), Measurements())
         return Coordinator(
-            OperatorConfig("query", "run", "main", self.subtasks, key_schema, [state]),
+            OperatorConfig("query", "run", "main", self.parallelism, key_schema, [state]),
             store=store,
             location=location,
             root=_ROOT,
@@ -291,13 +270,9 @@ class _Load:
         return read_s
 
 
-def _call(coordinator: Coordinator, request: Request, payload: bytes) -> Reply:
-    if isinstance(request, Begin):
-        return coordinator.begin(request)
-    if isinstance(request, Fetch):
-        return coordinator.fetch(request)
-    assert isinstance(request, Ack)
-    return coordinator.ack(request, payload)
+def _handle(coordinator: Coordinator, request: Request, payload: bytes) -> Reply:
+    assert not isinstance(request, Tick)
+    return coordinator.handle(request, payload)
 
 
 def _rss_bytes() -> int:

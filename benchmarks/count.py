@@ -12,10 +12,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import rate_row, ratio, samples_of
-from benchmarks.frame import Result, Target, option, require_measured
-from benchmarks.processors import CountRows, count_batches
-from benchmarks.query import COUNTS, BatchSide, Checks, Recorder, compare, expected_counts, random_key
+from benchmarks.figures import median_ratio, samples_of, shown
+from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
+from benchmarks.processors import OUTPUT, Count, count_batches
+from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, random_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -29,12 +29,12 @@ _CHECKPOINTS: Final = f"statelog, {_TARGET_KEYS // 1000}k keys changed"
 @dataclass(frozen=True)
 class Settings:
     rows_per_batch: int = option(200_000, "Of statelog and the ceiling.")
-    keys: int = option(1_000_000, "Number of possible keys.", least=2, most=10**8)
+    keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     batches: int = option(20, "Of statelog and the ceiling.")
     spark_rows_per_batch: int = option(20_000, "Of Spark's own.")
     spark_batches: int = option(4, "Of Spark's own.")
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
-    warm_up: int = option(2, "First batches to leave out.", least=0)
+    warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
 
 
@@ -48,7 +48,7 @@ class CountSide(BatchSide):
         rows = source.select(random_key(self.keys, F.col("value")))
         if self.side == CEILING:
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
-        return self.transform(rows, CountRows(), COUNTS, statelog.Options(observer=recorder))
+        return self.transform(rows, Count(), OUTPUT, statelog.Options(observer=recorder))
 
     def checks(self) -> list[Column]:
         return [F.sum("n").alias("total")] if self.side == CEILING else super().checks()
@@ -60,7 +60,6 @@ class CountSide(BatchSide):
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
     target_rows = rows_for_changed_keys(_TARGET_KEYS * settings.parallelism, settings.keys)
     spark = {"rows_per_batch": settings.spark_rows_per_batch, "batches": settings.spark_batches}
@@ -72,9 +71,12 @@ def run(settings: Settings, place: Path) -> Result:
     for each in figures.values():
         expected = changed_keys(each["rows_per_batch"], settings.keys)
         each["expected_changed_keys_per_subtask"] = expected / settings.parallelism
-    speedup = ratio(figures[STATELOG], figures[SPARK])
-    of_ceiling = ratio(figures[STATELOG], figures[CEILING])
-    checkpoint_ms = _target_ms(figures.get(_CHECKPOINTS))
+    rates = {name: each["rows_per_s_by_round"] for name, each in figures.items()}
+    speedup, of_ceiling = (median_ratio(rates[STATELOG], rates[name]) for name in (SPARK, CEILING))
+    checkpoints = figures.get(_CHECKPOINTS, {})
+    # The target is meant for so many keys.
+    is_enough = checkpoints.get("changed_keys_per_subtask", 0) >= _TARGET_KEYS * (1 - _TARGET_KEYS_TOLERANCE)
+    checkpoint_ms = checkpoints["checkpoint_ms"]["median"] if is_enough else None
     return Result(
         figures={
             "sides": figures,
@@ -85,7 +87,7 @@ def run(settings: Settings, place: Path) -> Result:
             Target("statelog / Spark transformWithState, rows/s", speedup, 25, "at_least"),
             Target("subtask's part plus commit time, median ms", checkpoint_ms, 50, "at_most"),
         ],
-        rows=[rate_row(name, each) for name, each in figures.items()],
+        rows=[_row(name, each) for name, each in figures.items()],
         remarks=[
             samples_of(figures.items(), settings.warm_up),
             f"statelog / Spark transformWithState: {speedup:.1f}; statelog / stateless ceiling: {of_ceiling:.2f}",
@@ -99,6 +101,20 @@ def run(settings: Settings, place: Path) -> Result:
     )
 
 
+def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
+    has_state = figures["files_live"] > 0
+    return {
+        "side": name,
+        "rows per batch": f"{figures['rows_per_batch']:,}",
+        "rows/s": f"{figures['rows_per_s']:,.0f}",
+        "batch ms": shown(figures["batch_ms"]),
+        "checkpoint ms": shown(figures.get("checkpoint_ms")),
+        "commit ms": shown(figures.get("commit_ms")),
+        "state files": f"{figures['files_live']:,}" if has_state else "",
+        "MB": f"{figures['bytes_live'] / 1e6:,.1f}" if has_state else "",
+    }
+
+
 def changed_keys(rows: int, keys: int) -> float:
     """Expected number of distinct keys among rows whose keys are uniformly random."""
     return -keys * math.expm1(rows * math.log1p(-1 / keys))
@@ -109,11 +125,3 @@ def rows_for_changed_keys(changed: int, keys: int) -> int | None:
     if changed >= keys:
         return None
     return math.ceil(math.log1p(-changed / keys) / math.log1p(-1 / keys))
-
-
-def _target_ms(figures: dict[str, Any] | None) -> float | None:
-    """The median of the checkpoints, if they changed as many keys as the target is meant for."""
-    if figures is None or figures["changed_keys_per_subtask"] < _TARGET_KEYS * (1 - _TARGET_KEYS_TOLERANCE):
-        return None
-    value: float = figures["checkpoint_ms"]["median"]
-    return value

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.frame import Result, Target, alternate, option
-from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random
+from benchmarks.frame import POSSIBLE_KEYS, Result, Target, option
+from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random, run_once
 
 _SPARK: Final = "Spark"
 _MERGING: Final = ("off", "within", "across")
@@ -25,8 +25,8 @@ _WINDOW_BATCHES: Final = 10
 @dataclass(frozen=True)
 class Settings:
     rows_per_batch: int = option(5_000, "Rows of a batch.")
-    words: int = option(5_000, "Number of possible words.", least=2, most=10**8)
-    batches: int = option(100, "Checkpoints.", least=40)
+    words: int = option(5_000, "Number of possible words.", POSSIBLE_KEYS)
+    batches: int = option(100, "Checkpoints.", click.IntRange(40))
     parallelism: int = option(4, "Subtasks and state partitions.")
 
 
@@ -58,11 +58,9 @@ class FilesSide(BatchSide):
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     batches, rows_per_batch, words = settings.batches, settings.rows_per_batch, settings.words
-    sides = {name: FilesSide.of(settings, side=name) for name in (*_MERGING, _SPARK)}
-    measured = alternate({name: partial(side.run, place) for name, side in sides.items()})
-    figures = {name: _figures(one, batches) for name, (one,) in measured.items()}
+    measured = run_once([FilesSide.of(settings, side=name) for name in (*_MERGING, _SPARK)], place)
+    figures = {name: _figures(one, batches) for name, one in measured.items()}
     across = figures["across"]
     per_checkpoint = (figures["within"]["files_created"] - 1) / batches
     per_size = across["files_created"] / (-(-across["bytes_created"] // _FILE_BYTES))

@@ -1,44 +1,45 @@
-"""What all benchmarks share: options, results, targets, alternating sides, and the command line."""
+"""The common part of all benchmarks: options, results, targets, alternating sides, and the command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
 import random
+import re
 import shutil
+import subprocess
 import tempfile
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import click
+import psutil
 
-from benchmarks import machine
+NOT_NEGATIVE: Final = click.IntRange(0)
+POSSIBLE_KEYS: Final = click.IntRange(2, 10**8)
+STORED_KEYS: Final = click.IntRange(100, 10**8)
 
 _BUILD: Final = Path(__file__).resolve().parents[1] / "build"
 _WIDTH: Final = 132
+_Name = TypeVar("_Name", bound=Hashable)
 _T = TypeVar("_T")
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    choices: Sequence[str] | None = None,
-) -> Any:
-    """A field of a benchmark's settings that is an option of its command.
+def option(default: Any, help: str, kind: click.ParamType[Any] | None = None) -> Any:
+    """A field of a benchmark's settings that is an option of its command; a tuple's may be repeated.
 
-    Its type says which kind: a number, by default at least 1, a text, a flag, or a tuple of these, which may be
-    repeated.
+    Its kind is by default that of the default value, and whole numbers are at least 1.
     """
-    least = 1 if least is None and above is None else least
-    return field(default=default, metadata=dict(help=help, least=least, most=most, above=above, choices=choices))
+    example = default[0] if isinstance(default, tuple) and default else default
+    if kind is None and type(example) is int:
+        kind = click.IntRange(1)
+    return field(default=default, metadata={"type": kind, "help": help})
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark found: all figures for the JSON file (units end the names), and what is printed of them."""
+    """The findings of a benchmark: all figures for the JSON file (units end the names), and those to be printed."""
 
     figures: dict[str, Any]
     targets: list[Target]
@@ -77,29 +78,17 @@ class Result:
     remarks: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A command: `run` gets the settings, a dataclass of :func:`option` fields, and an empty directory."""
+def command_line(benchmarks: Sequence[Any]) -> click.Group:
+    """Make the command line of some benchmarks.
 
-    name: str
-    description: str
-    settings: type[Any]
-    run: Callable[[Any, Path], Result]
-
-    @classmethod
-    def of(cls, module: Any) -> Benchmark:
-        """The benchmark of a module with `Settings` and `run`; the first line of its docstring is the description."""
-        name = module.__name__.rpartition(".")[2].replace("_", "-")
-        return cls(name, module.__doc__.splitlines()[0], module.Settings, module.run)
-
-
-def command_line(benchmarks: Sequence[Benchmark]) -> click.Group:
-    """Make the command line of some benchmarks."""
+    A benchmark is a module with `Settings`, a dataclass of :func:`option` fields, and `run`, which takes them and an
+    empty directory. The first line of its docstring describes it.
+    """
 
     def show_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
-            for benchmark in benchmarks:
-                click.echo(f"{benchmark.name:12} {benchmark.description}")
+            for command in group.commands.values():
+                click.echo(f"{command.name:12} {command.help}")
             context.exit()
 
     listing = click.Option(
@@ -111,17 +100,20 @@ def command_line(benchmarks: Sequence[Benchmark]) -> click.Group:
     return group
 
 
-def _command(benchmark: Benchmark) -> click.Command:
+def _command(benchmark: Any) -> click.Command:
+    name = benchmark.__name__.rpartition(".")[2].replace("_", "-")
+    description = benchmark.__doc__.splitlines()[0]
+
     def invoke(directory: Path | None, json_file: Path | None, **parameters: Any) -> None:
         if json_file is not None and not json_file.absolute().parent.is_dir():
             raise click.BadParameter(f"{json_file.parent} is not a directory", param_hint="--json")
-        about = machine.describe()
+        about = _machine()
         with scratch(directory) as place:
-            result = benchmark.run(benchmark.settings(**parameters), place)
-        _print(benchmark, about, result)
+            result = benchmark.run(benchmark.Settings(**parameters), place)
+        _print(f"{name}: {description}", about, result)
         if json_file is not None:
             report = {
-                "benchmark": benchmark.name,
+                "benchmark": name,
                 "machine": about,
                 "parameters": {**parameters, "directory": directory},
                 "figures": result.figures,
@@ -129,49 +121,70 @@ def _command(benchmark: Benchmark) -> click.Command:
             }
             json_file.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
-    types = typing.get_type_hints(benchmark.settings)
     options: list[click.Parameter] = [
-        _option(each, types[each.name]) for each in dataclasses.fields(benchmark.settings)
+        click.Option(
+            [f"--{each.name.replace('_', '-')}"],
+            default=each.default,
+            multiple=isinstance(each.default, tuple),
+            is_flag=isinstance(each.default, bool),
+            show_default=True,
+            **each.metadata,
+        )
+        for each in dataclasses.fields(benchmark.Settings)
     ]
     folder = click.Path(file_okay=False, path_type=Path)
     folder_help = "For checkpoints and scratch files; by default one in the repository."
     file = click.Path(dir_okay=False, writable=True, path_type=Path)
     options.append(click.Option(["--directory"], type=folder, help=folder_help))
     options.append(click.Option(["--json", "json_file"], type=file, help="Write everything measured here."))
-    return click.Command(benchmark.name, callback=invoke, params=options, help=benchmark.description)
+    return click.Command(name, callback=invoke, params=options, help=description)
 
 
-def _option(described: dataclasses.Field[Any], kind: Any) -> click.Option:
-    about = described.metadata
-    multiple = typing.get_origin(kind) is tuple
-    element = typing.get_args(kind)[0] if multiple else kind
-    value_type: Any = element
-    if about["choices"]:
-        value_type = click.Choice(about["choices"])
-    elif element is int:
-        value_type = click.IntRange(about["least"], about["most"])
-    elif element is float:
-        is_open = about["above"] is not None
-        value_type = click.FloatRange(about["above"] if is_open else about["least"], about["most"], min_open=is_open)
-    return click.Option(
-        [f"--{described.name.replace('_', '-')}"],
-        type=value_type,
-        default=described.default,
-        multiple=multiple,
-        is_flag=element is bool,
-        help=about["help"],
-        show_default=True,
-    )
+def _machine() -> dict[str, Any]:
+    """Cores, CPU model, memory, and the versions of Python, Java and Spark."""
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": _cpu_model(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "java": _java_version(),
+        "spark": metadata.version("pyspark"),
+        "pyarrow": metadata.version("pyarrow"),
+    }
 
 
-def _print(benchmark: Benchmark, about: dict[str, Any], result: Result) -> None:
+def _cpu_model() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except FileNotFoundError:
+        found = None
+    return found[1].strip() if found else platform.processor() or "unknown"
+
+
+def _java_version() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None:
+        return "none"
+    shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "([^"]+)"', shown)
+    return found[1] if found else "unknown"
+
+
+def _print(heading: str, about: dict[str, Any], result: Result) -> None:
     # Not at the top: the processes of sides do without it.
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(f"{benchmark.name}: {benchmark.description}")
-    console.print(f"{machine.one_line(about)}\nbenchmarks/README.md explains the figures.")
+    console.print(
+        heading,
+        f"{about['cores']} cores ({about['cpu']}), {about['memory_bytes'] / 2**30:.0f} GiB, {about['system']},"
+        f" Python {about['python']}, Java {about['java']}, Spark {about['spark']}, PyArrow {about['pyarrow']}",
+        "benchmarks/README.md explains the figures.",
+        sep="\n",
+    )
     table = Table(*result.rows[0])
     for column in table.columns[1:]:
         column.justify = "right"
@@ -182,13 +195,13 @@ def _print(benchmark: Benchmark, about: dict[str, Any], result: Result) -> None:
         console.print(line)
 
 
-def alternate(sides: Mapping[str, Callable[[], _T]], rounds: int = 1) -> dict[str, list[_T]]:
+def alternate(sides: Mapping[_Name, Callable[[], _T]], rounds: int = 1) -> dict[_Name, list[_T]]:
     """Run every side once per round, one after the other; after the first round in a random order, always the same one.
 
     So a machine that slows down or speeds up during the run does not favour a side, and none always finds what the same
     other one has left behind: the system may give memory that was just freed faster.
     """
-    results: dict[str, list[_T]] = {name: [] for name in sides}
+    results: dict[_Name, list[_T]] = {name: [] for name in sides}
     for number in range(1, rounds + 1):
         order = list(sides)
         if number > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,10 +17,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
-from benchmarks.figures import Distribution
-from benchmarks.frame import Result, Target, option, require_space
-from benchmarks.processors import CountRows
-from benchmarks.query import COUNTS, Numbers, Recorder, Side, check_of, count_checks, require, start
+from benchmarks.figures import summary
+from benchmarks.frame import NOT_NEGATIVE, STORED_KEYS, Result, Target, option, require_space
+from benchmarks.processors import OUTPUT, Count
+from benchmarks.query import (
+    Numbers,
+    Recorder,
+    Side,
+    check_of,
+    count_checks,
+    last_progress,
+    require,
+    run_once,
+    start,
+)
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import JOB_FOLDER
 
@@ -42,34 +51,31 @@ _Batches = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    keys: tuple[int, ...] = option(
-        (100_000, 1_000_000, 10_000_000), "One state for each number of keys.", least=100, most=10**8
-    )
+    keys: tuple[int, ...] = option((100_000, 1_000_000, 10_000_000), "One state for each number of keys.", STORED_KEYS)
     rows_per_batch: int = option(10_000, "Keys that a batch changes.")
     rounds: int = option(40, "Batches of each state.")
-    warm_up: int = option(2, "Batches before them.", least=0)
-    materialization_keys: int = option(
-        1_000_000, "Keys of the two states of which one is materialized.", least=100, most=10**8
-    )
+    warm_up: int = option(2, "Batches before them.", NOT_NEGATIVE)
+    materialization_keys: int = option(1_000_000, "Keys of the two states of which one is materialized.", STORED_KEYS)
     parallelism: int = option(2, "Subtasks and cores.")
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     sizes, rounds, rows_per_batch = sorted(set(settings.keys)), settings.rounds, settings.rows_per_batch
     if rows_per_batch > min(*sizes, settings.materialization_keys):
         raise click.UsageError(f"{rows_per_batch} rows per batch are more than the fewest keys.")
-    by_size: dict[str, Any] = {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes}
-    off = {"materialization": False}
-    state = {"keys": settings.materialization_keys, "built_with": off}
-    running = {"materialization_interval_s": 0.0}
-    by_state = {RUNNING: {**state, "options": running}, NOT_RUNNING: {**state, "options": off}}
     needed = 150 * (sum(sizes) + 2 * settings.materialization_keys)
     require_space(place, needed, "Give another --directory, or fewer keys.")
-    click.echo("states of different sizes ...", err=True)
-    growing = GrowthSide.of(settings, side="sizes", queries=by_size).run(place)
-    click.echo("with and without a materialization ...", err=True)
-    upkeep = GrowthSide.of(settings, side="states", queries=by_state).run(place)
+    off = {"materialization": False}
+    state = {"keys": settings.materialization_keys, "built_with": off}
+    by_part: dict[str, dict[str, Any]] = {
+        "sizes": {f"{count:,} keys": {"keys": count, "built_with": {}, "options": None} for count in sizes},
+        "materialization": {
+            RUNNING: {**state, "options": {"materialization_interval_s": 0.0}},
+            NOT_RUNNING: {**state, "options": off},
+        },
+    }
+    batches = run_once([GrowthSide.of(settings, side=part, queries=each) for part, each in by_part.items()], place)
+    growing, upkeep = batches["sizes"], batches["materialization"]
     pairs = [pair for pair in zip(upkeep[RUNNING], upkeep[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
     materializing = {RUNNING: [pair[0] for pair in pairs], NOT_RUNNING: [pair[1] for pair in pairs]}
     figures: dict[str, Any] = {
@@ -78,7 +84,7 @@ def run(settings: Settings, place: Path) -> Result:
         "longest_extra_batch_s": max(
             (one["batch_s"] - other["batch_s"] for one, other in pairs if one["has_slice"]), default=None
         ),
-        "batches": {"sizes": growing, "materialization": upkeep},
+        "batches": batches,
     }
     return Result(
         figures=figures,
@@ -103,7 +109,7 @@ def longer_s(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def targets_of(growing: dict[str, _Batches], materializing: dict[str, _Batches]) -> list[Target]:
-    """What batches with more state (the smallest first), and with a materialization, are held against."""
+    """The targets of batches with more state (the smallest first), and of batches with a materialization."""
     (smallest, base), *larger = growing.items()
     targets = [
         Target(
@@ -134,7 +140,7 @@ def _values(batches: _Batches, measure: str) -> list[float]:
 
 def _figures(batches: _Batches) -> dict[str, Any]:
     figures: dict[str, Any] = {
-        f"{measure.removesuffix('_s')}_ms": Distribution.of(1000 * batch[measure] for batch in batches).to_json()
+        f"{measure.removesuffix('_s')}_ms": summary(1000 * batch[measure] for batch in batches)
         for measure in (*_MEASURES, "restore_s")
     }
     figures["changes"] = statistics.median(_values(batches, "changes"))
@@ -165,11 +171,11 @@ class GrowthSide(Side):
     rounds: int
     warm_up: int
 
-    def measure(self, directory: str) -> dict[str, _Batches]:
+    def measure(self, directory: Path) -> dict[str, _Batches]:
         """Build the states, let upkeep come to its end, and measure batches."""
-        session = self.session(directory, 1000, _SPARK)
+        session = self.session(directory, _SPARK)
         fed = {
-            name: _Fed(session, Path(directory) / str(number), query["keys"], self)
+            name: _Fed(session, directory / str(number), query["keys"], self)
             for number, (name, query) in enumerate(self.queries.items())
         }
         for name, query in self.queries.items():
@@ -186,13 +192,11 @@ class GrowthSide(Side):
         for number in range(self.warm_up + self.rounds):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                batch = fed[name].batch()
-                if number >= self.warm_up:
-                    measured[name].append(batch)
+                measured[name].append(fed[name].batch())
         for one in fed.values():
             one.query.stop()
         session.stop()
-        return measured
+        return {name: batches[self.warm_up :] for name, batches in measured.items()}
 
 
 class _Fed:
@@ -204,7 +208,7 @@ class _Fed:
     def __init__(self, session: SparkSession, directory: Path, keys: int, side: GrowthSide) -> None:
         self._session = session
         self._directory = directory
-        self._rows = min(side.rows_per_batch, keys)
+        self._rows = side.rows_per_batch
         self._side = side
         self._counts = np.zeros(keys, np.int64)
         self._files = 0
@@ -219,8 +223,8 @@ class _Fed:
         source = self._session.readStream.schema("key long").option("maxFilesPerTrigger", 1)
         rows = source.parquet(str(self._directory / "input"))
         all_options = statelog.Options(**options, local_directory=local_directory, observer=self._recorder)
-        counts = self._side.transform(rows, CountRows(), COUNTS, all_options)
-        self.query = start(counts, count_checks(), str(self._directory))
+        counts = self._side.transform(rows, Count(), OUTPUT, all_options)
+        self.query = start(counts, count_checks(), self._directory)
 
     def build(self) -> None:
         """Give every key its first row."""
@@ -267,9 +271,8 @@ class _Fed:
 
     def _wait(self, number: int) -> dict[str, Any]:
         while self.query.isActive:
-            last = self.query.lastProgress
-            if last is not None and last["batchId"] == number and last["numInputRows"]:
-                entry: dict[str, Any] = json.loads(last.json)
-                return entry
+            last = last_progress(self.query)
+            if last.get("batchId") == number and last["numInputRows"]:
+                return last
             time.sleep(_POLL_S)
         raise RuntimeError(f"the query failed: {self.query.exception()}")

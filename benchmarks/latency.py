@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 import numpy as np
@@ -18,12 +20,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
-from benchmarks.events import EventSender
-from benchmarks.figures import Distribution, median_ratio
-from benchmarks.frame import Result, alternate, option
-from benchmarks.processors import CountRows
+from benchmarks.child import run_in_child
+from benchmarks.figures import median_ratio, percentiles, summary
+from benchmarks.frame import POSSIBLE_KEYS, Result, alternate, option
+from benchmarks.processors import OUTPUT, Count
 from benchmarks.query import (
-    COUNTS,
     Side,
     begun_s,
     count_checks,
@@ -45,20 +46,24 @@ _MIN_THROUGHPUT: Final = 0.95
 _MAX_THROUGHPUT: Final = 1.05
 """A side that commits more than this share of the rate still works off what has come while it started."""
 _START_S: Final = 120
-"""What a query may take to start."""
-_BATCHES_PER_S: Final = 50
-"""Far more than there can be."""
+"""The longest time for a query to start."""
+
+_TICK_S: Final = 0.002
+_POLL_S: Final = 0.05
+_POSITIVE: Final = click.FloatRange(0, min_open=True)
 
 _Round = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    rate: float = option(5_000.0, "Events per second.", above=0)
-    keys: int = option(100_000, "Number of possible keys.", least=2, most=10**8)
-    seconds: float = option(60.0, "Events of so many seconds are measured.", above=0)
-    warm_up: float = option(60.0, "First seconds to leave out.", least=0)
-    drain: float = option(120.0, "Seconds to wait after the last event for those that are not committed.", least=0)
+    rate: float = option(5_000.0, "Events per second.", _POSITIVE)
+    keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
+    seconds: float = option(60.0, "Events of so many seconds are measured.", _POSITIVE)
+    warm_up: float = option(60.0, "First seconds to leave out.", click.FloatRange(0))
+    drain: float = option(
+        120.0, "Seconds to wait after the last event for those that are not committed.", click.FloatRange(0)
+    )
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     rounds: int = option(1, "How often every side runs.")
 
@@ -78,6 +83,69 @@ class Settings:
         return self.warm_up + self.seconds
 
 
+class EventSender:
+    """Sends events to the first one who connects, once `is_ready` says so; in a thread. A context manager.
+
+    They are for Spark's socket source: line N is the number N, due N / rate seconds from the start. That source has a
+    row as soon as the line is there, tells which rows a batch has, and is in the JVM, so it costs no Python process.
+    """
+
+    def __init__(self, rate: float, events: int, is_ready: Callable[[], bool]) -> None:
+        self._rate = rate
+        self._events = events
+        self._is_ready = is_ready
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._server.getsockname()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._started_s: float | None = None
+        self.latest_s = 0.0
+        """By how much an event was sent later than it was due, at most."""
+
+    @property
+    def started_s(self) -> float:
+        """When event 0 was due, seconds since the Unix epoch; RuntimeError if nobody has read any events."""
+        if self._started_s is None:
+            raise RuntimeError("nobody has read any events")
+        return self._started_s
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        # Closing a socket does not wake up a thread that waits for a connection to it.
+        with socket.socket() as own:
+            own.connect_ex(self.address)
+        self._thread.join()
+        self._server.close()
+
+    def _serve(self) -> None:
+        connection, _ = self._server.accept()
+        with connection:
+            while not self._is_over.is_set() and not self._is_ready():
+                self._is_over.wait(_POLL_S)
+            try:
+                if not self._is_over.is_set():
+                    self._send(connection)
+                self._is_over.wait()
+            except OSError:
+                return  # the reader has gone
+
+    def _send(self, connection: socket.socket) -> None:
+        # By the clock that commits are told by, not by a monotonic one.
+        started_s = self._started_s = time.time()
+        sent = 0
+        while sent < self._events and not self._is_over.is_set():
+            due = min(self._events, int((time.time() - started_s) * self._rate) + 1)
+            if due > sent:
+                connection.sendall(b"".join(b"%d\n" % number for number in range(sent, due)))
+                self.latest_s = max(self.latest_s, time.time() - started_s - sent / self._rate)
+                sent = due
+            self._is_over.wait(_TICK_S)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatencySide(Side):
     """Counts events by key until all are committed, or it takes too long."""
@@ -87,19 +155,19 @@ class LatencySide(Side):
     timeout_s: float
     address: tuple[str, int]
 
-    def measure(self, directory: str) -> _Round:
+    def measure(self, directory: Path) -> _Round:
         """For each batch its first event, the one after its last, and when it was committed; and the time of the end.
 
         The output of every batch is checked.
         """
-        session = self.session(directory, int(self.timeout_s * _BATCHES_PER_S))
+        session = self.session(directory)
         host, port = self.address
         lines = session.readStream.format("socket").option("host", host).option("port", port).load()
         rows = lines.select(random_key(self.keys, F.col("value").cast("long")))
         if self.side == AGGREGATION:
             output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         else:
-            output = self.transform(rows, CountRows(), COUNTS, statelog.Options())
+            output = self.transform(rows, Count(), OUTPUT, statelog.Options())
         stopped_s = 0.0
 
         def is_over(query: StreamingQuery) -> bool:
@@ -107,7 +175,7 @@ class LatencySide(Side):
             stopped_s = time.time()
             last = last_progress(query)
             is_late = time.monotonic() > end_s
-            return is_late or (last is not None and _events_to(last, "endOffset") >= self.events)
+            return is_late or (bool(last) and _events_to(last, "endOffset") >= self.events)
 
         end_s = time.monotonic() + self.timeout_s
         # Spark also tells that there was nothing to do, and observes nothing then.
@@ -136,7 +204,6 @@ def _batch(entry: dict[str, Any], events: tuple[int, int]) -> dict[str, Any]:
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     if settings.events == settings.first:
         raise click.UsageError(f"In {settings.seconds:g} s there is no event at {settings.rate:g} per second.")
     sides = {name: partial(_run_side, name, settings, place) for name in (STATELOG, SPARK, AGGREGATION)}
@@ -157,7 +224,7 @@ def _run_side(name: str, settings: Settings, place: Path) -> _Round:
     timeout_s = _START_S + settings.length_s + settings.drain
     with EventSender(settings.rate, settings.events, is_ready) as sender:
         side = LatencySide.of(settings, side=name, events=settings.events, timeout_s=timeout_s, address=sender.address)
-        measured = side.call("measure", directory)
+        measured = run_in_child(partial(side.measure, directory), directory)
     return {**measured, "started_s": sender.started_s, "latest_s": sender.latest_s}
 
 
@@ -174,13 +241,13 @@ def figures_of(rounds: Sequence[_Round], settings: Settings) -> dict[str, Any]:
         "events": sum(map(len, latencies)),
         "latency_ms": _percentiles(np.concatenate(latencies)),
         "latency_ms_by_round": [_percentiles(one) for one in latencies],
-        "not_committed": sum(settings.events - _committed(one) for one in rounds),
-        "batch_ms": Distribution.of(durations).to_json() if durations else None,
+        "not_committed": sum(_missing(one, settings) for one in rounds),
+        "batch_ms": summary(durations) if durations else None,
         "events_per_s_by_round": throughputs,
         "keeps_up": all(one >= _MIN_THROUGHPUT * settings.rate for one in throughputs),
         "catches_up": any(one > _MAX_THROUGHPUT * settings.rate for one in throughputs),
         # Events that were not committed when the last one came in.
-        "backlog_by_round": [settings.events - _committed(one, one["started_s"] + settings.length_s) for one in rounds],
+        "backlog_by_round": [_missing(one, settings, one["started_s"] + settings.length_s) for one in rounds],
         "sent_late_s": max(one["latest_s"] for one in rounds),
         "by_round": list(rounds),
     }
@@ -196,13 +263,14 @@ def _latencies_ms(one: _Round, settings: Settings) -> npt.NDArray[np.float64]:
 
 
 def _percentiles(latencies_ms: npt.NDArray[np.float64]) -> dict[str, float | None]:
-    distribution = Distribution.of(latencies_ms.tolist())
-    return {**{name: distribution.percentile(name) for name in _PERCENTILES}, "max": distribution.maximum}
+    samples = latencies_ms.tolist()
+    return {**dict.fromkeys(_PERCENTILES), **percentiles(samples, _PERCENTILES), "max": max(samples)}
 
 
-def _committed(one: _Round, until_s: float = np.inf) -> int:
-    """How many events were committed until some time."""
-    return max((batch["end"] for batch in one["batches"] if batch["committed_s"] <= until_s), default=0)
+def _missing(one: _Round, settings: Settings, until_s: float = np.inf) -> int:
+    """How many events were not committed until some time."""
+    committed = [batch["end"] for batch in one["batches"] if batch["committed_s"] <= until_s]
+    return settings.events - max(committed, default=0)
 
 
 def _throughput(one: _Round, settings: Settings) -> float:

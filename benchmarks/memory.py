@@ -15,7 +15,7 @@ import click
 
 import statelog
 from benchmarks.child import processes_of, run_in_child
-from benchmarks.frame import Result, Target, option, require_space
+from benchmarks.frame import STORED_KEYS, Result, Target, option, require_space
 from benchmarks.query import PayloadSide, Recorder, count_checks, last_batch, rate_source, require, start, stop_when
 from statelog.options import TABLES
 
@@ -25,12 +25,12 @@ _MEASURES: Final = ("RssAnon", "RssShmem", "RssFile")
 
 @dataclass(frozen=True)
 class Settings:
-    keys: int = option(1_000_000, "Number of keys.", least=100, most=10**8)
+    keys: int = option(1_000_000, "Number of keys.", STORED_KEYS)
     value_bytes: int = option(100, "Size of a key's value.")
     rows_per_batch: int = option(200_000, "Of every batch.")
     updates: int = option(4_000_000, "Rows of random keys after the first.")
     parallelism: int = option(2, "Subtasks and cores.")
-    table: str = option("runs", "What the state is read from.", choices=TABLES)
+    table: str = option("runs", "What the state is read from.", click.Choice(TABLES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class MemorySide(PayloadSide):
     batches: int
     table: str
 
-    def measure(self, directory: str) -> dict[str, Any]:
+    def measure(self, directory: Path) -> dict[str, Any]:
         """Spark's progress by batch, unchecked, and the metrics of the checkpoints."""
-        session = self.session(directory, self.batches)
+        session = self.session(directory)
         recorder = Recorder()
         options = statelog.Options(table=self.table, local_directory=f"{directory}/local", observer=recorder)
         source = rate_source(session, self.rows_per_batch, self.parallelism)
@@ -51,9 +51,9 @@ class MemorySide(PayloadSide):
         session.stop()
         return {"progress": progress, "checkpoints": [dataclasses.asdict(each) for each in recorder.checkpoints]}
 
-    def check(self, progress: list[dict[str, Any]], directory: str) -> None:
+    def check(self, directory: Path, progress: list[dict[str, Any]]) -> None:
         """Compare every batch's output with numbers made without any state, whose memory must not count."""
-        session = self.session(directory, 1)
+        session = self.session(directory)
         ranges = [(batch * self.rows_per_batch, (batch + 1) * self.rows_per_batch) for batch in range(self.batches)]
         require(self.side, progress, self.expected(session, ranges))
         session.stop()
@@ -106,18 +106,17 @@ def _memory(process: int) -> dict[str, int] | None:
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     keys, value_bytes, rows, updates = settings.keys, settings.value_bytes, settings.rows_per_batch, settings.updates
     require_space(place, 8 * (keys + updates) * (value_bytes + 60), "Give another --directory, or fewer --keys.")
     batches = -(-keys // rows) + -(-updates // rows)
     side = MemorySide.of(settings, side="statelog", batches=batches)
     sampler = Sampler()
     click.echo(f"{batches} batches ...", err=True)
-    measured = side.call("measure", place, in_child=partial(run_in_child, watch=sampler.look))
+    measured = run_in_child(partial(side.measure, place), place, watch=sampler.look)
     progress, checkpoints = measured["progress"], measured["checkpoints"]
     local_bytes = sum(file.stat().st_size for file in (place / "local").rglob("*") if file.is_file())
     click.echo("checking the output ...", err=True)
-    side.call("check", place, progress=progress)
+    run_in_child(partial(side.check, place, progress), place)
     batch_s = [each["durationMs"]["triggerExecution"] / 1000 for each in progress]
     figures = {
         **sampler.to_json(),

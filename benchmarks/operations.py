@@ -1,26 +1,34 @@
 """What single operations on states cost inside a subtask, and whether that depends on how much a state holds.
 
-There is no Spark here and no coordinator: :class:`benchmarks.subtask.Subtask` runs batches whose processor does one
-thing with every key. Its cost is the batch's time without that of a batch whose processor does nothing.
+There is no Spark here and no coordinator: a :class:`Subtask` runs batches whose processor does one thing with every
+key. Its cost is the batch's time without that of a batch whose processor does nothing.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import LongType, StructType
 
 from benchmarks.figures import median_ratio
-from benchmarks.frame import Result, Target
-from benchmarks.state_processors import OUTPUT, TTL_MS
-from benchmarks.subtask import BatchRun, Subtask
+from benchmarks.frame import Result, Target, alternate
+from benchmarks.processors import OUTPUT, TTL_MS
+from statelog import Options
+from statelog.clock import SystemClock
+from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.runs.reader import Run
+from statelog.runs.times import Moment
+from statelog.tables.runs import RunsTable
+from statelog.testing.arguments import OperatorArguments
+from statelog.testing.keyed import KeyedQuery
 
-_NUMBER: Final = StructType().add("n", LongType())
+_NUMBER: Final = "n long"
 _HELD: Final = 10
 """Entries of every list and map that is read as a whole."""
 _REGISTERED_MS: Final = 1000
@@ -29,6 +37,61 @@ _LATER_MS: Final = 1_000_000
 _GROWTH_KEYS: Final = 4
 _GROWTH_OPERATIONS: Final = 20_000
 _LARGEST_GROWTH: Final = 1.3
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """One batch as it was run."""
+
+    rows: list[Any]
+    """The output."""
+    process_s: float
+    """Time for the processor's calls, reading the state and converting the rows."""
+    changeset_s: float
+    """Time for collecting the writes and encoding them, once to be searched and once to be stored."""
+
+
+class Subtask:
+    """The only subtask of an operator, batch after batch, with its state in memory."""
+
+    def __init__(
+        self, processor: Any, columns: str, output: str, time_mode: str = "None", *, uses_frames: bool = False
+    ) -> None:
+        arguments = OperatorArguments(columns, output, keys=["key"], timeMode=time_mode, pandas=uses_frames)
+        self._query = KeyedQuery(processor, arguments, Options())
+        self._table = RunsTable()
+        self._batch = 0
+
+    def data(self, rows: Sequence[Any]) -> KeyedRows:
+        """The input of a batch."""
+        return self._query.data(rows)
+
+    def run(self, data: KeyedRows, *, now_ms: int = 0, keep: bool = True, act: Any = None) -> BatchRun:
+        """Run a batch at this time; without `keep` the next one does not see its changes.
+
+        `act` becomes the processor's attribute of that name.
+        """
+        operator = self._query.operator.make()
+        if act is not None:
+            processor: Any = operator.processor
+            processor.act = act
+        context = BatchContext(epoch=1, batch=self._batch, moment=Moment(now_ms, now_ms))
+        started_s = time.perf_counter()
+        subtask = KeyedSubtask(operator, self._table, context, SystemClock())
+        output = list(subtask.process(data))
+        processed_s = time.perf_counter()
+        local = pa.BufferOutputStream()
+        subtask.changes.write_local(local)
+        subtask.changes.take_part("lz4")
+        ended_s = time.perf_counter()
+        if keep:
+            self._table.apply([Run(local.getvalue(), f"batch {self._batch}")])
+            self._batch += 1
+        return BatchRun(
+            rows=self._query.output(output),
+            process_s=processed_s - started_s - subtask.flush_s,
+            changeset_s=ended_s - processed_s + subtask.flush_s,
+        )
 
 
 class _Acting(StatefulProcessor):
@@ -50,9 +113,6 @@ class _Acting(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         return ()
 
-    def close(self) -> None:
-        pass
-
 
 def _nothing(states: _Acting) -> None:
     pass
@@ -73,6 +133,10 @@ def _append(states: _Acting, count: int) -> None:
 def _put(states: _Acting, first: int, count: int) -> None:
     for number in range(first, first + count):
         states.map.updateValue((number,), (number,))
+
+
+def _get(states: _Acting, number: int) -> None:
+    states.map.getValue((number,))
 
 
 _OPERATIONS: Final[dict[str, Callable[[_Acting], Any]]] = {
@@ -99,79 +163,61 @@ _Cost = tuple[float, float]
 def measure(keys: int, entries: Sequence[int], repetitions: int) -> dict[str, Any]:
     """Costs by operation, and by number of entries (ascending) those that should not depend on it.
 
-    A batch has an operation for each of `keys`, with 10 entries in its list and its map. All take turns, with the
-    processor that does nothing before each.
+    A batch has an operation for each of `keys`, with 10 entries in its list and its map. All take turns, most of them
+    with the processor that does nothing before each.
     """
     growth = _growth_costs(entries, repetitions)
+    states, timers = _Filled(keys, _HELD), _Filled(keys, 0)
+    timers.run(timers.rows, act=lambda states: states.handle.registerTimer(_REGISTERED_MS))
+    no_rows = timers.data([])
+    operations: dict[str, Callable[[], _Cost]] = {
+        _EMPTY: lambda: _cost(states.run(states.rows, keep=False, act=_nothing), keys),
+        **{name: partial(states.cost, act, keys) for name, act in _OPERATIONS.items()},
+        _FIRE: lambda: _cost(timers.run(no_rows, now_ms=_NOW_MS, keep=False, act=_nothing), keys),
+    }
     return {
-        "operations": _summaries(_operation_costs(keys, repetitions)),
-        "growth": {
-            name: {str(size): each for size, each in _summaries(costs).items()} for name, costs in growth.items()
-        },
+        "operations": {name: _summary(costs) for name, costs in alternate(operations, repetitions).items()},
+        "growth": {name: {size: _summary(growth[name, size]) for size in entries} for name in (_APPEND, _PUT, _GET)},
     }
 
 
-def _operation_costs(keys: int, repetitions: int) -> dict[str, list[_Cost]]:
-    states = _Filled(keys, _HELD)
-    timers = _Filled(keys, 0)
-    timers.subtask.run(timers.data, act=lambda states: states.handle.registerTimer(_REGISTERED_MS))
-    no_rows = timers.subtask.data([])
-    costs: dict[str, list[_Cost]] = {name: [] for name in (_EMPTY, *_OPERATIONS, _FIRE)}
-    for _ in range(repetitions):
-        for name, act in _OPERATIONS.items():
-            empty = states.run(_nothing)
-            costs[_EMPTY].append(_cost(empty, keys))
-            costs[name].append(_cost(states.run(act), keys, empty))
-        costs[_FIRE].append(_cost(timers.subtask.run(no_rows, now_ms=_NOW_MS, keep=False, act=_nothing), keys))
-    return costs
-
-
-def _growth_costs(entries: Sequence[int], repetitions: int) -> dict[str, dict[int, list[_Cost]]]:
-    """Costs with lists and maps of several sizes."""
+def _growth_costs(entries: Sequence[int], repetitions: int) -> dict[tuple[str, int], list[_Cost]]:
+    """Costs by operation and number of entries."""
     each = _GROWTH_OPERATIONS // _GROWTH_KEYS
-    filled = {size: _Filled(_GROWTH_KEYS, size) for size in entries}
-    acts: dict[str, tuple[int, Callable[[int], Callable[[_Acting], Any]]]] = {
-        _APPEND: (_GROWTH_OPERATIONS, lambda size: partial(_append, count=each)),
-        _PUT: (_GROWTH_OPERATIONS, lambda size: partial(_put, first=size, count=each)),
-        _GET: (_GROWTH_KEYS, lambda size: lambda states: states.map.getValue((size // 2,))),
-    }
-    costs: dict[str, dict[int, list[_Cost]]] = {name: defaultdict(list) for name in acts}
-    for _ in range(repetitions):
-        for name, (count, act) in acts.items():
-            for size, states in filled.items():
-                empty = states.run(_nothing)
-                costs[name][size].append(_cost(states.run(act(size)), count, empty))
-    return costs
+    growing: dict[tuple[str, int], Callable[[], _Cost]] = {}
+    for size in entries:
+        states = _Filled(_GROWTH_KEYS, size)
+        growing[_APPEND, size] = partial(states.cost, partial(_append, count=each), _GROWTH_OPERATIONS)
+        growing[_PUT, size] = partial(states.cost, partial(_put, first=size, count=each), _GROWTH_OPERATIONS)
+        growing[_GET, size] = partial(states.cost, partial(_get, number=size // 2), _GROWTH_KEYS)
+    return alternate(growing, repetitions)
 
 
-class _Filled:
+class _Filled(Subtask):
     """A subtask whose keys have values in every state, and so many entries; without entries it is empty."""
 
     def __init__(self, keys: int, entries: int) -> None:
-        self.subtask = Subtask(_Acting(), "key long", OUTPUT, "ProcessingTime")
-        self.data = self.subtask.data([(key,) for key in range(keys)])
+        super().__init__(_Acting(), "key long", OUTPUT, "ProcessingTime")
+        self.rows = self.data([(key,) for key in range(keys)])
         if entries:
-            self.subtask.run(self.data, act=partial(_fill, entries=entries))
+            self.run(self.rows, act=partial(_fill, entries=entries))
 
-    def run(self, act: Callable[[_Acting], Any]) -> BatchRun:
-        """Do something with every key, and forget it."""
-        return self.subtask.run(self.data, keep=False, act=act)
-
-
-def _cost(done: BatchRun, count: int, empty: BatchRun | None = None) -> _Cost:
-    process_s, changeset_s = (empty.process_s, empty.changeset_s) if empty else (0.0, 0.0)
-    return (done.process_s - process_s) * 1e6 / count, (done.changeset_s - changeset_s) * 1e6 / count
+    def cost(self, act: Callable[[_Acting], Any], count: int) -> _Cost:
+        """The cost of each of `count` operations that are done in a batch and forgotten."""
+        empty, done = (_cost(self.run(self.rows, keep=False, act=each), count) for each in (_nothing, act))
+        return done[0] - empty[0], done[1] - empty[1]
 
 
-def _summaries(costs: dict[Any, list[_Cost]]) -> dict[Any, dict[str, Any]]:
+def _cost(batch: BatchRun, count: int) -> _Cost:
+    return batch.process_s * 1e6 / count, batch.changeset_s * 1e6 / count
+
+
+def _summary(costs: list[_Cost]) -> dict[str, Any]:
     return {
-        name: {
-            "us": statistics.median(map(sum, each)),
-            "process_us": statistics.median(process for process, _ in each),
-            "changeset_us": statistics.median(changeset for _, changeset in each),
-            "us_by_repetition": list(map(sum, each)),
-        }
-        for name, each in costs.items()
+        "us": statistics.median(map(sum, costs)),
+        "process_us": statistics.median(process for process, _ in costs),
+        "changeset_us": statistics.median(changeset for _, changeset in costs),
+        "us_by_repetition": list(map(sum, costs)),
     }
 
 
@@ -180,7 +226,7 @@ def as_result(measured: dict[str, Any]) -> Result:
     growth = {name: _growth(measured["growth"][name]) for name in (_APPEND, _PUT)}
     rows = [_row(name, "", each) for name, each in measured["operations"].items()]
     for name, by_size in measured["growth"].items():
-        rows.extend(_row(name, f"{int(size):,}", each) for size, each in by_size.items())
+        rows.extend(_row(name, f"{size:,}", each) for size, each in by_size.items())
     return Result(
         figures={**measured, "largest_to_smallest": growth},
         targets=[
@@ -197,11 +243,11 @@ def as_result(measured: dict[str, Any]) -> Result:
     )
 
 
-def _growth(by_size: dict[str, dict[str, Any]]) -> float | None:
+def _growth(by_size: dict[int, dict[str, Any]]) -> float | None:
     """How much dearer the largest is than the smallest: the median of the repetitions' ratios."""
     if len(by_size) < 2:
         return None
-    smallest, *_, largest = (by_size[size]["us_by_repetition"] for size in sorted(by_size, key=int))
+    smallest, *_, largest = (by_size[size]["us_by_repetition"] for size in sorted(by_size))
     return median_ratio(largest, smallest)
 
 

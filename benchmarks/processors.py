@@ -1,9 +1,9 @@
-"""What the sides send to the Python workers; imports little, because every worker imports it."""
+"""The code that runs in the Python workers; imports little, because every worker imports it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Row
@@ -11,27 +11,131 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog import TimeWindow, WindowContext, WindowProcessor
 
-
-class CountRows(StatefulProcessor):
-    """Counts the rows of each key."""
-
-    def init(self, handle: Any) -> None:
-        self._n = handle.getValueState("n", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        before = self._n.get()
-        n = sum(1 for _ in rows) + (before[0] if before else 0)
-        self._n.update((n,))
-        yield Row(key=key[0], n=n)
-
-    def close(self) -> None:
-        pass
+OUTPUT: Final = "key long, n long"
+TTL_MS: Final = 3_600_000
+WINDOW_MS: Final = 1000
+_COUNT: Final = "n long"
+_ITEM: Final = "item long"
 
 
 def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The stateless ceiling: reads all rows of a partition and returns how many they are."""
     total = sum(batch.num_rows for batch in batches)
     yield pa.RecordBatch.from_pydict({"n": pa.array([total], pa.int64())})
+
+
+class _Processor(StatefulProcessor):
+    """Takes and returns rows or pandas frames."""
+
+    def __init__(self, uses_frames: bool = False) -> None:
+        self._uses_frames = uses_frames
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def count(self, rows: Iterable[Any]) -> int:
+        """The number of input rows."""
+        return sum(map(len, rows)) if self._uses_frames else sum(1 for _ in rows)
+
+    def values(self, rows: Iterable[Any], column: str) -> list[Any]:
+        """The values of an input column."""
+        if self._uses_frames:
+            return [value for frame in rows for value in frame[column].tolist()]
+        return [getattr(row, column) for row in rows]
+
+    def output(self, key: Any, n: int) -> Any:
+        """The output of a key."""
+        if not self._uses_frames:
+            return Row(key=key[0], n=n)
+        # Not at the top: only this mode needs it.
+        import pandas as pd
+
+        return pd.DataFrame({"key": [key[0]], "n": [n]})
+
+
+class Count(_Processor):
+    """A value state: how many rows a key has had."""
+
+    def __init__(self, uses_frames: bool = False, ttl_ms: int | None = None) -> None:
+        super().__init__(uses_frames)
+        self._ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        self._n = handle.getValueState("n", _COUNT, ttlDurationMs=self._ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        before = self._n.get()
+        n = self.count(rows) + (before[0] if before else 0)
+        self._n.update((n,))
+        yield self.output(key, n)
+
+
+class Append(_Processor):
+    """A list state: appends an element per row and returns their number, or the list's in the batch that checks it."""
+
+    def init(self, handle: Any) -> None:
+        self._items = handle.getListState("items", _ITEM)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        held = list(rows)
+        items = self.values(held, "item")
+        for item in items:
+            self._items.appendValue((item,))
+        checks = self.values(held[:1], "checks")[0]
+        yield self.output(key, sum(1 for _ in self._items.get()) if checks else len(items))
+
+
+class CountItems(_Processor):
+    """A map state: how many rows each item of a key has had; returns the sum of the counts, each as of its row."""
+
+    def init(self, handle: Any) -> None:
+        self._counts = handle.getMapState("counts", _ITEM, _COUNT)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        total = 0
+        for item in self.values(rows, "item"):
+            before = self._counts.getValue((item,))
+            n = 1 + (before[0] if before else 0)
+            self._counts.updateValue((item,), (n,))
+            total += n
+        yield self.output(key, total)
+
+
+class Time(_Processor):
+    """Timers: each key with rows registers one that is due in the same batch."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield self.output(key, 1)
+
+
+class CountWindows(_Processor):
+    """Tumbling windows by hand: a map of counts by the start of the window, and a timer at its end."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self._counts = handle.getMapState("counts", _ITEM, _COUNT)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        added: dict[int, int] = {}
+        for row in rows:
+            start = row.time_ms - row.time_ms % WINDOW_MS
+            added[start] = added.get(start, 0) + 1
+        for start, count in added.items():
+            before = self._counts.getValue((start,))
+            if before is None:
+                self.handle.registerTimer(start + WINDOW_MS)
+            self._counts.updateValue((start,), (count + (before[0] if before else 0),))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        start = expiredTimerInfo.getExpiryTimeInMs() - WINDOW_MS
+        n: int = self._counts.getValue((start,))[0]
+        self._counts.removeKey((start,))
+        yield self.output(key, n)
 
 
 class KeepPayload(StatefulProcessor):
@@ -49,9 +153,6 @@ class KeepPayload(StatefulProcessor):
         self._kept.update((n, payload))
         found = len(payload) if before and bytes(before[1]) == payload else 0
         yield Row(key=key[0], n=n, found=found)
-
-    def close(self) -> None:
-        pass
 
 
 class CountWindowRows(WindowProcessor):

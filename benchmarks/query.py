@@ -1,23 +1,25 @@
 """Streaming queries that are measured: the sides, the session, the input, the batches, and the check of their output.
 
-A side is described in the benchmark's process, and made again from its fields in a process of its own. A benchmark of
-one processor on statelog and on Spark is a :class:`BatchSide` with two methods, ``output`` and ``expected``, and
-:func:`compare`; ``benchmarks/count.py`` is an example.
+A side is described in the benchmark's process and measured in a process of its own. A benchmark of one processor on
+statelog and on Spark is a :class:`BatchSide` with two methods, ``output`` and ``expected``, and :func:`compare`;
+``benchmarks/count.py`` is an example.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
+import statistics
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -30,16 +32,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
-from benchmarks.figures import batch_figures, checkpoint_figures
+from benchmarks.figures import summary
 from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
-COUNTS: Final = "key long, n long"
-"""Type of the output of a processor that counts by key."""
-
 _POLL_S: Final = 0.25
 _DIGEST_BYTES: Final = 32
+_FILES: Final = ("files_live", "bytes_live", "files_seen", "bytes_seen")
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Checks = dict[str, int]
@@ -82,26 +82,19 @@ class Side(ABC):
 
     def run(self, place: Path) -> dict[str, Any]:
         """Measure it in a fresh process, with a directory of its own below `place`."""
-        measured: dict[str, Any] = self.call("measure", Path(tempfile.mkdtemp(dir=place)))
-        return measured
-
-    def call(self, method: str, directory: Path, *, in_child: Callable[..., Any] = run_in_child, **more: Any) -> Any:
-        """Call one of its methods in a fresh process, with a directory; `more` are arguments of it."""
-        kind = f"{type(self).__module__}:{type(self).__name__}"
-        arguments = {"directory": str(directory), **more}
-        request = {"kind": kind, "fields": dataclasses.asdict(self), "method": method, "arguments": arguments}
-        return in_child("benchmarks.query:call", request, directory)
+        directory = Path(tempfile.mkdtemp(dir=place))
+        return run_in_child(partial(self.measure, directory), directory)
 
     @abstractmethod
-    def measure(self, directory: str) -> dict[str, Any]:
-        """Run it and return what was measured; RuntimeError if its output is wrong."""
+    def measure(self, directory: Path) -> dict[str, Any]:
+        """Run it and return the measurements; RuntimeError if its output is wrong."""
 
-    def session(self, directory: str, batches: int, more: Mapping[str, str] | None = None) -> SparkSession:
-        """A session with a core per subtask, whose progress has so many batches, and scratch files in `directory`.
+    def session(self, directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
+        """A session with a core per subtask, whose progress has all batches, and scratch files in `directory`.
 
         Its own state store is RocksDB with the changelog on.
         """
-        settings = {
+        settings: dict[str, Any] = {
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
@@ -110,15 +103,13 @@ class Side(ABC):
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.warehouse.dir": f"{directory}/warehouse",
             "spark.sql.shuffle.partitions": str(self.parallelism),
-            "spark.sql.streaming.numRecentProgressUpdates": str(batches + 100),
+            "spark.sql.streaming.numRecentProgressUpdates": "1000000",
             "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             **(more or {}),
         }
         builder = SparkSession.builder.master(f"local[{self.parallelism}]").appName(type(self).__module__)
-        for setting, value in settings.items():
-            builder = builder.config(setting, value)
-        session = builder.getOrCreate()
+        session = builder.config(map=settings).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         return session
 
@@ -138,12 +129,6 @@ class Side(ABC):
         own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options}
         transformed: DataFrame = method(processor, output, "update", time_mode, **own)
         return transformed
-
-
-def call(kind: str, fields: dict[str, Any], method: str, arguments: dict[str, Any]) -> Any:
-    """Call a method of a side that is made from its fields; for its own process."""
-    module, _, name = kind.partition(":")
-    return getattr(getattr(importlib.import_module(module), name)(**fields), method)(**arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +163,14 @@ class BatchSide(Side):
 
     @abstractmethod
     def expected(self, session: SparkSession) -> Iterable[Checks]:
-        """What these should be, by batch, computed without any state."""
+        """The right sums, by batch, computed without any state."""
 
-    def measure(self, directory: str) -> dict[str, Any]:
+    def measure(self, directory: Path) -> dict[str, Any]:
         """Durations and checkpoints by batch, and the files of the state."""
-        session = self.session(directory, self.batches_to_check)
+        session = self.session(directory)
         recorder = Recorder()
         source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
-        files = _Files(Path(directory) / "checkpoint" / ("state" if self.is_spark else "statelog"))
+        files = _Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
 
         def is_over(query: StreamingQuery) -> bool:
             files.look()
@@ -202,6 +187,46 @@ class BatchSide(Side):
             **files.to_json(),
         }
 
+    def figures(self, rounds: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
+        """Its fields, its rate by round, its durations over all rounds, and its files in the last one.
+
+        `rounds` are what :meth:`measure` returned; their first batches are left out.
+        """
+        batches_ms = [
+            [batch["triggerExecution"] for batch in one["batches"] if batch["batch"] >= warm_up] for one in rounds
+        ]
+        rates = [self.rows_per_batch * 1000 / statistics.median(durations) for durations in batches_ms]
+        return {
+            **dataclasses.asdict(self),
+            "batches_left_out": warm_up,
+            "rows_per_s": statistics.median(rates),
+            "rows_per_s_by_round": rates,
+            "batch_ms": summary(chain.from_iterable(batches_ms)),
+            **{name: rounds[-1][name] for name in _FILES},
+            "by_round": list(rounds),
+            **self._checkpoint_figures([each for one in rounds for each in one["checkpoints"]], warm_up),
+        }
+
+    def _checkpoint_figures(self, checkpoints: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
+        """The figures of its checkpoints; none if it has no checkpoints."""
+        measured = [each for each in checkpoints if each["batch"] >= warm_up]
+        if not measured:
+            return {}
+        parts = {"subtask_ms": ("subtask_s",), "commit_ms": ("commit_s",), "checkpoint_ms": ("subtask_s", "commit_s")}
+        changes = statistics.median(each["changes"] for each in measured)
+        changed_bytes = statistics.median(each["changed_bytes"] for each in measured)
+        return {
+            "changed_keys_per_subtask": changes / self.parallelism,
+            "changed_bytes_per_subtask": changed_bytes / self.parallelism,
+            **{name: summary(1000 * sum(each[part] for part in of) for each in measured) for name, of in parts.items()},
+        }
+
+
+def run_once(sides: Iterable[Side], place: Path) -> dict[str, dict[str, Any]]:
+    """The measurements of sides by their names, one after the other."""
+    measured = alternate({side.side: partial(side.run, place) for side in sides})
+    return {name: one for name, (one,) in measured.items()}
+
 
 def compare(sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: int) -> dict[str, dict[str, Any]]:
     """The figures of sides that take turns."""
@@ -209,19 +234,11 @@ def compare(sides: Mapping[str, BatchSide], place: Path, rounds: int, warm_up: i
     def run(side: BatchSide) -> dict[str, Any]:
         measured = side.run(place)
         # All sides together may take long; whoever has to stop the benchmark has seen something.
-        rate = batch_figures([measured], side.rows_per_batch, warm_up)["rows_per_s"]
-        click.echo(f"    {rate:,.0f} rows/s", err=True)
+        click.echo(f"    {side.figures([measured], warm_up)['rows_per_s']:,.0f} rows/s", err=True)
         return measured
 
     measured = alternate({name: partial(run, side) for name, side in sides.items()}, rounds)
-    return {
-        name: {
-            **dataclasses.asdict(side),
-            **batch_figures(measured[name], side.rows_per_batch, warm_up),
-            **checkpoint_figures(measured[name], side.parallelism, warm_up),
-        }
-        for name, side in sides.items()
-    }
+    return {name: side.figures(measured[name], warm_up) for name, side in sides.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +261,9 @@ class PayloadSide(Side):
         return self.transform(self.rows(source), KeepPayload(), "key long, n long, found long", options)
 
     def expected(self, session: SparkSession, ranges: Iterable[tuple[int, int]]) -> Iterator[Checks]:
-        """The checks of batches with these rows."""
-        return expected_counts(session, ranges, self.keys, self._key("id"), self.value_bytes)
+        """The checks of batches with these rows; `found` are the bytes of the payloads that were there before."""
+        for keys, rows, counts in counted(row_keys(session, ranges, self._key("id")), self.keys):
+            yield {**check_of(keys, counts), "found": self.value_bytes * int(np.count_nonzero(counts > rows))}
 
     def _key(self, number: str) -> Column:
         column = F.col(number)
@@ -276,21 +294,21 @@ def payload(column: str, value_bytes: int) -> Column:
     return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
 
 
-def start(output: DataFrame, checks: Sequence[Column], directory: str, mode: str = "update") -> StreamingQuery:
+def start(output: DataFrame, checks: Sequence[Column], directory: Path, mode: str = "update") -> StreamingQuery:
     """Start a query into the sink ``noop``, with sums over each batch's output on the way."""
     writer = output.observe("check", *checks).writeStream.format("noop").outputMode(mode)
     return writer.option("checkpointLocation", f"{directory}/checkpoint").start()
 
 
-def last_progress(query: StreamingQuery) -> dict[str, Any] | None:
-    """Spark's progress of the last batch that is done; None if there is none."""
+def last_progress(query: StreamingQuery) -> dict[str, Any]:
+    """Spark's progress of the last batch that is done; empty if there is none."""
     last = query.lastProgress
-    return None if last is None else json.loads(last.json)
+    return {} if last is None else json.loads(last.json)
 
 
 def last_batch(query: StreamingQuery) -> int:
-    """The last batch that is done; -1 if there is none."""
-    return -1 if query.lastProgress is None else int(query.lastProgress["batchId"])
+    """The number of the last batch that is done; -1 if there is none."""
+    return int(last_progress(query).get("batchId", -1))
 
 
 def stop_when(
@@ -307,8 +325,7 @@ def stop_when(
 
 def begun_s(progress: dict[str, Any]) -> float:
     """When a batch began, seconds since the Unix epoch."""
-    begun = np.datetime64(progress["timestamp"].removesuffix("Z"), "ms")
-    return float(begun.astype(np.int64)) / 1000
+    return datetime.fromisoformat(progress["timestamp"]).timestamp()
 
 
 def count_checks(*more: str) -> list[Column]:
@@ -319,7 +336,7 @@ def count_checks(*more: str) -> list[Column]:
 
 
 def check_of(keys: Numbers, numbers: Numbers) -> Checks:
-    """What :func:`count_checks` should find in an output of these keys and n."""
+    """The right sums of :func:`count_checks` for an output of these keys and n."""
     return {"keys": len(keys), "total": int(numbers.sum()), "weighted": int((keys * numbers).sum())}
 
 
@@ -334,22 +351,27 @@ def require(side: str, progress: Iterable[dict[str, Any]], expected: Iterable[Ch
             )
 
 
-def expected_counts(
-    session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int, key: Column | None = None, value_bytes: int = 0
-) -> Iterator[Checks]:
-    """The checks of a count by key, by batch; `ranges` are their first rows and the ones after their last.
+def row_keys(session: SparkSession, ranges: Iterable[tuple[int, int]], key: Column) -> Iterator[Numbers]:
+    """The keys of batches, which `key` makes of `id`; `ranges` are their first rows and the ones after their last."""
+    return (session.range(first, end).select(key).toArrow().column(0).to_numpy() for first, end in ranges)
 
-    A batch's output holds, for each of its keys, the number of rows so far: of all batches, so that a count lost or
-    doubled anywhere shows in the next batch that has the key. With `value_bytes`, `found` are the bytes of the payloads
-    that were there before.
+
+def counted(batches: Iterable[Numbers], below: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+    """By batch: its distinct numbers, all `below` a limit, how often it has each, and how often all batches so far do.
+
+    So a count lost or doubled anywhere shows in the next batch that has the number.
     """
-    counts = np.zeros(keys, np.int64)
-    for first, end in ranges:
-        numbers = session.range(first, end).select(random_key(keys, F.col("id")) if key is None else key.alias("key"))
-        changed, rows = np.unique(numbers.toArrow().column("key").to_numpy(), return_counts=True)
-        known = int(np.count_nonzero(counts[changed]))
-        counts[changed] += rows
-        yield {**check_of(changed, counts[changed]), **({"found": value_bytes * known} if value_bytes else {})}
+    counts = np.zeros(below, np.int64)
+    for batch in batches:
+        numbers, rows = np.unique(batch, return_counts=True)
+        counts[numbers] += rows
+        yield numbers, rows, counts[numbers]
+
+
+def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int) -> Iterator[Checks]:
+    """The checks of a count by key, by batch: for each key of a batch the number of its rows so far."""
+    for changed, _, counts in counted(row_keys(session, ranges, random_key(keys, F.col("id"))), keys):
+        yield check_of(changed, counts)
 
 
 class _Files:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.figures import median_ratio
-from benchmarks.frame import Result, Target, alternate, option, require_space
+from benchmarks.frame import STORED_KEYS, Result, Target, alternate, option, require_space
 from benchmarks.query import (
     PayloadSide,
     Recorder,
@@ -67,18 +67,18 @@ _SPARK: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "1s"}
 
 @dataclass(frozen=True)
 class Settings:
-    keys: int = option(200_000, "Number of keys.", least=100, most=10**8)
+    keys: int = option(200_000, "Number of keys.", STORED_KEYS)
     value_bytes: int = option(100, "Size of a key's value.")
     build_batches: int = option(10, "Batches that build the state.")
     rows_per_batch: int = option(2_000, "Of all other batches.")
     small_batches: int = option(10, "Before the process is killed.")
-    batches: int = option(5, "After the restart.", least=2)
+    batches: int = option(5, "After the restart.", click.IntRange(2))
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     other_parallelism: int = option(3, "Subtasks before or after some restarts.")
     spark: str = option(
         "deduplication",
         "What keeps Spark's state: a deduplication, or the same processor, which takes long to build it.",
-        choices=list(_SPARK_SIDES),
+        click.Choice(list(_SPARK_SIDES)),
     )
     rounds: int = option(3, "How often to restart in every way.")
 
@@ -95,27 +95,29 @@ class RecoverySide(PayloadSide):
 
     @property
     def state(self) -> str:
-        """What it starts from."""
+        """The name of the state that it starts from."""
         return f"{self.side}, {self.built_parallelism} subtasks"
 
-    def build(self, directory: str) -> None:
+    def build(self, directory: Path) -> None:
         """Give each key its first row in a few large batches, then go on with small ones until killed."""
-        session = self.session(directory, 100, _SPARK)
-        built = Path(directory) / _BUILT_FILE
-        for size in (-(-self.keys // self.build_batches), self.rows_per_batch):
-            is_small = size == self.rows_per_batch
+        session = self.session(directory, _SPARK)
+        built = directory / _BUILT_FILE
 
-            def is_built(query: StreamingQuery, is_small: bool = is_small) -> bool:
-                progress = last_progress(query)
-                if is_small and progress is not None and not built.exists():
-                    built.write_text(str(progress["batchId"]))
-                return not is_small and progress is not None and _offset(progress, "endOffset") >= self.keys
+        def has_all_keys(query: StreamingQuery) -> bool:
+            last = last_progress(query)
+            return bool(last) and _offset(last, "endOffset") >= self.keys
 
-            self._batches(session, size, Recorder(), directory, is_built)
+        def write_first_batch(query: StreamingQuery) -> bool:
+            if (last := last_progress(query)) and not built.exists():
+                built.write_text(str(last["batchId"]))
+            return False
 
-    def measure(self, directory: str, started_s: float = 0.0) -> dict[str, Any]:
+        self._batches(session, -(-self.keys // self.build_batches), Recorder(), directory, has_all_keys)
+        self._batches(session, self.rows_per_batch, Recorder(), directory, write_first_batch)
+
+    def measure(self, directory: Path, started_s: float = 0.0) -> dict[str, Any]:
         """Go on for some batches; the process was started at `started_s`."""
-        session = self.session(directory, 100, _SPARK)
+        session = self.session(directory, _SPARK)
         if self.is_spark:
             # The native library that Spark would load with its first state is no part of a state.
             jvm: Any = session.sparkContext._jvm
@@ -133,7 +135,7 @@ class RecoverySide(PayloadSide):
         session: SparkSession,
         rows_per_batch: int,
         recorder: Recorder,
-        directory: str,
+        directory: Path,
         is_over: Callable[[StreamingQuery], bool],
     ) -> list[dict[str, Any]]:
         source = rate_source(session, rows_per_batch, self.parallelism)
@@ -195,7 +197,6 @@ def _measured(progress: list[dict[str, Any]], recorder: Recorder, started_s: flo
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     keys, value_bytes = settings.keys, settings.value_bytes
     variants = variants_of(settings)
     require_space(place, 14 * keys * (value_bytes + 100), "Give another --directory, or fewer --keys.")
@@ -227,28 +228,22 @@ def run(settings: Settings, place: Path) -> Result:
 
 def variants_of(settings: Settings) -> dict[str, RecoverySide]:
     """The restarts that are measured, by name."""
-    own, other = settings.parallelism, settings.other_parallelism
-    spark = _SPARK_SIDES[settings.spark]
-
-    def variant(side: str, built: int = own, parallelism: int = own, keeps_local: bool = False) -> RecoverySide:
-        return RecoverySide.of(
-            settings, side=side, built_parallelism=built, parallelism=parallelism, keeps_local=keeps_local
-        )
-
+    other, spark = settings.other_parallelism, _SPARK_SIDES[settings.spark]
+    on = RecoverySide.of(settings, side=CHANGELOG_ON, built_parallelism=settings.parallelism, keeps_local=False)
     return {
-        CHANGELOG_ON: variant(CHANGELOG_ON),
-        CHANGELOG_OFF: variant(CHANGELOG_OFF),
-        _LOCAL_COPY: variant(CHANGELOG_ON, keeps_local=True),
-        _FROM_OTHER: variant(CHANGELOG_ON, built=other),
-        _TO_OTHER: variant(CHANGELOG_ON, parallelism=other),
-        spark: variant(spark),
+        CHANGELOG_ON: on,
+        CHANGELOG_OFF: dataclasses.replace(on, side=CHANGELOG_OFF),
+        _LOCAL_COPY: dataclasses.replace(on, keeps_local=True),
+        _FROM_OTHER: dataclasses.replace(on, built_parallelism=other),
+        _TO_OTHER: dataclasses.replace(on, parallelism=other),
+        spark: dataclasses.replace(on, side=spark),
     }
 
 
 def targets_of(
     measured: dict[str, list[dict[str, Any]]], variants: dict[str, RecoverySide], built: dict[str, Any]
 ) -> list[Target]:
-    """What the restore parts, by variant and round, are held against; `built` is the state with the changelog."""
+    """The targets of the restore parts, given by variant and round; `built` is the state with the changelog."""
     *_, spark = variants
 
     def ratio(one: str, other: str) -> float:
@@ -282,8 +277,8 @@ def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
         return is_done and (not side.is_spark or _snapshot_version(checkpoint) > side.build_batches)
 
     started_s = time.monotonic()
-    in_child = partial(kill_child_when, is_over, environment=_environment(work), timeout_s=_BUILD_TIMEOUT_S)
-    dataclasses.replace(side, parallelism=side.built_parallelism).call("build", work, in_child=in_child)
+    builder = dataclasses.replace(side, parallelism=side.built_parallelism)
+    kill_child_when(is_over, partial(builder.build, work), work, _environment(work), _BUILD_TIMEOUT_S)
     built = {"build_s": time.monotonic() - started_s, **stored(side, checkpoint)}
     saved = _saved(place, side)
     saved.mkdir()
@@ -294,7 +289,7 @@ def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
 
 
 def stored(side: RecoverySide, checkpoint: Path) -> dict[str, Any]:
-    """What the killed process has stored."""
+    """The extent of the state that the killed process has stored."""
     if side.is_spark:
         sizes = [path.stat().st_size for path in (checkpoint / "state").rglob("*") if path.is_file()]
         return {"snapshot_version": _snapshot_version(checkpoint), "files": len(sizes), "bytes": sum(sizes)}
@@ -329,9 +324,7 @@ def _restart(place: Path, side: RecoverySide) -> dict[str, Any]:
     shutil.copytree(saved / "checkpoint", work / "checkpoint")
     if side.keeps_local:
         shutil.copytree(saved / "local", work / "local")
-    in_child = partial(run_in_child, environment=_environment(work))
-    measured: dict[str, Any] = side.call("measure", work, in_child=in_child, started_s=time.time())
-    return measured
+    return run_in_child(partial(side.measure, work, time.time()), work, _environment(work))
 
 
 def _saved(place: Path, side: RecoverySide) -> Path:

@@ -11,24 +11,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import click
 import psutil
 
 from benchmarks.child import run_in_child
-from benchmarks.figures import Distribution
-from benchmarks.frame import Result, Target, option
+from benchmarks.figures import percentiles
+from benchmarks.frame import NOT_NEGATIVE, Result, Target, option
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
 from statelog.storage.races import Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
-from statelog.testing.faults import FaultPlan, FaultStore
+from statelog.storage.wrapper import StoreWrapper
 
 SINGLE: Final = "single"
 HEDGED: Final = "hedged"
@@ -67,11 +68,11 @@ def latency_of(name: str, number: int) -> float:
     return latency_s(random.Random(f"{_SEED} {name} {number}").random())
 
 
-class SlowStore(FaultStore):
+class SlowStore(StoreWrapper):
     """Delays each write to another store by `scale` times FLIP-158's latencies; threads may share it."""
 
     def __init__(self, inner: Store, scale: float) -> None:
-        super().__init__(inner, FaultPlan())
+        super().__init__(inner)
         self._scale = scale
         self._lock = threading.Lock()
         self._numbers: Counter[str] = Counter()
@@ -99,40 +100,40 @@ class SlowStore(FaultStore):
 
 @dataclass(frozen=True)
 class Settings:
-    store: str = option("s3", "Kind of store.", choices=["s3"])
     requests: int = option(20_000, "Of each side.")
-    warm_up: int = option(500, "Requests of each side left out.", least=0)
+    warm_up: int = option(500, "Requests of each side left out.", NOT_NEGATIVE)
     block: int = option(4_000, "Requests until the sides change.")
-    scale: float = option(1.0, "Factor of FLIP-158's latencies.", above=0)
+    scale: float = option(1.0, "Factor of FLIP-158's latencies.", click.FloatRange(0, min_open=True))
     concurrency: int = option(128, "Objects written at a time.")
     object_bytes: int = option(1_000, "Of every object.")
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
-    with s3_server("tail") as environment:
-        return measure(f"{settings.store}://tail/bench", environment, place, settings)
+    with s3_server("tail") as location:
+        return measure(location, place, settings)
 
 
 @contextmanager
-def s3_server(bucket: str) -> Iterator[dict[str, str]]:
-    """A server with a bucket, and what a store takes from the environment to find it."""
+def s3_server(bucket: str) -> Iterator[str]:
+    """A location in a bucket of a server of its own, which the environment leads to meanwhile."""
     # Not at the top: most benchmarks do without the server.
     from tests.s3.server import RadosGateway, missing_programs
 
     if missing := missing_programs():
         raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
+    others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with RadosGateway() as server:
         server.create_bucket(bucket)
-        yield server.environment
+        environment = {**others, **server.environment, "NO_PROXY": "127.0.0.1"}
+        with mock.patch.dict(os.environ, environment, clear=True):
+            yield f"s3://{bucket}/bench"
 
 
-def measure(location: str, environment: dict[str, str], directory: Path, settings: Settings) -> Result:
+def measure(location: str, directory: Path, settings: Settings) -> Result:
     """Measure with a server that runs already; click.ClickException if its store saw other requests than were made."""
     scale = settings.scale
     server_before_s = _children_cpu_s()
-    arguments = {"location": location, "environment": environment, "options": asdict(settings)}
-    measured = run_in_child("benchmarks.tail:write_objects", arguments, directory)
+    measured = run_in_child(partial(write_objects, location, settings), directory)
     server_cpu_s = _children_cpu_s() - server_before_s
     sides = {name: _figures(side, scale) for name, side in measured.pop("sides").items()}
     attempts, seen = (sum(side[name] for side in sides.values()) for name in ("attempts", "puts"))
@@ -183,12 +184,8 @@ def _figures(measured: dict[str, Any], scale: float) -> dict[str, Any]:
 
 def _quantiles_ms(samples_s: Iterable[float]) -> dict[str, Any]:
     """The percentiles for which there are enough samples, and the maximum."""
-    distribution = Distribution.of(1000 * each for each in samples_s)
-    return {
-        "samples": len(distribution.samples),
-        **distribution.percentiles(_PERCENTILES),
-        "max": distribution.maximum,
-    }
+    samples_ms = [1000 * each for each in samples_s]
+    return {"samples": len(samples_ms), **percentiles(samples_ms, _PERCENTILES), "max": max(samples_ms)}
 
 
 def _row(name: str, side: dict[str, Any]) -> dict[str, str]:
@@ -251,13 +248,9 @@ class Writer:
         return random.Random(number).randbytes(self.object_bytes)
 
 
-def write_objects(location: str, environment: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+def write_objects(location: str, settings: Settings) -> dict[str, Any]:
     """Write objects in blocks, in turn on both sides, into folders of `location`; in a process of its own."""
-    settings = Settings(**options)
     requests, block, concurrency, scale = settings.requests, settings.block, settings.concurrency, settings.scale
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ.update(environment, NO_PROXY="127.0.0.1")
     sides: dict[str, Writer] = {}
     for name, timeout_s in {SINGLE: None, HEDGED: scale * _TIMEOUT_S}.items():
         recorder = Measurements()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import Distribution
-from benchmarks.frame import Result, Target, alternate, option, require_measured
+from benchmarks.figures import summary
+from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import CountWindowRows
-from benchmarks.query import BatchSide, Checks, Recorder, payload, random_key
+from benchmarks.query import BatchSide, Checks, Recorder, payload, random_key, row_keys, run_once
 
 CHANGELOG_ON: Final = "changelog on"
 CHANGELOG_OFF: Final = "changelog off"
@@ -27,13 +25,13 @@ _LIMIT: Final = 1.5
 @dataclass(frozen=True)
 class Settings:
     rows_per_batch: int = option(1_000, "Rows of a batch.")
-    keys: int = option(200, "Number of possible keys.", least=2, most=10**8)
+    keys: int = option(200, "Number of possible keys.", POSSIBLE_KEYS)
     value_bytes: int = option(500, "Size of a row's payload.")
     window_batches: int = option(20, "Length of a window.")
     slide_batches: int = option(1, "Distance of the windows' starts.")
     batches: int = option(100, "Checkpoints.")
-    warm_up: int = option(40, "First batches to leave out.", least=0)
-    max_log_to_base: float = option(statelog.Options().max_log_to_base, "As in Options.", least=0)
+    warm_up: int = option(40, "First batches to leave out.", NOT_NEGATIVE)
+    max_log_to_base: float = option(statelog.Options().max_log_to_base, "As in Options.", click.FloatRange(0))
     parallelism: int = option(2, "Subtasks and cores.")
 
 
@@ -67,11 +65,8 @@ class WindowSide(BatchSide):
         return [F.sum("n").alias("n"), F.sum("bytes").alias("bytes"), weighted]
 
     def expected(self, session: SparkSession) -> Iterator[Checks]:
-        sums = []
-        for first, end in self.ranges:
-            keys = session.range(first, end).select(random_key(self.keys, F.col("id"))).toArrow().column("key")
-            sums.append(int(keys.to_numpy().astype(np.int64).sum()))
-        return self.expected_windows(sums)
+        keys = row_keys(session, self.ranges, random_key(self.keys, F.col("id")))
+        return self.expected_windows([int(each.sum()) for each in keys])
 
     def expected_windows(self, sums: list[int]) -> Iterator[Checks]:
         """What the batches return, from the sum of the keys of each batch.
@@ -87,15 +82,14 @@ class WindowSide(BatchSide):
 
 
 def run(settings: Settings, place: Path) -> Result:
-    """Measure."""
     require_measured(settings.batches, settings.warm_up)
     if settings.warm_up <= settings.window_batches:
         raise click.UsageError(
             f"After {settings.warm_up} batches no window of {settings.window_batches} batches has been removed."
         )
     both = (CHANGELOG_ON, CHANGELOG_OFF)
-    sides = {name: partial(WindowSide.of(settings, side=name).run, place) for name in both}
-    figures = {name: _figures(measured, settings.warm_up) for name, (measured,) in alternate(sides).items()}
+    measured = run_once([WindowSide.of(settings, side=name) for name in both], place)
+    figures = {name: _figures(one, settings.warm_up) for name, one in measured.items()}
     size, slide = settings.window_batches, settings.slide_batches
     remarks = [
         f"{settings.rows_per_batch:,} rows of {settings.value_bytes:,} bytes and {settings.keys:,} keys per batch; a"
@@ -124,15 +118,10 @@ def _figures(measured: dict[str, Any], warm_up: int) -> dict[str, Any]:
         "stored_bytes": ("stored_bytes",),
     }
     return {
-        **{
-            name: Distribution.of(sum(each[part] for part in parts) for each in checkpoints).to_json()
-            for name, parts in sizes.items()
-        },
+        **{name: summary(sum(each[part] for part in parts) for each in checkpoints) for name, parts in sizes.items()},
         "bytes_live": measured["bytes_live"],
         "materializations": sum(each["materialized"] for each in checkpoints),
-        "batch_ms": Distribution.of(
-            each["triggerExecution"] for each in measured["batches"] if each["batch"] >= warm_up
-        ).to_json(),
+        "batch_ms": summary(each["triggerExecution"] for each in measured["batches"] if each["batch"] >= warm_up),
         "run": measured,
     }
 

@@ -1,4 +1,4 @@
-"""The benchmarks' frame: what may be reported, and what the command line does with it. No Spark here."""
+"""The benchmarks' frame: figures, targets, child processes and the command line. No Spark here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import itertools
 import json
 import random
+import subprocess
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -16,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.child import kill_child_when, run_in_child
-from benchmarks.figures import Distribution
-from benchmarks.frame import Benchmark, Result, Target, alternate, command_line, option, require_space, scratch
+from benchmarks.figures import percentiles, summary
+from benchmarks.frame import Result, Target, alternate, command_line, option, require_space, scratch
 
 
 def shuffled(count: int) -> list[float]:
@@ -41,18 +43,17 @@ class TestDistribution:
         ],
     )
     def test_a_percentile_needs_enough_samples(self, samples: int, p99: float | None, p999: float | None) -> None:
-        distribution = Distribution.of(shuffled(samples))
+        expected = {name: value for name, value in (("p99", p99), ("p99.9", p999)) if value is not None}
 
-        assert distribution.percentile("p99") == p99
-        assert distribution.percentile("p99.9") == p999
+        assert percentiles(shuffled(samples), ("p99", "p99.9")) == expected
 
     def test_with_few_samples_json_has_maximum_and_number(self) -> None:
-        assert Distribution.of(shuffled(18)).to_json() == {"samples": 18, "median": 9.5, "max": 18}
+        assert summary(shuffled(18)) == {"samples": 18, "median": 9.5, "max": 18}
 
     def test_with_many_samples_json_has_the_percentiles_too(self) -> None:
         expected = {"samples": 10_000, "median": 5000.5, "p99": 9900, "p99.9": 9990, "max": 10_000}
 
-        assert Distribution.of(shuffled(10_000)).to_json() == expected
+        assert summary(shuffled(10_000)) == expected
 
 
 class TestTarget:
@@ -78,8 +79,8 @@ class TestTarget:
 @dataclass(frozen=True)
 class Settings:
     size: int = option(7, "How much.")
-    names: tuple[str, ...] = option((), "Of what.", choices=["a", "b"])
-    share: float = option(0.5, "Which part.", above=0, most=1)
+    names: tuple[str, ...] = option((), "Of what.", click.Choice(["a", "b"]))
+    share: float = option(0.5, "Which part.", click.FloatRange(0, 1, min_open=True))
 
 
 class FakeBenchmark:
@@ -89,7 +90,6 @@ class FakeBenchmark:
         self._targets = list(targets)
         self._failure = failure
         self.calls: list[Settings] = []
-        self.benchmark = Benchmark("fake", "Measures nothing.", Settings, self.run)
 
     def run(self, settings: Settings, place: Path) -> Result:
         assert list(place.iterdir()) == []
@@ -99,7 +99,10 @@ class FakeBenchmark:
         return Result({"speed": 3.5}, self._targets, [{"side": "A", "speed": "3.5"}], ["a remark"])
 
     def invoke(self, *arguments: str) -> Any:
-        return CliRunner().invoke(command_line([self.benchmark]), arguments)
+        module = SimpleNamespace(
+            __name__="benchmarks.fake", __doc__="Measures nothing.", Settings=Settings, run=self.run
+        )
+        return CliRunner().invoke(command_line([module]), arguments)
 
 
 class TestCommandLine:
@@ -199,11 +202,11 @@ class TestScratch:
 
 class TestChild:
     def test_returns_what_the_function_returns(self, tmp_path: Path) -> None:
-        assert run_in_child("builtins:dict", {"a": 1, "b": [None, "x"]}, tmp_path) == {"a": 1, "b": [None, "x"]}
+        assert run_in_child(partial(dict, a=1, b=[None, "x"]), tmp_path) == {"a": 1, "b": [None, "x"]}
 
     def test_a_failure_shows_the_end_of_the_output(self, tmp_path: Path) -> None:
         with pytest.raises(click.ClickException, match="FileNotFoundError"):
-            run_in_child("builtins:open", {"file": str(tmp_path / "missing")}, tmp_path)
+            run_in_child(partial(open, tmp_path / "missing"), tmp_path)
 
     def test_a_kill_reaches_descendants_with_a_process_group_of_their_own(self, tmp_path: Path) -> None:
         pid_file = tmp_path / "pid"
@@ -212,11 +215,11 @@ class TestChild:
         def is_over() -> bool:
             return pid_file.exists() and pid_file.read_text().endswith("\n")
 
-        kill_child_when(is_over, "subprocess:run", {"args": command, "process_group": 0}, tmp_path, {}, 60)
+        kill_child_when(is_over, partial(subprocess.run, command, process_group=0), tmp_path, {}, 60)
 
         with contextlib.suppress(FileNotFoundError):  # it may be there until its new parent has seen its end
             assert Path(f"/proc/{int(pid_file.read_text())}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     def test_a_child_that_ends_before_its_kill_is_a_failure(self, tmp_path: Path) -> None:
         with pytest.raises(click.ClickException, match="builtins:print failed with exit code 0"):
-            kill_child_when(lambda: False, "builtins:print", {}, tmp_path, {}, 60)
+            kill_child_when(lambda: False, partial(print), tmp_path, {}, 60)

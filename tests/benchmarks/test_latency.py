@@ -1,4 +1,4 @@
-"""The latency benchmark: events that come when they are due, and what is made of the batches. No Spark here."""
+"""The latency benchmark: events that come when they are due, and the figures of the batches. No Spark here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import click
 import pytest
 
 from benchmarks import latency
-from benchmarks.events import EventSender
-from benchmarks.latency import AGGREGATION, SPARK, STATELOG
+from benchmarks.latency import AGGREGATION, SPARK, STATELOG, EventSender
 
 RATE = 200.0
 SETTINGS = latency.Settings(rate=RATE, warm_up=1, seconds=4)
@@ -112,22 +111,23 @@ class TestRun:
         """Run it on sides that read the events, and commit all at a time that depends on the side."""
         late_s = {STATELOG: 0.25, SPARK: 4, AGGREGATION: 0.125}
 
-        def measured(self: latency.LatencySide, method: str, directory: Path) -> dict[str, Any]:
+        def in_child(call: Any, directory: Path) -> dict[str, Any]:
+            side = call.func.__self__
             with (
-                socket.create_connection(self.address) as connection,
+                socket.create_connection(side.address) as connection,
                 connection.makefile() as lines,
             ):
                 commits = directory / "checkpoint" / "commits"
                 commits.mkdir(parents=True)
                 (commits / "0").touch()
                 begun_s = time.time()
-                events = [int(next(lines)) for _ in range(self.events)]
-            assert events == list(range(self.events))
-            committed_s = begun_s + self.events / 1000 + late_s[self.side]
-            batch = {"first": 0, "end": self.events, "committed_s": committed_s, "duration_ms": 10}
+                events = [int(next(lines)) for _ in range(side.events)]
+            assert events == list(range(side.events))
+            committed_s = begun_s + side.events / 1000 + late_s[side.side]
+            batch = {"first": 0, "end": side.events, "committed_s": committed_s, "duration_ms": 10}
             return {"batches": [batch], "stopped_s": committed_s}
 
-        monkeypatch.setattr(latency.LatencySide, "call", measured)
+        monkeypatch.setattr(latency, "run_in_child", in_child)
         asked = {"rate": 1000.0, "seconds": 0.4, "warm_up": 0.1, "rounds": 2}
         return latency.run(latency.Settings(**{**asked, **options}), directory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 import pytest
 
 from benchmarks import tail
+from benchmarks.frame import Result
 from benchmarks.tail import HEDGED, SINGLE, SlowStore, Writer, latency_of, latency_s, object_name
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore
@@ -18,7 +20,7 @@ SETTINGS = tail.Settings(requests=60, warm_up=5, block=25, scale=0.05, concurren
 
 
 def test_both_sides_write_the_same_objects_with_the_same_latencies(tmp_path: Path) -> None:
-    result = tail.measure(str(tmp_path / "store"), {}, tmp_path, SETTINGS)
+    result = tail.measure(str(tmp_path / "store"), tmp_path, SETTINGS)
 
     for side in (SINGLE, HEDGED):
         stored = [info.name for info in LocalStore(str(tmp_path / "store" / side)).list()]
@@ -49,8 +51,9 @@ def test_what_was_not_written_is_an_error(tmp_path: Path) -> None:
 
 
 class TestFigures:
-    def measure(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hedges: int, puts: int) -> Any:
-        """With a client that only says what it measured: 10,000 requests of 1 to 10,000 ms."""
+    @pytest.fixture
+    def measure(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, int], Result]:
+        """Measures with a client that only says what it measured: 10,000 requests of 1 to 10,000 ms."""
 
         def side(factor: float, hedges: int, puts: int) -> dict[str, Any]:
             counts = {"upload_requests": 10_000, "upload_hedges": hedges}
@@ -58,16 +61,17 @@ class TestFigures:
             warm_up = {"upload_requests": 10}
             return {"latencies_s": latencies_s, "counts": counts, "warm_up_counts": warm_up, "puts": puts}
 
-        def child(function: str, arguments: dict[str, Any], _: Path) -> dict[str, Any]:
+        def measure(hedges: int, puts: int) -> Result:
             sides = {SINGLE: side(1, 0, 10_010), HEDGED: side(0.5, hedges, puts - 10_010)}
             times = {"took_s": 10.0, "client_cpu_s": 1.0, "machine_cpu_s": 5.0}
-            return {**times, "late_s": [0.001], "server_s": [0.002], "sides": sides}
+            measured = {**times, "late_s": [0.001], "server_s": [0.002], "sides": sides}
+            monkeypatch.setattr(tail, "run_in_child", lambda *_: measured)
+            return tail.measure("s3://bucket/bench", tmp_path, SETTINGS)
 
-        monkeypatch.setattr(tail, "run_in_child", child)
-        return tail.measure("s3://bucket/bench", {}, tmp_path, SETTINGS)
+        return measure
 
-    def test_quantiles_and_targets(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        result = self.measure(monkeypatch, tmp_path, hedges=300, puts=20_320)
+    def test_quantiles_and_targets(self, measure: Callable[[int, int], Result]) -> None:
+        result = measure(300, 20_320)
 
         assert result.figures["sides"][SINGLE]["latency_ms"] == {
             "samples": 10_000,
@@ -78,21 +82,17 @@ class TestFigures:
             "p99.9": pytest.approx(9_990),
             "max": pytest.approx(10_000),
         }
-        assert [(target.value, target.met) for target in result.targets] == [
-            (pytest.approx(50), True),
-            (pytest.approx(3), True),
-        ]
+        assert [target.value for target in result.targets] == pytest.approx([50, 3])
+        assert [target.met for target in result.targets] == [True, True]
 
-    def test_too_many_hedges_miss_the_target(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        result = self.measure(monkeypatch, tmp_path, hedges=501, puts=20_521)
-
-        assert [target.met for target in result.targets] == [True, False]
+    def test_too_many_hedges_miss_the_target(self, measure: Callable[[int, int], Result]) -> None:
+        assert [target.met for target in measure(501, 20_521).targets] == [True, False]
 
     def test_requests_that_the_client_does_not_know_of_are_an_error(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, measure: Callable[[int, int], Result]
     ) -> None:
         with pytest.raises(click.ClickException, match="made 20320 attempts, and the store saw 20321"):
-            self.measure(monkeypatch, tmp_path, hedges=300, puts=20_321)
+            measure(300, 20_321)
 
 
 class TestLatency:

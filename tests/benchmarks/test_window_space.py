@@ -1,4 +1,4 @@
-"""The benchmark of the space that windows take: what is compared, and what its queries should return. No Spark here."""
+"""The benchmark of the space that windows take: its figures, and the output it expects. No Spark here."""
 
 from __future__ import annotations
 
