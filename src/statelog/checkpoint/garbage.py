@@ -20,7 +20,7 @@ from statelog.checkpoint.retention import Retention
 from statelog.clock import Clock
 from statelog.errors import StorageError
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
-from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
 from statelog.log.references import Level
 from statelog.options import Options
@@ -361,7 +361,7 @@ class Inventory:
             return self.history.retained_from
         return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
 
-    def release(self, checkpoint: Checkpoint, oldest: int, log: Log) -> None:
+    def release(self, checkpoint: Checkpoint, oldest: int, log: NumberedLog) -> None:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable."""
         self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):

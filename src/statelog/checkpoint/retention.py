@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from statelog.log.entry import Checkpoint
-from statelog.log.log import base_name
+from statelog.log.numbered import base_name
 from statelog.log.references import SegmentRef, StoredRun
 
 
