@@ -262,7 +262,7 @@ class KeyedTask:
 
     def _maintenance(self, view: KeyedView, chain: list[LocalRun]) -> Maintenance:
         materializer = Materializer(
-            self.local,
+            local=self.local,
             within=view.within,
             genesis=view.genesis,
             run_id=self.task.run_id,
