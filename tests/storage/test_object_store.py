@@ -782,6 +782,18 @@ def test_a_fork_is_told_apart_by_whether_clients_were_used(service: Service, mon
         assert "is a fork" in failure(lambda: clients.get(bucket)).message
 
 
+def test_a_fork_keeps_the_clients_that_it_cannot_use(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To end a client takes a lock of its library, which a thread of the parent may have held: a fork would hang."""
+    begin_forks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: begin_forks.append(after_in_child))
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0)
+    client = clients.get(bucket)
+    references = sys.getrefcount(client)
+    begin_forks[0]()
+    clients.forget(bucket)
+    assert sys.getrefcount(client) == references
+
+
 def child_of_child(store: Store) -> None:
     assert "is a fork" in failure(lambda: store.read("x")).message
 

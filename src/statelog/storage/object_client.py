@@ -68,16 +68,17 @@ class Clients:
         if client is None or made_with != settings:
             _require_addresses(settings)
             client = _make_client(bucket)
+            self._were_used = True  # first, as another thread may fork at any time
             self._made[bucket] = settings, client
-        self._were_used = True
         return client
 
     def forget(self, bucket: Bucket) -> None:
         """Drop the client of a bucket; its connections end with the requests under way."""
-        self._made.pop(bucket, None)
+        if not self._is_fork:
+            self._made.pop(bucket, None)
 
     def _start_fork(self) -> None:
-        self._made.clear()
+        # The parent's clients stay: to drop one takes a lock, which a thread of the parent may have held just now.
         self._is_fork = self._were_used
 
 
