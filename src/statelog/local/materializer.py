@@ -226,9 +226,14 @@ class Materializer:
         """Decide what to merge, and what to store."""
         self.discard()
         inputs = list(merges)
+        grant = None if merges else request.grant
         levels: list[Level] = []
-        if request.grant is not None and not inputs:
-            levels = _stored_part(chain, request.grant.known)
+        if grant is not None:
+            # The levels that hold the same changes as the chain's first runs, one for one, need not be stored again.
+            for local_run, level in zip(chain, grant.known, strict=False):
+                if (local_run.before, local_run.after) != (level.before, level.after):
+                    break
+                levels.append(level)
             if len(levels) == len(chain):
                 return None
             rows = [self.local.open(local_run).rows for local_run in chain]
@@ -237,11 +242,10 @@ class Materializer:
                 levels.pop()
             inputs = list(chain[len(levels) :])
             if levels and not sum(rows[len(levels) :]):
-                return self._extend(request.grant, chain, levels)
+                return self._extend(grant, chain, levels)
         if not inputs:
             return None
         target = LocalRun.joined(inputs)
-        grant = None if merges else request.grant
         self._folder.mkdir(exist_ok=True, mode=0o700)
         return _Job(
             run_id=self.run_id,
@@ -382,13 +386,3 @@ class Materializer:
                 yield False
                 return
             yield True
-
-
-def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
-    """The first levels, as far as they hold the same changes as the chain's first runs, one for one."""
-    levels: list[Level] = []
-    for local_run, level in zip(chain, known, strict=False):
-        if (local_run.before, local_run.after) != (level.before, level.after):
-            break
-        levels.append(level)
-    return levels
