@@ -83,7 +83,7 @@ class _SharedObjects(StoreWrapper):
         return super().read(name, offset=offset, length=length)
 
     def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
-        return Store.read_into(self, buffer, name, offset=offset)
+        return Store.read_into(self, buffer, name, offset=offset)  # by `read`, which knows the extents
 
 
 def remove_shared(folder: Path, certain: int) -> None:
