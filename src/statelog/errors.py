@@ -154,19 +154,8 @@ class WorkerTraceback(Exception):
     """A traceback from another process, as text: the ``__cause__`` of an error that `error_of` returns."""
 
 
-_CLASSES: dict[str, type[StatelogError]] = {
-    cls.__name__: cls
-    for cls in (
-        StatelogError,
-        ConfigurationError,
-        ProcessorError,
-        StateMissingError,
-        FencedError,
-        StorageError,
-        CorruptionError,
-        ProtocolError,
-    )
-}
+_ALL: Final[list[type[StatelogError]]] = [StatelogError, *StatelogError.__subclasses__()]
+_CLASSES: Final = {cls.__name__: cls for cls in _ALL}
 
 
 def error_from_parts(name: str, message: str, kind: str, hint: str) -> StatelogError:

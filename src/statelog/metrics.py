@@ -6,7 +6,7 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 _KEPT: Final = 1000
 
@@ -56,20 +56,8 @@ class Recorded:
     samples: dict[str, list[float]] = field(default_factory=dict)
 
 
-class Recorder(Protocol):
-    """Takes measurements, from any thread."""
-
-    def count(self, metric: Metric, number: int = 1) -> None:
-        """Add to a counter."""
-        ...
-
-    def observe(self, metric: Metric, value: float) -> None:
-        """Add a sample to a distribution."""
-        ...
-
-
 class Measurements:
-    """A recorder that collects measurements until they are taken."""
+    """Collects measurements, from any thread, until they are taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,17 +65,17 @@ class Measurements:
         self._samples: dict[str, deque[float]] = {}
 
     def count(self, metric: Metric, number: int = 1) -> None:
+        """Add to a counter."""
         with self._lock:
             self._counts[str(metric)] += number
 
     def observe(self, metric: Metric, value: float) -> None:
+        """Add a sample to a distribution."""
         with self._lock:
             self._samples.setdefault(str(metric), deque(maxlen=_KEPT)).append(value)
 
     def add(self, recorded: Recorded) -> None:
-        """Add the measurements of another recorder."""
-        if not recorded.counts and not recorded.samples:
-            return
+        """Add measurements that were taken elsewhere."""
         with self._lock:
             self._counts.update(recorded.counts)
             for metric, values in recorded.samples.items():

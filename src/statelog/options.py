@@ -16,11 +16,7 @@ TABLES: Final = ("runs", "memory", "rocksdb")
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("table", lambda value: value in TABLES, "'runs', 'memory' or 'rocksdb'"),
-    (
-        "file_merging",
-        lambda value: value in ("auto", "across", "within", "off"),
-        "'auto', 'across', 'within' or 'off'",
-    ),
+    ("file_merging", lambda value: value in ("auto", "across", "within", "off"), "'auto', 'across', 'within' or 'off'"),
     ("compression", lambda value: value in ("lz4", "zstd", "none"), "'lz4', 'zstd' or 'none'"),
     ("placement", lambda value: value in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
     ("changelog materialization", lambda value: isinstance(value, bool), "True or False"),

@@ -58,23 +58,23 @@ def unseal(data: bytes, document: type[_Document], *, kind: str, version: int, n
         )
     try:
         header = _header_decoder.decode(data)
-        if header.kind == kind and header.version > version:
+        if header.kind != kind:
+            raise CorruptionError(
+                f"{name}: it is a {header.kind}, and no {kind}.",
+                kind=ErrorKind.FORMAT,
+                hint="Was another file put in its place?",
+            )
+        if header.version > version:
             raise ConfigurationError(
                 f"{name}: the {kind} is of version {header.version}, and this statelog reads up to {version}.",
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Use the version of statelog that wrote it, or a later one.",
             )
-        if header.kind == kind:
-            return msgspec.json.decode(data, type=document)
+        return msgspec.json.decode(data, type=document)
     except msgspec.MsgspecError as error:
         raise CorruptionError(
             f"{name}: it is no {kind}: {error}.", kind=ErrorKind.FORMAT, hint="Was another file put in its place?"
         ) from error
-    raise CorruptionError(
-        f"{name}: it is a {header.kind}, and no {kind}.",
-        kind=ErrorKind.FORMAT,
-        hint="Was another file put in its place?",
-    )
 
 
 def _end_of(body: bytes) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 
 from statelog.errors import CorruptionError, FencedError, StorageError
 from statelog.log.entry import Checkpoint, Claim, Entry
-from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef
 from statelog.storage.store import Store
 from statelog.storage.wrapper import StoreWrapper
@@ -86,15 +86,15 @@ class LogContract:
         """Return a function that opens the same store at each call, as another process would."""
         raise NotImplementedError
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         """Return the log in the folder PREFIX of a store."""
         raise NotImplementedError
 
     @pytest.fixture
-    def open_log(self, open_store: Callable[[], Store]) -> Callable[..., Log]:
+    def open_log(self, open_store: Callable[[], Store]) -> Callable[..., NumberedLog]:
         """Return a function that opens the log on the same storage, as another process would."""
 
-        def open_log(*plans: FaultPlan) -> Log:
+        def open_log(*plans: FaultPlan) -> NumberedLog:
             store = open_store()
             for plan in plans:
                 store = FaultStore(store, plan)
@@ -102,10 +102,10 @@ class LogContract:
 
         return open_log
 
-    def test_read_before_the_first_claim(self, open_log: Callable[..., Log]) -> None:
+    def test_read_before_the_first_claim(self, open_log: Callable[..., NumberedLog]) -> None:
         assert open_log().read() == []
 
-    def test_what_was_appended_is_read(self, open_log: Callable[..., Log]) -> None:
+    def test_what_was_appended_is_read(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
         assert log.claim(make_claim("a")) == []
         written = [log.append(*make_checkpoint("a", 1, batch)) for batch in range(3)]
@@ -116,7 +116,9 @@ class LogContract:
         more = other.append(*make_checkpoint("b", 2, 3))
         assert open_log().read() == [make_claim("a")(1), *written, make_claim("b")(2), more]
 
-    def test_segments_are_where_they_say(self, open_log: Callable[..., Log], open_store: Callable[[], Store]) -> None:
+    def test_segments_are_where_they_say(
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
+    ) -> None:
         log = open_log()
         log.claim(make_claim("a"))
         for batch in range(3):
@@ -124,7 +126,7 @@ class LogContract:
             placed = log.append(entry, payload)
             assert [read_segment(open_store(), segment) for segment in placed.segments] == payload
 
-    def test_segments_elsewhere_stay_where_they_are(self, open_log: Callable[..., Log]) -> None:
+    def test_segments_elsewhere_stay_where_they_are(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
         log.claim(make_claim("a"))
         elsewhere = SegmentRef(0, 10, b"sum", 7, 5, 1, 1, "operator/changes/1/0/x")
@@ -132,7 +134,9 @@ class LogContract:
         assert log.append(entry, []).segments == [elsewhere]
         assert checkpoints(open_log().read())[0].segments == [elsewhere]
 
-    def test_large_index_and_payload(self, open_log: Callable[..., Log], open_store: Callable[[], Store]) -> None:
+    def test_large_index_and_payload(
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
+    ) -> None:
         log = open_log()
         log.claim(make_claim("a"))
         payload = [bytes([subtask % 256]) * 100 for subtask in range(3000)]
@@ -143,7 +147,7 @@ class LogContract:
         assert checkpoints(open_log().read()) == [placed, after]
         assert read_segment(open_store(), placed.segments[2999]) == payload[2999]
 
-    def test_the_older_writer_is_fenced(self, open_log: Callable[..., Log]) -> None:
+    def test_the_older_writer_is_fenced(self, open_log: Callable[..., NumberedLog]) -> None:
         older, newer = open_log(), open_log()
         older.claim(make_claim("a"))
         first = older.append(*make_checkpoint("a", 1, 0))
@@ -159,7 +163,7 @@ class LogContract:
         newer.close()
         assert open_log().read() == expected
 
-    def test_only_a_claimed_open_log_can_be_appended_to(self, open_log: Callable[..., Log]) -> None:
+    def test_only_a_claimed_open_log_can_be_appended_to(self, open_log: Callable[..., NumberedLog]) -> None:
         log = open_log()
         with pytest.raises(FencedError):
             log.append(*make_checkpoint("a", 1, 0))
@@ -172,7 +176,7 @@ class LogContract:
         log.append(*make_checkpoint("a", 2, 1))
 
     def test_close_leaves_nothing_of_a_lonely_claim(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         log = open_log()
         log.claim(make_claim("a"))
@@ -190,7 +194,7 @@ class LogContract:
         assert open_log().read() == [*before, make_claim("c")(2)]
 
     def test_a_claim_between_any_two_steps_of_a_close(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             newer = open_log()
@@ -211,7 +215,7 @@ class LogContract:
             wipe(open_store())
 
     def test_a_close_between_any_two_steps_of_a_claim(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             closing = open_log()
@@ -229,7 +233,7 @@ class LogContract:
             wipe(open_store())
 
     def test_a_claim_between_any_two_steps_of_a_writer(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             newer = open_log()
@@ -261,7 +265,7 @@ class LogContract:
             wipe(open_store())
 
     def test_an_append_between_any_two_steps_of_a_claim(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             older = open_log()
@@ -280,7 +284,7 @@ class LogContract:
             wipe(open_store())
 
     def test_a_claim_and_an_append_between_any_two_steps_of_a_claim(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for step in steps():
             oldest, other = open_log(), open_log()
@@ -288,7 +292,7 @@ class LogContract:
             first = oldest.append(*make_checkpoint("a", 1, 0))
             append = Action(partial(oldest.append, *make_checkpoint("a", 1, 1)))
 
-            def claim_and_append(other: Log = other, append: Action = append) -> list[Entry]:
+            def claim_and_append(other: NumberedLog = other, append: Action = append) -> list[Entry]:
                 seen = other.claim(make_claim("c"))
                 append()
                 return seen
@@ -315,7 +319,7 @@ class LogContract:
     @pytest.mark.parametrize("revised", [False, True])
     def test_trying_again_after_a_failure_at_any_step(
         self,
-        open_log: Callable[..., Log],
+        open_log: Callable[..., NumberedLog],
         open_store: Callable[[], Store],
         when: Literal["before", "after"],
         revised: bool,
@@ -349,7 +353,7 @@ class LogContract:
 
     @pytest.mark.parametrize("lost", range(1, 12))
     def test_an_unanswered_entry_that_a_newer_epoch_counted_stays_whole(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store], lost: int
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store], lost: int
     ) -> None:
         for step in steps():
             claim = Action(partial(open_log().claim, make_claim("b")))
@@ -375,7 +379,7 @@ class LogContract:
             wipe(open_store())
 
     def test_a_flipped_bit_is_found_or_has_no_effect(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for run, epoch in (("a", 1), ("b", 2)):
             log = open_log()
@@ -400,7 +404,7 @@ class LogContract:
                         damaged.read()
 
     def test_a_missing_object_in_the_middle_is_found(
-        self, open_log: Callable[..., Log], open_store: Callable[[], Store]
+        self, open_log: Callable[..., NumberedLog], open_store: Callable[[], Store]
     ) -> None:
         for epoch in range(1, 5):
             log = open_log()
@@ -414,7 +418,7 @@ class LogContract:
         with pytest.raises(CorruptionError, match="not"):
             open_log().read()
 
-    def test_many_claims_in_a_row(self, open_log: Callable[..., Log]) -> None:
+    def test_many_claims_in_a_row(self, open_log: Callable[..., NumberedLog]) -> None:
         expected: list[Entry] = []
         for epoch in range(1, 8):
             log = open_log()
@@ -441,7 +445,7 @@ def latest_by_batch(entries: list[Checkpoint]) -> list[Checkpoint]:
     return [entry for _, entry in sorted({entry.batch: entry for entry in entries}.items())]
 
 
-def newest_claims(log: Log, *runs: str) -> list[int]:
+def newest_claims(log: NumberedLog, *runs: str) -> list[int]:
     """Return the newest epoch that each start has claimed; 0 for none."""
     epochs = {claim.run_id: claim.epoch for claim in log.read() if isinstance(claim, Claim)}
     return [epochs.get(run, 0) for run in runs]

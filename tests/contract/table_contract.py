@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from statelog.local.runs import LocalRun, LocalRuns
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
@@ -52,6 +53,11 @@ def encode_changes(
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return encode_run([StateChanges(state, [batch])], compression=None, block_rows=block_rows)
+
+
+def write_run(local: LocalRuns, local_run: LocalRun, data: bytes, token: str) -> None:
+    """Write a local run as a task does."""
+    local.keep(local.write_new(lambda sink: sink.write(data), token), local_run)
 
 
 def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:

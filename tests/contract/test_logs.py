@@ -9,7 +9,6 @@ import pytest
 
 from statelog.errors import ConfigurationError, CorruptionError, FencedError, StorageError
 from statelog.log.entry import Entry, encode_frame
-from statelog.log.log import Log
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.options import Options
@@ -40,7 +39,7 @@ class TestLogThatAppends(LogContract):
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         return NumberedLog(store, PREFIX, ManualClock(), appends=True)
 
     @pytest.mark.parametrize("zeros", [0, 1, 31, 32, 5000])
@@ -255,7 +254,7 @@ class TestLogOfObjects(LogContract):
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         return NumberedLog(store, PREFIX, ManualClock(), appends=False)
 
     def test_an_incomplete_object_is_damage(self, tmp_path: Path) -> None:
@@ -308,7 +307,7 @@ class TestLogThatStartsFilesOften(LogContract):
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         return NumberedLog(store, PREFIX, ManualClock(), appends=True, max_file_bytes=700)
 
 
@@ -319,7 +318,7 @@ class TestLogOfChangingWriters(LogContract):
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: LocalStore(tmp_path)
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         self._made = getattr(self, "_made", 0) + 1
         return NumberedLog(store, PREFIX, ManualClock(), appends=self._made % 2 == 0)
 
@@ -329,7 +328,7 @@ class TestLogOnAStoreThatCannotAppend(LogContract):
     def open_store(self, tmp_path: Path) -> Callable[[], Store]:
         return lambda: WholeObjects(LocalStore(tmp_path))
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         return NumberedLog(store, PREFIX, ManualClock(), appends=False)
 
 

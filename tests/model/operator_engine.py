@@ -22,9 +22,8 @@ from statelog.checkpoint.coordinator import Coordinator
 from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Reply, Request, TaskId
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
-from statelog.log.entry import Checkpoint, Claim, Entry
-from statelog.log.frames import FrameReader
-from statelog.log.log import base_name
+from statelog.log.entry import Checkpoint, Claim, Entry, FrameReader
+from statelog.log.numbered import base_name
 from statelog.log.open import open_log
 from statelog.metrics import Measurements
 from statelog.operators.unkeyed.states import OperatorStateBinding, OperatorStateDescriptor, OperatorStateMode

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.log.log import Log
 from statelog.log.numbered import NumberedLog
 from statelog.storage import Store, open_store
 from statelog.testing.clock import ManualClock
@@ -18,5 +17,5 @@ class TestLogOfObjects(LogContract):
     def open_store(self, s3_location: str) -> Callable[[], Store]:
         return lambda: open_store(s3_location)
 
-    def make_log(self, store: Store) -> Log:
+    def make_log(self, store: Store) -> NumberedLog:
         return NumberedLog(store, PREFIX, ManualClock(), appends=False)

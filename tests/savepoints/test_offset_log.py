@@ -7,7 +7,7 @@ import json
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
-from statelog.savepoints.offset_log import BatchOffsets
+from statelog.savepoints.spark_logs import BatchOffsets
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795357552879,"conf":{"a:b":"c"}}'
 CLOCK = '{"clock": "0123456789abcdef", "tick": 7}'

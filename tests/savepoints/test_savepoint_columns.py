@@ -28,7 +28,8 @@ from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
 from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
 from statelog.savepoints.parquet import TableFile, file_schema
-from statelog.savepoints.save import export_keyed, keyed_exports, saved_operator
+from statelog.savepoints.parts import one_by_one
+from statelog.savepoints.save import save_operator
 from statelog.savepoints.tables import Positions, StateColumns
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
@@ -229,24 +230,23 @@ def test_a_list_larger_than_a_slice_is_saved_and_loaded_whole(tmp_path: Path) ->
                 held[number].append(f"{number}.{batch}.{at} " * 5)
                 commands.append(((number, None), ("append", held[number][-1])))
         engine.run_commands(batch, 0, commands)
-    source, target = LocalStore(engine.location), LocalStore(str(tmp_path / "saved"))
-    history = History(open_log(source, engine.uid, engine.options, engine.clock).read())
+    location, target = str(engine.location), str(tmp_path / "saved")
+    history = History(open_log(LocalStore(location), engine.uid, engine.options, engine.clock).read())
     latest = history.latest
     assert latest is not None
 
-    [export] = keyed_exports(history, latest)
-    files = export_keyed(export, latest, "operators/op", source, target, slice_bytes=1_000)
-    saved = saved_operator(latest, "op", 1, [files])
+    saved = save_operator(
+        history, latest.batch, "op", location=location, target=target, run_all=one_by_one, slice_bytes=1_000
+    )
     [load] = keyed_loads(saved, "op/base")
-    key_schema = decode_schema(saved.key_schema)
-    stored = load_keyed(load, key_schema, "lz4", target, target, location="saved", slice_bytes=1_000)
+    stored = load_keyed(saved.key_schema, "lz4", target, target, load, slice_bytes=1_000)
 
-    run = Run(pa.py_buffer(target.read(stored.name)), "loaded", is_stored=True)
+    run = Run(pa.py_buffer(LocalStore(target).read(stored.name)), "loaded", is_stored=True)
     [section] = [section for name, section in run.sections.items() if "list" in section.state.kind]
     assert len(section.blocks) > 10, "the case is one"
     found: dict[int, list[str]] = {}
     for block in section.blocks:
         changed = block.load()
         for key, value in zip(changed.column(1).to_pylist(), changed.column(VALUE_COLUMN).to_pylist(), strict=True):
-            found.setdefault(KeyCodec(key_schema).decode(key)[0], []).append(value)
+            found.setdefault(KeyCodec(decode_schema(saved.key_schema)).decode(key)[0], []).append(value)
     assert found == held

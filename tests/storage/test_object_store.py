@@ -651,11 +651,10 @@ def test_stores_of_one_bucket_share_connections(service: Service) -> None:
     assert service.connections == before + 1
 
 
-def test_a_pickled_store_keeps_its_limits() -> None:
-    limits = [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0)]
-    assert len({pickle.dumps(ObjectStore("s3://bucket", timeout_s=a, connect_timeout_s=b)) for a, b in limits}) == 3
-    copy = pickle.loads(pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0, connect_timeout_s=2.0)))
-    assert pickle.dumps(copy) == pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0, connect_timeout_s=2.0))
+def test_a_pickled_store_keeps_its_limit() -> None:
+    assert pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0)) != pickle.dumps(ObjectStore("s3://bucket"))
+    copy = pickle.loads(pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0)))
+    assert pickle.dumps(copy) == pickle.dumps(ObjectStore("s3://bucket", timeout_s=1.0))
 
 
 @pytest.mark.parametrize(
@@ -748,7 +747,7 @@ def test_a_fork_after_use_is_told_so(service: Service) -> None:
 
 
 def test_clients_are_made_for_a_process(service: Service) -> None:
-    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0, 5.0)
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0)
 
     def usable() -> None:
         assert clients.get(bucket) is clients.get(bucket)
@@ -773,7 +772,7 @@ def test_clients_are_made_for_a_process(service: Service) -> None:
 def test_a_fork_is_told_apart_by_whether_clients_were_used(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_forks: list[Callable[[], None]] = []
     monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: begin_forks.append(after_in_child))
-    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0, 5.0)
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0)
     [begin_fork] = begin_forks
 
     begin_fork()
@@ -781,6 +780,18 @@ def test_a_fork_is_told_apart_by_whether_clients_were_used(service: Service, mon
     for _ in range(2):
         begin_fork()
         assert "is a fork" in failure(lambda: clients.get(bucket)).message
+
+
+def test_a_fork_keeps_the_clients_that_it_cannot_use(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To end a client takes a lock of its library, which a thread of the parent may have held: a fork would hang."""
+    begin_forks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: begin_forks.append(after_in_child))
+    clients, bucket = Clients(), Bucket("s3", "bucket", 5.0)
+    client = clients.get(bucket)
+    references = sys.getrefcount(client)
+    begin_forks[0]()
+    clients.forget(bucket)
+    assert sys.getrefcount(client) == references
 
 
 def child_of_child(store: Store) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.places import is_same_place, is_within
+from statelog.storage.open import is_same_place, is_within
 
 BUCKET = "s3://bucket/folder"
 

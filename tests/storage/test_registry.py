@@ -16,8 +16,7 @@ from statelog.log.open import open_retrying_store
 from statelog.metrics import Measurements
 from statelog.spark.registered_stores import pickled_stores
 from statelog.storage import LocalStore, Store, open_store
-from statelog.storage.open import local_path
-from statelog.storage.places import is_same_place, is_within
+from statelog.storage.open import is_same_place, is_within, local_path
 from statelog.storage.retry import RetryingStore
 from statelog.testing.contracts import StoreContract
 from tests.model.engine import Command, Engine, Key

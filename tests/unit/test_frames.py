@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CorruptionError, StorageError
-from statelog.log.entry import FRAME_HEADER_BYTES, Entry, encode_frame
-from statelog.log.frames import FrameReader
+from statelog.log.entry import FRAME_HEADER_BYTES, Entry, FrameReader, encode_frame
 from statelog.storage import LocalStore
 from statelog.storage.wrapper import StoreWrapper
 from tests.contract.log_contract import make_checkpoint, make_claim

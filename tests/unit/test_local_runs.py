@@ -30,7 +30,7 @@ from statelog.runs.times import Moment
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.query import Crash
-from tests.contract.table_contract import MAP, VALUE, encode_changes, make_run
+from tests.contract.table_contract import MAP, VALUE, encode_changes, make_run, write_run
 from tests.model.engine import Engine, Key
 
 EVERYTHING = hash_range(0, 1)
@@ -106,7 +106,7 @@ def test_a_sweep_leaves_what_another_attempt_of_the_batch_is_writing(tmp_path: P
     path = [LocalRun(0, 0, genesis, a), LocalRun(1, 1, a, b), LocalRun(2, 2, b, c)]
     merged, dead = LocalRun(0, 1, genesis, b), LocalRun(1, 1, a, other)
     for local_run in (*path, merged, dead):
-        local.write(local_run, encode_run([], compression=None, block_rows=1), "3-token")
+        write_run(local, local_run, encode_run([], compression=None, block_rows=1), "3-token")
     writing, left = tmp_path / "3-attempt.tmp", tmp_path / "2-attempt.tmp"
     for file in (writing, left):
         file.write_bytes(b"half")
@@ -127,7 +127,7 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
 ) -> None:
     """And neither the job that goes on from batch to batch nor its lock; another task may sweep at the same time."""
     local, local_run = LocalRuns(tmp_path), LocalRun(0, 2, bytes(16), b"1" * 16)
-    local.write(local_run, encode_run([], compression=None, block_rows=1), "2-token")
+    write_run(local, local_run, encode_run([], compression=None, block_rows=1), "2-token")
     for name in ("job", "rocksdb", "2-dead.job", "3-live.job"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -135,7 +135,7 @@ def test_a_sweep_removes_folders_of_dead_attempts_and_of_another_table(
     for name in ("2-dead.tmp", "unknown.tmp"):
         (tmp_path / name).touch()
     ahead = LocalRun(1, 3, b"2" * 16, b"3" * 16)
-    local.write(ahead, encode_run([], compression=None, block_rows=1), "3-token")
+    write_run(local, ahead, encode_run([], compression=None, block_rows=1), "3-token")
     found = os.listdir(tmp_path)
     kept = {local_run.file_name, ahead.file_name, "job", "job.lock", "3-live.job"} | (
         {"rocksdb"} if table.get("keeps_rocksdb") else set()
@@ -162,7 +162,7 @@ def test_a_sweep_releases_what_is_mapped_of_removed_files(tmp_path: Path) -> Non
     local = LocalRuns(tmp_path)
     kept, left = LocalRun(0, 2, bytes(16), b"1" * 16), LocalRun(0, 1, bytes(16), b"2" * 16)
     for local_run in (kept, left):
-        local.write(local_run, encode_run([], compression=None, block_rows=1), "2-token")
+        write_run(local, local_run, encode_run([], compression=None, block_rows=1), "2-token")
     runs = {local_run: weakref.ref(local.open(local_run)) for local_run in (kept, left)}
     local.sweep([kept], certain=2)
     assert [runs[kept]() is None, runs[left]() is None] == [False, True]
@@ -233,7 +233,7 @@ def test_without_a_boot_id_files_are_always_checked(tmp_path: Path, monkeypatch:
         local = LocalRuns(tmp_path / "runs", stamps=nameless)
         for local_run in local_runs:
             if not process:
-                local.write(local_run, encode_run([], compression=None, block_rows=1), "4-token")
+                write_run(local, local_run, encode_run([], compression=None, block_rows=1), "4-token")
             local.open(local_run)
     assert len(checked) == 4 + 4
 
@@ -256,7 +256,7 @@ def test_a_block_that_has_changed_by_itself_is_found_when_it_is_read(engine: Eng
 def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
     local_run, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
     good = encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")])
-    local.write(local_run, good, "token")
+    write_run(local, local_run, good, "token")
     path = tmp_path / local_run.file_name
     before = path.stat()
     damaged = bytearray(good)
@@ -270,7 +270,7 @@ def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(CorruptionError):
         run.verify()  # what another process has removed already
-    LocalRuns(tmp_path).write(local_run, good, "of another process")
+    write_run(LocalRuns(tmp_path), local_run, good, "of another process")
     local.open(local_run).verify()
 
 
@@ -445,7 +445,9 @@ def test_merged_runs_become_one_edge_that_needs_no_check(tmp_path: Path, monkeyp
     local = LocalRuns(tmp_path / "2" / "0")
     local_runs = [LocalRun(number + 3, number + 3, digests[number], digests[number + 1]) for number in range(3)]
     for local_run in local_runs:
-        local.write(local_run, encode_changes(VALUE, [(local_run.first, b"k", b"", Operation.PUT, "v")]), "6-token")
+        write_run(
+            local, local_run, encode_changes(VALUE, [(local_run.first, b"k", b"", Operation.PUT, "v")]), "6-token"
+        )
     merged = local.merge(local_runs, digests[0], "6-token")
     assert merged == LocalRun(3, 5, digests[0], digests[3])
     assert LocalRuns(local.directory).local_runs() == [merged]
@@ -463,9 +465,9 @@ def test_a_merge_at_the_bottom_leaves_out_what_is_gone(
     local, digests = LocalRuns(tmp_path), [bytes([number]) * 16 for number in range(1, 4)]
     written = [LocalRun(number, number, digests[number], digests[number + 1]) for number in range(2)]
     stays, removed = (1, b"k", b"", Operation.PUT, "stays"), (3, b"k", b"", Operation.DELETE, None)
-    local.write(written[0], encode_changes(state, [stays, removed]), "2-token")
+    write_run(local, written[0], encode_changes(state, [stays, removed]), "2-token")
     ends = (2, b"k", b"", Operation.PUT, "ends")
-    local.write(written[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
+    write_run(local, written[1], encode_changes(state, [ends], expiry_ms=1000), "2-token")
     genesis, garbage = digests[0] if is_bottom else bytes(16), Garbage(Moment(0, 5000), {})
 
     def die(local: LocalRuns, written: Path, local_run: LocalRun) -> None:
@@ -486,7 +488,7 @@ def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) ->
         LocalRun(0, 0, bytes(16), b"1" * 16),
         LocalRun(0, 1, bytes(16), b"2" * 16),
     )
-    local.write(before, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    write_run(local, before, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
     for _ in range(2):
         local.link(before, after)
         assert local.open(after).rows == 1
@@ -494,7 +496,7 @@ def test_a_run_that_stands_for_more_batches_may_do_so_already(tmp_path: Path) ->
 
 def test_who_dies_while_checking_a_file_leaves_it_unmarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local_run, local = LocalRun(0, 0, bytes(16), bytes(range(16))), LocalRuns(tmp_path)
-    local.write(local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
+    write_run(local, local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "0-token")
     os.utime(tmp_path / local_run.file_name)
 
     def die(run: Run) -> None:

@@ -18,6 +18,7 @@ from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
 from statelog.runs.digests import checksum
 from statelog.runs.writer import encode_run
+from tests.contract.table_contract import write_run
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 
@@ -242,7 +243,7 @@ def test_maps_of_subtasks_that_a_process_does_not_run_any_more_are_released(tmp_
     first, second = (tmp_path / "operator" / "2" / str(subtask) for subtask in range(2))
     elsewhere = tmp_path / "other operator" / "2" / "0"
     local = cache.at(first, 5)
-    local.write(EDGE, encode_run([], compression=None, block_rows=1), "5-token")
+    write_run(local, EDGE, encode_run([], compression=None, block_rows=1), "5-token")
     mapped = weakref.ref(local.open(EDGE))
     del local
     cache.at(elsewhere, 0)

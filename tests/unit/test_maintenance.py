@@ -21,7 +21,7 @@ from statelog.runs.merge import Garbage
 from statelog.runs.schema import TimeDomain
 from statelog.runs.times import Moment
 from tests.attempts import make_attempt
-from tests.contract.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes, write_run
 
 BRIEF = replace(VALUE, name="brief", expires_by=TimeDomain.PROCESSING)
 ORDER = MaintenanceRequest(0.25, 0, None, is_due=False)
@@ -72,7 +72,7 @@ class Subtask:
     def write(self, local_run: LocalRun, count: int) -> None:
         keys = range(LARGE * local_run.first, LARGE * local_run.first + count)
         changes: list[Any] = [(key, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
-        self.local.write(local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
+        write_run(self.local, local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
     def upkeep(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
         attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))

@@ -30,7 +30,7 @@ from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.harness import parts_of
-from tests.contract.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes, write_run
 
 LONG_S = 10_000.0
 """Longer than any interval with its jitter."""
@@ -458,11 +458,11 @@ def test_a_job_of_another_run_is_void(tmp_path: Path) -> None:
     local, store = LocalRuns(tmp_path / "local"), LocalStore(tmp_path / "store")
     local_run = LocalRun(0, 0, bytes(16), bytes(range(16)))
     local.directory.mkdir()
-    local.write(local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
+    write_run(local, local_run, encode_changes(VALUE, [(1, b"k", b"", Operation.PUT, "v")]), "token")
 
     def of_run(run_id: str) -> Materializer:
         return Materializer(
-            local,
+            local=local,
             within=hash_range(0, 1),
             genesis=local_run.before,
             run_id=run_id,
@@ -493,12 +493,12 @@ def test_a_merge_leaves_out_what_was_garbage_when_it_began(tmp_path: Path) -> No
     for local_run in local_runs:
         keys = range(local_run.first, 200, 2)
         changes = [(key << 56, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
-        local.write(local_run, encode_changes(state, changes, expiry_ms=1000 + local_run.first), "token")
+        write_run(local, local_run, encode_changes(state, changes, expiry_ms=1000 + local_run.first), "token")
     seconds = itertools.count(0, 0.3)
 
     def at(watermark_ms: int) -> Materializer:
         return Materializer(
-            LocalRuns(tmp_path, Budget(slice_bytes=2000)),
+            local=LocalRuns(tmp_path, Budget(slice_bytes=2000)),
             within=hash_range(0, 1),
             genesis=genesis,
             run_id="run",

@@ -29,7 +29,7 @@ from statelog.runs.times import Moment
 from statelog.sealed import seal
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultPlan, FaultStore
-from tests.contract.table_contract import VALUE, encode_changes
+from tests.contract.table_contract import VALUE, encode_changes, write_run
 
 GENESIS = bytes(16)
 Changes = Mapping[int, str | None]
@@ -55,14 +55,14 @@ class Subtask:
         number, before = (self.chain[-1].last + 1, self.chain[-1].after) if self.chain else (0, GENESIS)
         data = encode(changes)
         local_run = LocalRun(number, number, before, digests.extend(before, number, [digests.checksum(data)]))
-        self.local.write(local_run, data, f"{number}-token")
+        write_run(self.local, local_run, data, f"{number}-token")
         self.chain.append(local_run)
         return local_run
 
     def attempt(self, token: str = "one", run_id: str = "run", within: HashRange | None = None) -> Materializer:
         """Another attempt, as a rule in another process."""
         return Materializer(
-            LocalRuns(self.local.directory, self.local.budget, self.local.policy),
+            local=LocalRuns(self.local.directory, self.local.budget, self.local.policy),
             within=within or hash_range(0, 1),
             genesis=GENESIS,
             run_id=run_id,

@@ -12,7 +12,7 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.open import MemoryTables
-from tests.contract.table_contract import VALUE, encode_changes, make_keys
+from tests.contract.table_contract import VALUE, encode_changes, make_keys, write_run
 
 
 def digest(name: str) -> bytes:
@@ -29,7 +29,7 @@ def local(tmp_path: Path) -> LocalRuns:
         (1, "one", "other", b"c"),
     ):
         changes: list[Any] = [(1, key, b"", Operation.PUT, after)]
-        made.write(LocalRun(batch, batch, digest(before), digest(after)), encode_changes(VALUE, changes), "token")
+        write_run(made, LocalRun(batch, batch, digest(before), digest(after)), encode_changes(VALUE, changes), "token")
     return made
 
 

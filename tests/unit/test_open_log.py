@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelog import ConfigurationError, Options
-from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -16,13 +16,13 @@ from tests.contract.log_contract import make_checkpoint, make_claim
 from tests.stores import WholeObjects
 
 
-def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> Log:
+def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> NumberedLog:
     store = LocalStore(root)
     made = store if appends else WholeObjects(store)
     return open_log(made, "op", Options(**options), clock or ManualClock())
 
 
-def files_of(log: Log, checkpoints: int = 3) -> int:
+def files_of(log: NumberedLog, checkpoints: int = 3) -> int:
     """How many files some checkpoints of a run take."""
     log.claim(make_claim("run"))
     before = log.files_made

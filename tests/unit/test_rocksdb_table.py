@@ -37,7 +37,7 @@ from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
 from tests.attempts import make_attempt, telling
-from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run
+from tests.contract.table_contract import MAP, VALUE, encode_changes, make_keys, make_run, write_run
 
 KEYS = [f"key {number}" for number in range(40)]
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,7 @@ def local_runs(
     for batch, before, after, changes in local_runs:
         columns = [(1, key, b"", Operation.DELETE if text is None else Operation.PUT, text) for key, text in changes]
         local_run = LocalRun(batch, batch, digest(before), digest(after))
-        local.write(local_run, encode_changes(VALUE, columns), "token")
+        write_run(local, local_run, encode_changes(VALUE, columns), "token")
     return local
 
 
@@ -317,7 +317,9 @@ def test_what_was_deleted_and_some_of_what_has_expired_goes_when_a_table_is_open
         changes: list[Any] = [(key_hash, key, b"", Operation.PUT, "x") for key_hash, key in keys]
         state = brief if name == "brief" else VALUE
         local_run = LocalRun(batch, batch, digest(heads[batch]), digest(heads[batch + 1]))
-        local.write(local_run, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token")
+        write_run(
+            local, local_run, encode_changes(state, changes, expiry_ms=1000 if name == "brief" else None), "token"
+        )
 
     def held(head: str, now_ms: int, generations: dict[str, int]) -> int:
         chain = local.chain(digest("start"), digest(head))

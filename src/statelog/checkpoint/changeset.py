@@ -16,7 +16,7 @@ from statelog.checkpoint.protocol import Begun
 from statelog.errors import StorageError
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.log.references import SegmentRef
-from statelog.metrics import Metric, Recorder
+from statelog.metrics import Measurements, Metric
 from statelog.operators.keyed.changes import BatchChanges
 from statelog.runs import digests
 from statelog.storage import Store
@@ -116,7 +116,9 @@ class Uploads:
     store is opened and no thread started before the first object. At most `threads` objects are uploaded at a time.
     """
 
-    def __init__(self, open_store: Callable[[], Store], *, max_bytes: int, threads: int, recorder: Recorder) -> None:
+    def __init__(
+        self, open_store: Callable[[], Store], *, max_bytes: int, threads: int, recorder: Measurements
+    ) -> None:
         self._open_store = open_store
         self._max_bytes = max_bytes
         self._threads = threads

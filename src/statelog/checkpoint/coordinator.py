@@ -48,7 +48,7 @@ from statelog.errors import FencedError, ProtocolError, StatelogError, StorageEr
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.local.restore import read_segment
 from statelog.log.entry import INITIAL_BATCH, Claim
-from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.metrics import Measurements, RestoreMetrics, Step
 from statelog.options import Options
@@ -77,7 +77,7 @@ class Coordinator:
         store: Store,
         location: str,
         root: str,
-        log: Log,
+        log: NumberedLog,
         options: Options,
         clock: Clock,
         new_token: Callable[[], bytes],

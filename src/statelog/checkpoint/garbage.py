@@ -18,7 +18,7 @@ from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
 from statelog.clock import Clock
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
-from statelog.log.log import Log, base_name
+from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.options import Options
@@ -298,7 +298,7 @@ class Inventory:
             return self.history.retained_from
         return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
 
-    def release(self, checkpoint: Checkpoint, oldest: int, log: Log) -> None:
+    def release(self, checkpoint: Checkpoint, oldest: int, log: NumberedLog) -> None:
         """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable."""
         self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):

@@ -288,7 +288,7 @@ class KeyedTask:
     def _maintenance(self, view: _View, chain: list[LocalRun]) -> Maintenance:
         attempt, begun = self.attempt, view.begun
         materializer = Materializer(
-            self._local,
+            local=self._local,
             within=view.within,
             genesis=begun.genesis,
             run_id=attempt.task.run_id,

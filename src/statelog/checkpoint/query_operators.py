@@ -18,7 +18,7 @@ from statelog.log.open import LOG_FOLDER, open_log, operator_folder
 from statelog.options import Options
 from statelog.storage import Store
 from statelog.storage.location import scheme_of
-from statelog.storage.places import is_same_place
+from statelog.storage.open import is_same_place
 
 
 @dataclass(frozen=True)

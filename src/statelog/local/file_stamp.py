@@ -36,19 +36,13 @@ class FileStamps:
                 os.utime(path, ns=(status.st_atime_ns, _stamped_ns(status, boot)))
 
     def is_stamped(self, path: Path) -> bool:
-        """Whether a file is unchanged since it was marked, on this host and since its last boot.
-
-        Raises FileNotFoundError.
-        """
+        """Whether a file is unchanged since it was marked, since the last boot; raises FileNotFoundError."""
         boot = self._boot()
         status = path.stat()
         return boot is not None and status.st_mtime_ns == _stamped_ns(status, boot)
 
     def _boot(self) -> str | None:
-        try:
-            return self._boot_id.read_text()
-        except FileNotFoundError:
-            return None
+        return self._boot_id.read_text() if self._boot_id.exists() else None
 
 
 def _stamped_ns(status: os.stat_result, boot: str) -> int:

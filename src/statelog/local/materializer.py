@@ -17,16 +17,16 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from statelog.errors import StatelogError
 from statelog.files import write_file
-from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns, named_run
+from statelog.local.runs import JOB_FOLDER, LocalRun, LocalRuns
 from statelog.log.references import Level, StoredRun
 from statelog.runs import digests
 from statelog.runs.format import Footer
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, MergePosition, RunMerge, merge_runs
-from statelog.runs.reader import Run
 from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
@@ -88,7 +88,7 @@ class _Merging(msgspec.Struct, frozen=True):
     size_bytes: int = 0
 
 
-class _Job(msgspec.Struct, frozen=True):
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job between two slices; a job that only merges has no grant.
 
     All of its slices leave out the same garbage: a start may go back to the state after the result's last batch, which
@@ -96,9 +96,9 @@ class _Job(msgspec.Struct, frozen=True):
     """
 
     run_id: str
-    target: str
+    target: str = ""
     """File name of the local run that the merge makes, or that is stored."""
-    merging: _Merging
+    merging: _Merging = _Merging([])
     garbage: Garbage
     grant: str = ""
     levels: list[Level] = []
@@ -112,36 +112,26 @@ class _Job(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
+@dataclass(kw_only=True)
 class Materializer:
-    """Merges one subtask's local runs, and materializes its state.
+    """Merges one subtask's local runs, and materializes its state."""
 
-    Jobs of another `run_id` (a start of the query) are void: their stored runs may be gone, or lie in a location that
-    has been replaced since. Jobs that begin now leave out `garbage`. `token` is unique among all attempts.
-    """
+    local: LocalRuns
+    within: HashRange
+    genesis: bytes
+    """Digest of the empty state."""
+    run_id: str
+    """The start of the query. Jobs of others are void: their stored runs may be gone, or in a replaced location."""
+    compression: str | None
+    garbage: Garbage
+    """Jobs that begin now leave it out."""
+    open_store: Callable[[], Store]
+    monotonic_s: Callable[[], float]
+    token: str
+    """Unique among all attempts."""
 
-    def __init__(
-        self,
-        local: LocalRuns,
-        *,
-        within: HashRange,
-        genesis: bytes,
-        run_id: str,
-        compression: str | None,
-        garbage: Garbage,
-        open_store: Callable[[], Store],
-        monotonic_s: Callable[[], float],
-        token: str,
-    ) -> None:
-        self._local = local
-        self._folder = local.directory / JOB_FOLDER
-        self._within = within
-        self._genesis = genesis
-        self._run_id = run_id
-        self._compression = compression
-        self._garbage = garbage
-        self._open_store = open_store
-        self._monotonic_s = monotonic_s
-        self._token = token
+    def __post_init__(self) -> None:
+        self._folder = self.local.directory / JOB_FOLDER
 
     # ---- Progress of a job ----
 
@@ -199,7 +189,7 @@ class Materializer:
         `chain` is of a state that is certain, oldest first. `merges` are adjacent runs of it that are to be merged in
         any case; a new job does that first, if there are any.
         """
-        end_s = self._monotonic_s() + request.slice_s
+        end_s = self.monotonic_s() + request.slice_s
         with self._locked() as is_mine:
             if not is_mine:
                 return  # another attempt works on it
@@ -211,7 +201,7 @@ class Materializer:
             try:
                 if job is None or is_void or not self._fits(job, chain):
                     job = self._begin(request, chain, merges)
-                while job is not None and not job.is_done and self._monotonic_s() < end_s:
+                while job is not None and not job.is_done and self.monotonic_s() < end_s:
                     job = self._step(job, request, end_s)
             except (StatelogError, OSError, pa.ArrowInvalid) as error:
                 self._fail(request, f"{type(error).__name__}: {error}")
@@ -222,7 +212,7 @@ class Materializer:
         Its batch may be repeated, so the local runs that it merges stay.
         """
         # Not the folder of jobs in slices, because two attempts may do this at a time.
-        self._folder = self._local.directory / f"{chain[-1].last}-{self._token}.{JOB_FOLDER}"
+        self._folder = self.local.directory / f"{chain[-1].last}-{self.token}.{JOB_FOLDER}"
         job = self._begin(request, chain, ())
         assert job is not None, "the batch itself is not stored yet"
         try:
@@ -236,51 +226,46 @@ class Materializer:
         """Decide what to merge, and what to store."""
         self.discard()
         inputs = list(merges)
+        grant = None if merges else request.grant
         levels: list[Level] = []
-        if request.grant is not None and not inputs:
-            levels = _stored_part(chain, request.grant.known)
+        if grant is not None:
+            # The levels that hold the same changes as the chain's first runs, one for one, need not be stored again.
+            for local_run, level in zip(chain, grant.known, strict=False):
+                if (local_run.before, local_run.after) != (level.before, level.after):
+                    break
+                levels.append(level)
             if len(levels) == len(chain):
                 return None
-            rows = [self._local.open(local_run).rows for local_run in chain]
+            rows = [self.local.open(local_run).rows for local_run in chain]
             # Levels that are small beside the new rows are stored again with them, so that levels stay few.
             while levels and rows[len(levels) - 1] < 2 * sum(rows[len(levels) :]):
                 levels.pop()
             inputs = list(chain[len(levels) :])
             if levels and not sum(rows[len(levels) :]):
-                return self._extend(request.grant, chain, levels)
+                return self._extend(grant, chain, levels)
         if not inputs:
             return None
-        target = LocalRun(inputs[0].first, inputs[-1].last, inputs[0].before, inputs[-1].after)
-        grant = None if merges else request.grant
-        self._make_folder()
+        target = LocalRun.joined(inputs)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
         return _Job(
-            run_id=self._run_id,
+            run_id=self.run_id,
             target=target.file_name,
             merging=_Merging([local_run.file_name for local_run in inputs] if len(inputs) > 1 else []),
-            garbage=self._garbage,
+            garbage=self.garbage,
             grant=grant.job if grant else "",
             levels=levels,
-            prefix=f"{grant.folder}/{target.last}-{self._token}" if grant else "",
+            prefix=f"{grant.folder}/{target.last}-{self.token}" if grant else "",
         )
 
     def _extend(self, grant: Grant, chain: Sequence[LocalRun], levels: list[Level]) -> _Job:
         """Extend the last level to the batches since, which have changed nothing."""
-        newest, last = chain[len(levels) - 1], chain[-1]
-        target = LocalRun(newest.first, last.last, newest.before, last.after)
-        self._local.link(newest, target)
-        longer = msgspec.structs.replace(levels[-1], last=target.last, after=target.after)
-        self._make_folder()
-        return self._save(
-            _Job(
-                self._run_id,
-                target.file_name,
-                _Merging([]),
-                self._garbage,
-                grant.job,
-                levels=[*levels[:-1], longer],
-                is_done=True,
-            )
-        )
+        newest = len(levels) - 1
+        target = LocalRun.joined(chain[newest:])
+        self.local.link(chain[newest], target)
+        levels[newest] = replace(levels[newest], last=target.last, after=target.after)
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        job = _Job(run_id=self.run_id, target=target.file_name, garbage=self.garbage, grant=grant.job, levels=levels)
+        return self._save(replace(job, is_done=True))
 
     def _fits(self, job: _Job, chain: Sequence[LocalRun]) -> bool:
         """Whether all local runs that a job reads are in the chain."""
@@ -293,80 +278,81 @@ class Materializer:
         if job.grant:
             return self._store_next(job, request)
         self.discard()
-        return msgspec.structs.replace(job, is_done=True)
+        return replace(job, is_done=True)
 
     def _merge(self, job: _Job, end_s: float, keeps_inputs: bool) -> _Job:
         """Merge slices until the time is over, or the result is complete and replaces the inputs."""
-        merging, target = job.merging, named_run(job.target)
-        runs = [self._local.open(named_run(name)) for name in merging.inputs]
+        merging, target = job.merging, LocalRun.named(job.target)
+        runs = [self.local.open(LocalRun.named(name)) for name in merging.inputs]
         part = self._folder / "merge.part"
         part.open("ab").close()
         os.truncate(part, merging.size_bytes)
         with pa.OSFile(str(part), "ab") as sink:
-            size_bytes = self._local.budget.slice_bytes
+            size_bytes = self.local.budget.slice_bytes
             writer = RunWriter(
                 sink,
                 compression=None,
-                block_rows=self._local.policy.slice_rows,
+                block_rows=self.local.policy.slice_rows,
                 block_bytes=size_bytes,
                 written=merging.written,
             )
             merge = RunMerge(
                 runs,
-                is_bottom=target.before == self._genesis,
+                is_bottom=target.before == self.genesis,
                 garbage=job.garbage,
-                slice_rows=self._local.policy.slice_rows,
+                slice_rows=self.local.policy.slice_rows,
                 slice_bytes=size_bytes,
                 keeps_blocks=True,
             )
             for position in merge.write(writer, merging.position):
-                if self._monotonic_s() >= end_s:
+                if self.monotonic_s() >= end_s:
                     at = _Merging(merging.inputs, position, writer.written, sink.tell())
-                    return self._save(msgspec.structs.replace(job, merging=at))
+                    return self._save(replace(job, merging=at))
             writer.finish()
-        part.rename(self._local.directory / target.file_name)
+        part.rename(self.local.directory / target.file_name)
         if not keeps_inputs:
-            self._local.remove(merging.inputs)
-        return self._save(msgspec.structs.replace(job, merging=_Merging([])))
+            self.local.remove(merging.inputs)
+        return self._save(replace(job, merging=_Merging([])))
 
     def _store_next(self, job: _Job, request: MaintenanceRequest) -> _Job:
         """Store the run of the next range of hashes."""
-        target = named_run(job.target)
-        run = self._local.open(target)
-        first = self._within.first if job.next_hash is None else job.next_hash
-        last = _end_of_run(self._within, first, -(-run.size_bytes // self._local.policy.stored_run_bytes))
-        data = b""
+        target = LocalRun.named(job.target)
+        run = self.local.open(target)
+        first = self.within.first if job.next_hash is None else job.next_hash
+        count = -(-run.size_bytes // self.local.policy.stored_run_bytes)
+        width = -(-(self.within.last - self.within.first + 1) // count)
+        last = min(first + width - 1, self.within.last)
         runs = list(job.runs)
         if run.rows:
-            data, rows = _encode([run], HashRange(first, last), self._compression, self._local.policy.slice_rows)
+            sink = pa.BufferOutputStream()
+            writer = RunWriter(sink, compression=self.compression, block_rows=STORED_BLOCK_ROWS)
+            part, slice_rows = HashRange(first, last), self.local.policy.slice_rows
+            rows = merge_runs([run], writer, is_bottom=False, within=part, slice_rows=slice_rows)
+            data = sink.getvalue().to_pybytes()
             name = f"{job.prefix}-{len(runs)}.run"
-            if first == self._within.first and last == self._within.last and len(data) <= request.inline_bytes:
+            if first == self.within.first and last == self.within.last and len(data) <= request.inline_bytes:
                 name = ""
                 write_file(self._folder / _INLINE, data)
             else:
-                self._open_store().put(name, data)
+                self.open_store().put(name, data)
             runs.append(StoredRun(name, 0, len(data), digests.checksum(data), rows, first, last))
-        if last < self._within.last:
-            return self._save(msgspec.structs.replace(job, runs=runs, next_hash=last + 1))
-        level = Level(
-            target.first, target.last, target.before, target.after, self._within.first, self._within.last, runs
-        )
-        return self._save(msgspec.structs.replace(job, levels=[*job.levels, level], is_done=True))
+        if last < self.within.last:
+            return self._save(replace(job, runs=runs, next_hash=last + 1))
+        level = Level(target.first, target.last, target.before, target.after, self.within.first, self.within.last, runs)
+        return self._save(replace(job, levels=[*job.levels, level], is_done=True))
 
     def _fail(self, request: MaintenanceRequest, reason: str) -> None:
         """Give the job up, and note why for the next ack; the coordinator removes the objects that it has stored."""
         self.discard()
         if request.grant is not None:
             try:
-                self._make_folder()
-                self._save(_Job(self._run_id, "", _Merging([]), self._garbage, request.grant.job, failure=reason))
+                self._folder.mkdir(exist_ok=True, mode=0o700)
+                job = _Job(run_id=self.run_id, garbage=self.garbage, grant=request.grant.job, failure=reason)
+                self._save(job)
             except OSError as error:
                 _log.warning("a materialization failed (%s), and that could not be noted: %s", reason, error)
 
     # ---- The folder ----
-
-    def _make_folder(self) -> None:
-        self._folder.mkdir(exist_ok=True, mode=0o700)
 
     def _load(self) -> _Job | None:
         try:
@@ -378,7 +364,7 @@ class Materializer:
             _log.warning("a materialization is begun again: %s", error)
             self.discard()
             return None
-        if job.run_id != self._run_id:
+        if job.run_id != self.run_id:
             self.discard()
             return None
         return job
@@ -392,7 +378,7 @@ class Materializer:
     @contextmanager
     def _locked(self) -> Iterator[bool]:
         """Yield whether no other process works on the subtask's job; a process that dies releases the lock."""
-        lock = self._local.directory / "job.lock"
+        lock = self.local.directory / "job.lock"
         with lock.open("wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -400,32 +386,3 @@ class Materializer:
                 yield False
                 return
             yield True
-
-
-def _stored_part(chain: Sequence[LocalRun], known: Sequence[Level]) -> list[Level]:
-    """The first levels, as far as they hold the same changes as the chain's first runs, one for one."""
-    levels: list[Level] = []
-    for local_run, level in zip(chain, known, strict=False):
-        if (local_run.before, local_run.after) != (level.before, level.after):
-            break
-        levels.append(level)
-    return levels
-
-
-def _end_of_run(within: HashRange, first: int, count: int) -> int:
-    """The last hash of the stored run that begins at `first`, if the hashes are divided among `count` runs."""
-    width = -(-(within.last - within.first + 1) // count)
-    return min(first + width - 1, within.last)
-
-
-def _encode(runs: Sequence[Run], within: HashRange, compression: str | None, slice_rows: int) -> tuple[bytes, int]:
-    sink = pa.BufferOutputStream()
-    rows = merge_runs(
-        runs,
-        RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS),
-        is_bottom=False,
-        within=within,
-        slice_rows=slice_rows,
-    )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data, rows

@@ -10,7 +10,7 @@ from statelog.errors import CorruptionError, StorageError
 from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
-from statelog.local.stored_reader import Readable, RunMemory, read_ahead, read_run, read_stored
+from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, clip_run
@@ -53,7 +53,7 @@ def restore_runs(
             try:
                 for level in missing.levels:
                     local_run = LocalRun(level.first, level.last, level.before, level.after)
-                    runs = _noted(read_level(store, level), note_read)
+                    runs = read_level(store, level, note_read)
                     # A start may go back to a batch in between, which still needs rows that have become garbage since.
                     own = garbage if level.last == last_batch else None
                     is_bottom = level.before == genesis
@@ -81,27 +81,13 @@ def restore_runs(
     )
 
 
-def _noted(runs: Iterable[Run], note_read: Callable[[], None]) -> Iterator[Run]:
-    def note(run: Run) -> Run:
-        note_read()
-        return run
-
-    return map(note, runs)
-
-
 def read_segments(
-    store: Readable,
-    segments: Iterable[ClippedSegment],
-    within: HashRange,
-    note_read: Callable[[], None] = lambda: None,
+    store: Store, segments: Iterable[ClippedSegment], within: HashRange, note_read: Callable[[], None]
 ) -> Iterator[Run]:
     """Read stored changesets, some of them ahead, and yield them in order.
 
     A changeset that counts for only a part of the hashes `within` is cut to that part; others may hold more keys. One
-    that counts for several ranges of hashes is given several times in a row.
-
-    Raises CorruptionError with object and offset for a damaged or short changeset, StorageError for one that cannot be
-    read.
+    that counts for several ranges of hashes is given several times in a row. Raises the errors of :func:`read_stored`.
     """
 
     def read(segment: SegmentRef, clips: list[ClippedSegment]) -> list[Run]:
@@ -115,10 +101,10 @@ def read_segments(
         yield from runs
 
 
-def read_level(store: Readable, level: Level) -> Iterator[Run]:
-    """Read the runs of a level, some of them ahead; raises the errors of :func:`read_segments`.
+def read_level(store: Store, level: Level, note_read: Callable[[], None] = lambda: None) -> Iterator[Run]:
+    """Read the runs of a level, some of them ahead; each is valid until the next one is asked for.
 
-    Each run is valid until the next one is asked for.
+    Raises the errors of :func:`read_stored`.
     """
     threads = _threads(store)
     memory = RunMemory() if threads == 1 else None
@@ -127,13 +113,17 @@ def read_level(store: Readable, level: Level) -> Iterator[Run]:
         within = level.within if level.has_part_of(stored) else None
         return read_run(store, stored, "a materialized run", within, memory)
 
-    return read_ahead(level.runs, read, threads)
+    def noted(run: Run) -> Run:
+        note_read()
+        return run
+
+    return map(noted, read_ahead(level.runs, read, threads))
 
 
-def _threads(store: Readable) -> int:
+def _threads(store: Store) -> int:
     return 1 if store.can_append else _READ_THREADS
 
 
-def read_segment(store: Readable, segment: SegmentRef) -> bytes:
+def read_segment(store: Store, segment: SegmentRef) -> bytes:
     """Read one stored changeset or snapshot as a whole; raises the errors of :func:`read_stored`."""
     return read_stored(store, segment, f"the changeset of subtask {segment.subtask}")

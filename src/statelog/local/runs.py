@@ -2,8 +2,7 @@
 
 A local run holds the changes of some successive batches. Its name has the chain digests before and after them. The
 state of a checkpoint is a chain of local runs from the empty state to the checkpoint's digest, so a file of a failed
-attempt, another epoch or another history is simply not in the chain. Correctness does not depend on these files: one
-that is missing or damaged is fetched again.
+attempt, another epoch or another history is simply not in the chain.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Final
 import pyarrow as pa
 
 from statelog.errors import CorruptionError
-from statelog.files import write_file
 from statelog.local.file_stamp import FILE_STAMPS, FileStamps
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.byte_slices import BUDGET, Budget
@@ -61,14 +59,21 @@ class LocalRun:
             return None
         return cls(int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4]))
 
+    @classmethod
+    def named(cls, file_name: str) -> LocalRun:
+        """The local run of a file that is known to be one."""
+        local_run = cls.parse(file_name)
+        assert local_run is not None, file_name
+        return local_run
 
-def named_run(file_name: str) -> LocalRun:
-    """The local run of a file that is known to be one."""
-    local_run = LocalRun.parse(file_name)
-    assert local_run is not None, file_name
-    return local_run
+    @classmethod
+    def joined(cls, local_runs: Sequence[LocalRun]) -> LocalRun:
+        """The local run with the changes of adjacent ones, oldest first."""
+        oldest, newest = local_runs[0], local_runs[-1]
+        return cls(oldest.first, newest.last, oldest.before, newest.after)
 
 
+@dataclass(eq=False)
 class LocalRuns:
     """The local runs of one subtask.
 
@@ -78,17 +83,12 @@ class LocalRuns:
     A `token` is unique among the directory's writers, and begins with the batch that writes.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        budget: Budget = BUDGET,
-        policy: MergePolicy = MERGE_POLICY,
-        stamps: FileStamps = FILE_STAMPS,
-    ) -> None:
-        self.directory = directory
-        self.budget = budget
-        self.policy = policy
-        self._stamps = stamps
+    directory: Path
+    budget: Budget = BUDGET
+    policy: MergePolicy = MERGE_POLICY
+    stamps: FileStamps = FILE_STAMPS
+
+    def __post_init__(self) -> None:
         self._opened: dict[str, Run] = {}
 
     def local_runs(self) -> list[LocalRun]:
@@ -102,9 +102,19 @@ class LocalRuns:
     def chain(self, start: bytes, head: bytes) -> list[LocalRun] | None:
         """A chain from one digest to another, oldest first, of runs as long as possible; None if none leads there."""
         by_after: dict[bytes, list[LocalRun]] = {}
-        for local_run in self.local_runs():
+        for local_run in sorted(self.local_runs(), key=lambda local_run: local_run.first, reverse=True):
             by_after.setdefault(local_run.after, []).append(local_run)
-        return _walk_back(by_after, start, head)
+        # Depth-first from the head to the start, the longest local runs first.
+        pending: list[tuple[bytes, list[LocalRun]]] = [(head, [])]
+        seen: set[bytes] = set()
+        while pending:
+            digest, chain = pending.pop()
+            if digest == start:
+                return chain[::-1]
+            if digest not in seen:
+                seen.add(digest)
+                pending.extend((local_run.before, [*chain, local_run]) for local_run in by_after.get(digest, ()))
+        return None
 
     def open(self, local_run: LocalRun) -> Run:
         """Map a run into memory; it stays open.
@@ -117,20 +127,14 @@ class LocalRuns:
             path = self.directory / local_run.file_name
             try:
                 run = self._map(path)
-                if not self._stamps.is_stamped(path):
+                if not self.stamps.is_stamped(path):
                     run.verify()
-                    self._stamps.stamp(path)
+                    self.stamps.stamp(path)
             except (CorruptionError, pa.ArrowInvalid):
                 self._discard(path)
                 raise
             self._opened[local_run.file_name] = run
         return run
-
-    def write(self, local_run: LocalRun, data: bytes, token: str) -> None:
-        """Write the bytes of a local run."""
-        temporary = self._temporary(token)
-        write_file(temporary, data)
-        self.keep(temporary, local_run)
 
     def write_new(self, write: Callable[[pa.NativeFile], None], token: str) -> Path:
         """Have `write` fill a temporary file; :meth:`keep` then gives it its name."""
@@ -141,7 +145,7 @@ class LocalRuns:
 
     def keep(self, written: Path, local_run: LocalRun) -> None:
         """Rename a file that was written just now to its local run."""
-        self._stamps.stamp(written)
+        self.stamps.stamp(written)
         written.rename(self.directory / local_run.file_name)
 
     def write_merged(
@@ -245,7 +249,7 @@ class LocalRuns:
         self, local_runs: Sequence[LocalRun], genesis: bytes, token: str, *, garbage: Garbage | None = None
     ) -> LocalRun:
         """Merge adjacent runs of a chain, oldest first, into one that replaces them; all must be certain."""
-        local_run = LocalRun(local_runs[0].first, local_runs[-1].last, local_runs[0].before, local_runs[-1].after)
+        local_run = LocalRun.joined(local_runs)
         runs = [self.open(part) for part in local_runs]
         self.write_merged(local_run, runs, token, is_bottom=local_run.before == genesis, garbage=garbage)
         self.remove([part.file_name for part in local_runs])
@@ -272,7 +276,10 @@ class LocalRuns:
         kept = {local_run.file_name for local_run in chain} | ({ROCKSDB_FOLDER} if keeps_rocksdb else set())
         digests = {digest for local_run in chain for digest in (local_run.before, local_run.after)}
         for name in os.listdir(self.directory) if self.directory.exists() else ():
-            if name in kept or name in _KEPT_NAMES or _last_batch(name) > certain or _is_within(name, digests):
+            local_run = LocalRun.parse(name)
+            is_shortcut = local_run is not None and local_run.before in digests and local_run.after in digests
+            last = _writing_batch(name) if local_run is None else local_run.last
+            if name in kept or name in _KEPT_NAMES or last > certain or is_shortcut:
                 continue
             if name.endswith(f".{JOB_FOLDER}") or name == ROCKSDB_FOLDER:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -310,31 +317,7 @@ def _map(path: Path, on_damage: Callable[[], None] | None = None) -> Run:
         return Run(mapped.read_buffer(), str(path), on_damage=on_damage)
 
 
-def _is_within(file_name: str, digests: Collection[bytes]) -> bool:
-    """Whether a file is a local run between two of the digests."""
-    local_run = LocalRun.parse(file_name)
-    return local_run is not None and local_run.before in digests and local_run.after in digests
-
-
-def _last_batch(file_name: str) -> int:
-    local_run = LocalRun.parse(file_name)
-    if local_run is not None:
-        return local_run.last
+def _writing_batch(file_name: str) -> int:
+    """The batch that writes a temporary file; -1 for another file."""
     prefix = file_name.partition("-")[0]
     return int(prefix) if prefix.isdecimal() else -1
-
-
-def _walk_back(by_after: dict[bytes, list[LocalRun]], start: bytes, head: bytes) -> list[LocalRun] | None:
-    """Search depth-first from the head to the start, the longest local runs first."""
-    pending: list[tuple[bytes, list[LocalRun]]] = [(head, [])]
-    seen: set[bytes] = set()
-    while pending:
-        digest, chain = pending.pop()
-        if digest == start:
-            return chain[::-1]
-        if digest in seen:
-            continue
-        seen.add(digest)
-        for local_run in sorted(by_after.get(digest, ()), key=lambda local_run: local_run.first, reverse=True):
-            pending.append((local_run.before, [*chain, local_run]))
-    return None

@@ -12,8 +12,8 @@ import xxhash
 
 from statelog.files import write_file
 from statelog.local.restore_plan import Extent, RestorePlan
-from statelog.local.stored_reader import Readable
 from statelog.storage import Store
+from statelog.storage.wrapper import StoreWrapper
 
 SHARED_FOLDER: Final = "shared"
 """Name of the folder, beside those of the subtasks."""
@@ -34,7 +34,7 @@ class SharedReads:
         self._batch = batch
         self._token = token
 
-    def of(self, store: Store, missing: RestorePlan) -> Readable:
+    def of(self, store: Store, missing: RestorePlan) -> Store:
         """The store, with the shared extents of a restore plan read once for this host.
 
         A directory is read as it is: the operating system caches its files.
@@ -65,31 +65,25 @@ class SharedReads:
             return data
 
 
-class _SharedObjects:
+class _SharedObjects(StoreWrapper):
     """A store whose shared extents are read once per host."""
 
     def __init__(self, store: Store, extents: Iterable[Extent], shared: SharedReads) -> None:
-        self._store = store
+        super().__init__(store)
         self._shared = shared
         self._extents: dict[str, list[Extent]] = {}
         for extent in extents:
             self._extents.setdefault(extent.name, []).append(extent)
 
-    @property
-    def can_append(self) -> bool:
-        return self._store.can_append
-
-    def read(self, name: str, *, offset: int, length: int) -> bytes:
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         for extent in self._extents.get(name, ()):
             start = offset - extent.offset
-            if start >= 0 and start + length <= extent.length:
-                return self._shared.read(self._store, extent)[start : start + length]
-        return self._store.read(name, offset=offset, length=length)
+            if length is not None and start >= 0 and start + length <= extent.length:
+                return self._shared.read(self._inner, extent)[start : start + length]
+        return super().read(name, offset=offset, length=length)
 
-    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
-        data = self.read(name, offset=offset, length=len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
+        return Store.read_into(self, buffer, name, offset=offset)  # by `read`, which knows the extents
 
 
 def remove_shared(folder: Path, certain: int) -> None:

@@ -11,10 +11,7 @@ from statelog.runs import digests
 
 
 class LocalSnapshots:
-    """The local snapshots of one subtask; one that is missing or damaged is read from the store.
-
-    The directory is made with the first file.
-    """
+    """The local snapshots of one subtask; the directory is made with the first file."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,28 +18,12 @@ from statelog.runs import digests
 from statelog.runs.format import MAGIC, TAIL
 from statelog.runs.key_groups import HashRange
 from statelog.runs.reader import Run
+from statelog.storage import Store
 
 _TAIL_BYTES: Final = 64 << 10
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _GAP_BYTES: Final = 64 << 10
 """Blocks that are not farther apart are read together, with the bytes between them."""
-
-
-class Readable(Protocol):
-    """The part of a store that a restore needs."""
-
-    @property
-    def can_append(self) -> bool:
-        """Whether the store is a directory, which answers at once."""
-        ...
-
-    def read(self, name: str, *, offset: int, length: int) -> bytes:
-        """Read as :meth:`Store.read` does."""
-        ...
-
-    def read_into(self, buffer: memoryview, name: str, *, offset: int) -> int:
-        """Read as :meth:`Store.read_into` does."""
-        ...
 
 
 class RunMemory:
@@ -59,7 +43,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> bytes:
+def read_stored(store: Store, stored: SegmentRef | StoredRun, what: str) -> bytes:
     """Read a stored run or snapshot as a whole; messages call it `what`.
 
     Raises CorruptionError with object and offset if it is damaged, gone or shorter than recorded, StorageError if it
@@ -73,7 +57,7 @@ def read_stored(store: Readable, stored: SegmentRef | StoredRun, what: str) -> b
 
 
 def read_run(
-    store: Readable,
+    store: Store,
     stored: SegmentRef | StoredRun,
     what: str,
     within: HashRange | None = None,

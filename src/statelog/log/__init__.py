@@ -5,13 +5,12 @@ durable as soon as the log has its entry.
 
 The life of a log:
 
-1. ``open`` makes the store of a location, finds the operator's folder in it, and makes its ``Log`` (the contract in
-   ``log``, fulfilled by ``numbered``).
+1. ``open`` makes the store of a location, finds the operator's folder in it, and makes its log (``numbered``).
 2. A start of the query *claims* the log: it opens the next epoch and gets all valid entries. Older writers are now
    fenced: their next append fails. A *fence* notes where their files ended.
 3. After each micro-batch the start *appends* a checkpoint (``entry``). Its references (``references``) say where the
    changesets, snapshots and materialized runs are; small ones travel inside the entry, as its payload.
-4. A reader goes through the files, newest first (``frames``), back to the newest checkpoint's ``log_start``.
+4. A reader goes through the files, newest first, back to the newest checkpoint's ``log_start``.
 5. Files before ``log_start`` may be removed, once no older writer needs to find them.
 
 Words: *entry* (a claim, fence or checkpoint), *frame* (the bytes of an entry: header, index, payload), *epoch* (a

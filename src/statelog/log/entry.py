@@ -1,13 +1,11 @@
-"""Log entries (claims, fences, checkpoints) and the frames that store them.
-
-The byte layout is specified in ``docs/format.md``.
-"""
+"""Log entries (claims, fences, checkpoints) and the frames that store them."""
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
@@ -15,9 +13,10 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
 from statelog.log.references import Base, BaseRange, SegmentRef
 from statelog.runs.schema import StateSchema
+from statelog.storage.store import Store
 
 _MAGIC: Final = b"SLE"
 VERSION: Final = 2
@@ -27,6 +26,7 @@ _READABLE: Final = frozenset(_MAGIC + b"%d" % version for version in range(1, VE
 _HEADER: Final = struct.Struct("<4sIQQQ")
 FRAME_HEADER_BYTES: Final = _HEADER.size
 """Size of a frame header: magic, index length, payload length, index checksum, header checksum."""
+_READ_AHEAD_BYTES: Final = 64 * 1024
 
 INITIAL_BATCH: Final = -1
 """Batch of the initial checkpoint: the state that an operator was given before its first batch."""
@@ -139,7 +139,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
 
         The frame starts at `offset` of object `name`, which is file `number` of the log.
         """
-        payload = offset + header.payload_offset
+        payload = offset + FRAME_HEADER_BYTES + header.index_bytes
         segments = [
             segment if segment.name else replace(segment, name=name, offset=payload + segment.offset)
             for segment in self.segments
@@ -184,11 +184,6 @@ class FrameHeader(msgspec.Struct, frozen=True):
         """Length of the whole frame."""
         return FRAME_HEADER_BYTES + self.index_bytes + self.payload_bytes
 
-    @property
-    def payload_offset(self) -> int:
-        """Where the payload starts, from the start of the frame."""
-        return FRAME_HEADER_BYTES + self.index_bytes
-
 
 def encode_frame(entry: Entry, payload: list[bytes]) -> list[bytes]:
     """Encode an entry as the parts of its frame, in order: header with index, then `payload` as given."""
@@ -221,10 +216,7 @@ def decode_header(data: bytes, *, name: str, offset: int) -> FrameHeader:
             hint="The file is damaged or was written by another version of statelog.",
         )
     if not is_whole:
-        raise CorruptionError(
-            f"{name}: the header of the log entry at offset {offset} is damaged.",
-            hint="Restore the file from a copy; a shorter log would lose checkpoints.",
-        )
+        raise damaged_log(name, f"the header of the log entry at offset {offset} is damaged")
     return FrameHeader(index_bytes, payload_bytes, index_checksum)
 
 
@@ -234,10 +226,7 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, n
     The frame starts at `offset` of object `name`, which is file `number` of the log. Raises CorruptionError.
     """
     if xxhash.xxh3_64_intdigest(index) != header.index_checksum:
-        raise CorruptionError(
-            f"{name}: the index of the log entry at offset {offset} is damaged.",
-            hint="Restore the file from a copy; a shorter log would lose checkpoints.",
-        )
+        raise damaged_log(name, f"the index of the log entry at offset {offset} is damaged")
     try:
         entry: Entry = _decoder.decode(index)
     except msgspec.MsgspecError as error:
@@ -249,3 +238,62 @@ def decode_index(header: FrameHeader, index: bytes, *, name: str, offset: int, n
     if not isinstance(entry, Checkpoint):
         return entry
     return entry.placed(header, name=name, offset=offset, number=number)
+
+
+def damaged_log(name: str, damage: str) -> CorruptionError:
+    """The error for the log file `name`."""
+    return CorruptionError(
+        f"{name}: {damage}.", hint="Restore the file from a copy; a shorter log would lose checkpoints."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An entry and the offset at which its frame ends."""
+
+    entry: Entry
+    end: int
+
+
+class FrameReader:
+    """Reads the entries of an object, log file `number`, with few range reads and without their payloads."""
+
+    def __init__(self, store: Store, name: str, number: int = 0) -> None:
+        self._store = store
+        self._name = name
+        self._number = number
+        self._start = 0
+        self._buffer = b""
+
+    def frame_at(self, offset: int, size_bytes: int) -> Frame | None:
+        """Read the frame at `offset`; None if there is no complete frame before byte `size_bytes`.
+
+        It is incomplete if it is cut short, or if only zero bytes follow, which a crash of the machine may leave of a
+        write. Raises CorruptionError if the frame's header or index is damaged.
+        """
+        if offset + FRAME_HEADER_BYTES > size_bytes:
+            return None
+        head = self._bytes(offset, FRAME_HEADER_BYTES)
+        if not any(head) and self._is_zero(offset, size_bytes):
+            return None
+        header = decode_header(head, name=self._name, offset=offset)
+        end = offset + header.frame_bytes
+        if end > size_bytes:
+            return None
+        index = self._bytes(offset + FRAME_HEADER_BYTES, header.index_bytes)
+        return Frame(decode_index(header, index, name=self._name, offset=offset, number=self._number), end)
+
+    def _bytes(self, offset: int, length: int) -> bytes:
+        if not self._start <= offset <= offset + length <= self._start + len(self._buffer):
+            self._start = offset
+            self._buffer = self._store.read(self._name, offset=offset, length=max(length, _READ_AHEAD_BYTES))
+            if len(self._buffer) < length:
+                raise StorageError(f"{self._name} became shorter while it was read.", hint="Try again.")
+        return self._buffer[offset - self._start : offset - self._start + length]
+
+    def _is_zero(self, offset: int, size_bytes: int) -> bool:
+        for start in range(offset, size_bytes, _READ_AHEAD_BYTES):
+            length = min(_READ_AHEAD_BYTES, size_bytes - start)
+            if any(self._store.read(self._name, offset=start, length=length)):
+                return False
+        return True

@@ -33,12 +33,12 @@ from statelog.log.entry import (
     Claim,
     Entry,
     Fence,
+    FrameReader,
+    damaged_log,
     decode_header,
     encode_frame,
 )
-from statelog.log.frames import FrameReader
-from statelog.log.log import Log, base_name
-from statelog.storage.store import ObjectInfo, Store
+from statelog.storage.store import ObjectInfo, Store, if_present
 
 LOG_FILE: Final = re.compile(r"(\d{20})\.log")
 _READ_ATTEMPTS: Final = 5
@@ -65,8 +65,16 @@ class _LogFiles:
         return valid
 
 
-class NumberedLog(Log):
-    """A log of numbered files in the folder `prefix`.
+def base_name(number: int) -> str:
+    """Name of a log file within the log's folder."""
+    return f"{number:020}.log"
+
+
+class NumberedLog:
+    """An operator's checkpoints, as entries in numbered files of the folder `prefix`, which one writer extends.
+
+    A writer calls :meth:`claim`, then :meth:`append` for every checkpoint, then :meth:`close`; a reader only calls
+    :meth:`read`. One thread at a time calls a log.
 
     With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
     each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
@@ -89,10 +97,15 @@ class NumberedLog(Log):
         self._appends = appends
         self._max_file_bytes = max_file_bytes
         self._min_age_s = min_age_s
-        self._claim: Claim | None = None
-        self._number = 0
+        self.epoch = 0
+        """The epoch that the writer has claimed; 0 before."""
+        self.number = 0
+        """Number of the writer's newest file."""
+        self.head = b""
+        """The first bytes of the writer's newest file, which tell it from any other."""
+        self.files_made = 0
+        """Number of files that the writer has made."""
         self._end = 0
-        self._head = b""
         # Whether an entry was begun and not seen to succeed, in the newest file or in the next one.
         self._is_in_doubt = False
         self._is_used = False
@@ -101,31 +114,32 @@ class NumberedLog(Log):
         # The log files that this start knows of: a dictionary is in order, and quick to remove from.
         self._existing: dict[int, None] = {}
         self._claims_seen_s: dict[int, float] = {}
-        self._files_made = 0
-
-    @property
-    def number(self) -> int:
-        return self._number
-
-    @property
-    def files_made(self) -> int:
-        return self._files_made
 
     @property
     def file_name(self) -> str:
-        return self.name_of(self._number)
-
-    @property
-    def head(self) -> bytes:
-        return self._head
+        """Object name of the writer's newest file."""
+        return self.name_of(self.number)
 
     def name_of(self, number: int) -> str:
+        """Object name of a file of the log."""
         return f"{self._prefix}/{base_name(number)}"
 
     def read(self) -> list[Entry]:
+        """All valid entries of all epochs, in order, from the newest checkpoint's `log_start` on; empty without a log.
+
+        Entries that an older epoch wrote after a newer one claimed are left out. So is a torn tail (an incomplete last
+        frame) of a file: it has committed nothing. Raises CorruptionError, naming file and offset, if a complete entry
+        is damaged or a file is missing.
+        """
         return self._read().entries
 
     def claim(self, make: Callable[[int], Claim]) -> list[Entry]:
+        """Open the next epoch and return all valid entries before it.
+
+        `make` makes the claim of an epoch from its number; it is called again if another start takes the number. Raises
+        CorruptionError as :meth:`read`, FencedError if a still newer start claimed the log meanwhile, and StorageError
+        if the store fails; the claim may then exist or not, and claiming again is safe.
+        """
         self._lost, self._is_in_doubt = "its claim failed", False
         while True:
             looked_s = self._now_s()
@@ -137,16 +151,17 @@ class NumberedLog(Log):
             frame = b"".join(encode_frame(claim, []))
             if self._store.put_if_absent(self.name_of(newest + 1), frame):
                 break
-        self._claim, self._number, self._end, self._head = claim, newest + 1, len(frame), frame[:FRAME_HEADER_BYTES]
-        self._files_made += 1
-        contents = self._read(claimed=self._number)
+        self.epoch, self.number = claim.epoch, newest + 1
+        self._end, self.head = len(frame), frame[:FRAME_HEADER_BYTES]
+        self.files_made += 1
+        contents = self._read(claimed=self.number)
         if contents.open_tails:
             # The last entries may be in the page cache only, if their writer was killed or its sync failed.
             for name, (start, end) in contents.open_tails.items():
                 self._store.sync(f"{self._prefix}/{name}", start=start, end=end)
             ends = {name: end for name, (_, end) in contents.open_tails.items()}
-            fence: list[bytes | memoryview] = [*encode_frame(Fence(claim.epoch, ends), [])]
-            self._store.append(self.name_of(self._number), fence, at=self._end)
+            fence: list[bytes | memoryview] = [*encode_frame(Fence(self.epoch, ends), [])]
+            self._store.append(self.name_of(self.number), fence, at=self._end)
             self._end += sum(map(len, fence))
         # A newer epoch that claims from here on finds the fence, so both agree on the entries before.
         self._require_ownership(self._end)
@@ -155,6 +170,12 @@ class NumberedLog(Log):
         return contents.entries
 
     def append(self, entry: Checkpoint, payload: list[bytes]) -> Checkpoint:
+        """Make an entry durable, and return it with absolute offsets of its segments.
+
+        Raises FencedError if a newer epoch has claimed the log: the entry has no effect or was taken over by the newer
+        epoch, and the caller must stop. Raises StorageError if the store fails: nothing is durable yet for the caller,
+        and appending the same entry again is safe.
+        """
         if self._lost:
             self._lose(self._lost)
         looked_s = self._now_s()
@@ -171,11 +192,12 @@ class NumberedLog(Log):
             self._lose("its file is gone")
         self._look_again(looked_s)
         header = decode_header(parts[0][:FRAME_HEADER_BYTES], name=self.file_name, offset=0)
-        return entry.placed(header, name=self.file_name, offset=self._end - frame_bytes, number=self._number)
+        return entry.placed(header, name=self.file_name, offset=self._end - frame_bytes, number=self.number)
 
     def removable(self, start: int) -> list[str]:
+        """Objects of the files before `start` that no older writer needs to find any more, oldest first."""
         now_s = self._clock.monotonic_s()
-        before = itertools.takewhile(lambda number: number < min(start, self._number), self._existing)
+        before = itertools.takewhile(lambda number: number < min(start, self.number), self._existing)
         return [self.name_of(number) for number in before if self._is_removable(number, now_s)]
 
     def _is_removable(self, number: int, now_s: float) -> bool:
@@ -192,12 +214,14 @@ class NumberedLog(Log):
             return False
 
     def forget(self, names: Iterable[str]) -> None:
+        """Note that files are removed: :meth:`removable` does not return them again."""
         for name in names:
             del self._existing[int(name[-len(base_name(0)) : -len(".log")])]
 
     def close(self) -> None:
+        """Release the writer's files. If this claim is all that the log holds, remove it."""
         # Later numbers are never removed here: an older writer must find them taken.
-        if self._number == 1 and not self._is_used and not self._lost and list(self._files()) == [1]:
+        if self.number == 1 and not self._is_used and not self._lost and list(self._files()) == [1]:
             self._store.delete([self.name_of(1)])
         self._lost = "it was closed"
         self._store.close()
@@ -206,7 +230,7 @@ class NumberedLog(Log):
 
     def _append(self, parts: list[bytes], frame_bytes: int) -> None:
         self._is_used = self._is_in_doubt = True
-        self._store.append(self.name_of(self._number), [*parts], at=self._end)
+        self._store.append(self.name_of(self.number), [*parts], at=self._end)
         self._require_ownership(self._end + frame_bytes)
         self._end, self._is_in_doubt = self._end + frame_bytes, False
 
@@ -217,9 +241,9 @@ class NumberedLog(Log):
         """
         was_in_doubt, self._is_used, self._is_in_doubt = self._is_in_doubt, True, True
         while True:
-            name = self.name_of(self._number + 1)
-            ends = {base_name(self._number): self._end}
-            head = encode_frame(Fence(self._epoch, ends), []) if self._appends else []
+            name = self.name_of(self.number + 1)
+            ends = {base_name(self.number): self._end}
+            head = encode_frame(Fence(self.epoch, ends), []) if self._appends else []
             data = b"".join([*head, *parts])
             if self._store.put_if_absent(name, data):
                 break
@@ -227,11 +251,11 @@ class NumberedLog(Log):
             if found == data:
                 break  # this very entry was written before, and the answer was lost
             if not (was_in_doubt and self._is_own(name, len(found))):
-                self._lose(f"entry {self._number + 1} is another run's")
+                self._lose(f"entry {self.number + 1} is another run's")
             # An earlier entry of ours whose answer was lost; the new one comes after it.
             self._go_on_in_next(found)
         self._go_on_in_next(data)
-        self._files_made += 1
+        self.files_made += 1
         self._is_in_doubt = False
 
     def _go_on_in_next(self, data: bytes) -> None:
@@ -239,25 +263,20 @@ class NumberedLog(Log):
 
         A newer start may have removed its claim, which had the next number. Then it has removed the file before first.
         """
-        if self._store.read(self.name_of(self._number), length=FRAME_HEADER_BYTES) != self._head:
+        if self._store.read(self.name_of(self.number), length=FRAME_HEADER_BYTES) != self.head:
             self._lose("its file was replaced")
-        self._number, self._end, self._head = self._number + 1, len(data), data[:FRAME_HEADER_BYTES]
-        self._existing[self._number] = None
+        self.number, self._end, self.head = self.number + 1, len(data), data[:FRAME_HEADER_BYTES]
+        self._existing[self.number] = None
 
     def _is_own(self, name: str, size_bytes: int) -> bool:
-        claim, frame = self._claim, FrameReader(self._store, name).frame_at(0, size_bytes)
-        return (
-            claim is not None
-            and frame is not None
-            and frame.entry.epoch == claim.epoch
-            and not isinstance(frame.entry, Claim)
-        )
+        frame = FrameReader(self._store, name).frame_at(0, size_bytes)
+        return frame is not None and frame.entry.epoch == self.epoch and not isinstance(frame.entry, Claim)
 
     def _require_ownership(self, end: int) -> None:
         """Check that no newer claim exists, and that the own file does: it would be deleted before any newer file."""
-        if self._size(self._number + 1) is not None:
-            self._lose(f"file {self._number + 1} is another run's")
-        if self._size(self._number) != end:
+        if self._size(self.number + 1) is not None:
+            self._lose(f"file {self.number + 1} is another run's")
+        if self._size(self.number) != end:
             self._lose("its file was deleted or replaced")
 
     def _look_again(self, looked_s: tuple[float, float]) -> None:
@@ -267,7 +286,7 @@ class NumberedLog(Log):
         pause_s = max(now - then for now, then in zip(now_s, self._looked_s, strict=True))
         if pause_s > self._min_age_s / 2:
             numbers = self._files()
-            if max(numbers, default=0) != self._number:
+            if max(numbers, default=0) != self.number:
                 self._lose("another run's files are newer than its own")
         self._looked_s = looked_s
 
@@ -338,21 +357,12 @@ class NumberedLog(Log):
             entries.append(frame.entry)
             start, end = end, frame.end
         if not entries:
-            raise CorruptionError(
-                f"{name}: its {size} bytes do not begin with a complete log entry.",
-                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
-            )
+            raise damaged_log(name, f"its {size} bytes do not begin with a complete log entry")
         may_be_torn = self._store.can_append and entries[0].epoch != next_epoch
         if fenced_end is not None and end != fenced_end:
-            raise CorruptionError(
-                f"{name}: the log has valid entries up to offset {end}, but had them up to {fenced_end}.",
-                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
-            )
+            raise damaged_log(name, f"the log has valid entries up to offset {end}, but had them up to {fenced_end}")
         if fenced_end is None and end != size and not may_be_torn:
-            raise CorruptionError(
-                f"{name}: its {size} bytes are no whole number of log entries.",
-                hint="Restore the file from a copy; a shorter log would lose checkpoints.",
-            )
+            raise damaged_log(name, f"its {size} bytes are no whole number of log entries")
         return entries, (start, end)
 
     def _epoch_of(self, number: int) -> int | None:
@@ -382,18 +392,14 @@ class NumberedLog(Log):
 
     # ---- Parts ----
 
-    @property
-    def _epoch(self) -> int:
-        return self._claim.epoch if self._claim else 0
-
     def _note_claims(self, contents: _LogFiles) -> None:
         """Note since when this start has known the files that older writers may look for: those that may hold a claim.
 
         A file that was not read, as the claim did not need it, may hold one.
         """
         now_s = self._clock.monotonic_s()
-        read = dict(zip(range(self._number - 1, 0, -1), contents.files, strict=False))
-        self._existing = {number: None for number in self._files() if number <= self._number}
+        read = dict(zip(range(self.number - 1, 0, -1), contents.files, strict=False))
+        self._existing = {number: None for number in self._files() if number <= self.number}
         self._claims_seen_s = {
             number: now_s for number in self._existing if number not in read or isinstance(read[number][0], Claim)
         }
@@ -402,16 +408,11 @@ class NumberedLog(Log):
         return self._clock.monotonic_s(), self._clock.now_s()
 
     def _size(self, number: int) -> int | None:
-        try:
-            return self._store.size_bytes(self.name_of(number))
-        except StorageError as error:
-            if error.kind is ErrorKind.OBJECT_MISSING:
-                return None
-            raise
+        return if_present(lambda: self._store.size_bytes(self.name_of(number)))
 
     def _lose(self, reason: str) -> NoReturn:
         self._lost = reason
         raise FencedError(
-            f"{self._store!r}: epoch {self._epoch} does not own the log {self._prefix}: {reason}.",
+            f"{self._store!r}: epoch {self.epoch} does not own the log {self._prefix}: {reason}.",
             hint="Stop this driver: only one run of a query can write to a location, and the newest claim wins.",
         )

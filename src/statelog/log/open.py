@@ -7,9 +7,8 @@ from typing import Final
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Checkpoint, Claim
-from statelog.log.log import Log
 from statelog.log.numbered import NumberedLog
-from statelog.metrics import Measurements, Recorder
+from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.names import former_name_part, name_part
@@ -22,7 +21,7 @@ INITIAL_FOLDER = "initial"
 """The folders of an operator, in its own."""
 
 
-def open_log(store: Store, root: str, options: Options, clock: Clock) -> Log:
+def open_log(store: Store, root: str, options: Options, clock: Clock) -> NumberedLog:
     """Make the log of the operator whose folder is `root`; nothing is written yet.
 
     Raises ConfigurationError if files are to be merged across checkpoints and the store cannot append.
@@ -43,7 +42,7 @@ def open_log(store: Store, root: str, options: Options, clock: Clock) -> Log:
     )
 
 
-def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Recorder) -> Store:
+def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Measurements) -> Store:
     """Make the store of a location; nothing is opened yet."""
     store = open_store(location)
     if isinstance(store, LocalStore):

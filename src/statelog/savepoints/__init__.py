@@ -10,8 +10,8 @@ The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 2. `target` reserves an empty place for one writer.
 3. `save` reads each operator's state as a restart would, in `parts`. `tables` turns it into columns, and `parquet`
    writes them.
-4. `spark_checkpoint` copies Spark's offsets, commit and source logs, with `offset_log` and `file_log` for their
-   formats, and `spark_files` to reach them: in a directory or bucket; package `spark` has another way, through Hadoop.
+4. `spark_checkpoint` copies Spark's offsets, commit and source logs, with `spark_logs` for their formats, and
+   `spark_files` to reach them: in a directory or bucket; package `spark` has another way, through Hadoop.
 5. `manifest` writes the list of all files last. From then on the savepoint exists.
 
 A restore goes back: `manifest` checks the files, `load` turns tables into runs and snapshots and begins a log with a

@@ -15,6 +15,7 @@ from statelog.checkpoint.views import initial_checkpoint
 from statelog.clock import Clock
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.log.entry import Checkpoint, Claim, QueryOperators
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import RUNS_FOLDER, open_location, open_log
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
@@ -66,32 +67,26 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
             kind=ErrorKind.OTHER_OWNER,
             hint="Restore into an empty location, or remove the folder first.",
         )
-    epochs: list[int] = []
-
-    def claim(epoch: int) -> Claim:
-        epochs.append(epoch)
-        now_ms = int(target.clock.now_s() * 1000)
-        return Claim(epoch, target.query_id, target.run_id, saved.uid, target.new_token(), now_ms)
-
-    log.claim(claim)
+    now_ms = int(target.clock.now_s() * 1000)
+    log.claim(lambda epoch: Claim(epoch, target.query_id, target.run_id, saved.uid, target.new_token(), now_ms))
     try:
-        entry = _entry(saved, target, epochs[-1], log.number)
+        entry = _entry(saved, target, log)
         if saved.key_schema:
             loads = keyed_loads(saved, f"{root}/{RUNS_FOLDER}/{entry.epoch}")
-            load = partial(_load, source, target.location, saved.key_schema, target.options.codec)
+            load = partial(load_keyed, saved.key_schema, target.options.codec, source, target.location)
             runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads), strict=True)}
             log.append(initial_checkpoint(entry, runs), [])
         else:
-            snapshots, counts = load_elements(saved, open_location(source), source)
+            snapshots, counts = _load_elements(saved, open_location(source), source)
             log.append(replace(entry, segments=_segments(snapshots, counts), element_counts=counts), snapshots)
     finally:
         log.close()
 
 
-def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: int) -> Checkpoint:
+def _entry(saved: SavedOperator, target: RestoreTarget, log: NumberedLog) -> Checkpoint:
     """The operator's first checkpoint, still without state."""
     return Checkpoint(
-        epoch=epoch,
+        epoch=log.epoch,
         batch=target.batch,
         revision=0,
         query_id=target.query_id,
@@ -106,7 +101,7 @@ def _entry(saved: SavedOperator, target: RestoreTarget, epoch: int, log_start: i
         token=target.new_token(),
         max_event_ms=saved.max_event_ms,
         settings=saved.settings,
-        log_start=log_start,
+        log_start=log.number,
         retained_from=target.batch,
         operators=target.operators,
     )
@@ -119,11 +114,6 @@ def _segments(snapshots: list[bytes], counts: list[list[int]]) -> list[SegmentRe
         SegmentRef(subtask, 0, digests.checksum(data), offset, len(data), sum(counts[subtask]), 0)
         for subtask, (data, offset) in enumerate(zip(snapshots, offsets, strict=False))
     ]
-
-
-def _load(source: str, location: str, key_schema: bytes, compression: str | None, load: KeyedLoad) -> StoredRun:
-    stores = open_location(source), open_location(location)
-    return load_keyed(load, decode_schema(key_schema), compression, *stores, location=source)
 
 
 # ---- Keyed operators ----
@@ -155,34 +145,32 @@ def keyed_loads(saved: SavedOperator, folder: str) -> list[KeyedLoad]:
 
 
 def load_keyed(
-    load: KeyedLoad,
-    key_schema: pa.Schema,
+    key_schema: bytes,
     compression: str | None,
-    source: Store,
-    target: Store,
-    *,
-    location: str,
+    source: str,
+    target: str,
+    load: KeyedLoad,
     slice_bytes: int = BUDGET.slice_bytes,
 ) -> StoredRun:
-    """Store a part of the savepoint at `location` as a run, working on `slice_bytes` at once.
+    """Store a part of the savepoint at `source` as a run at `target`, working on `slice_bytes` at once.
 
     `compression` of the run is lz4, zstd or None. Raises CorruptionError if a file of the savepoint is damaged or holds
     keys of another range.
     """
-    part = load.part
+    part, saved = load.part, open_location(source)
     tables: list[tuple[StateSchema, pa.Table]] = []
     for schema, files in load.tables:
-        rows = pa.concat_tables([_read_table(source, file, location) for file in files])
+        rows = pa.concat_tables([_read_table(saved, file, source) for file in files])
         hashes = rows.column(HASH).to_numpy().view("uint64")
         if (subtasks_of(hashes, part.count) != part.number).any():
             raise CorruptionError(
-                f"{location}/{files[0].name}: it holds keys of another range than {part.number} of {part.count}.",
+                f"{source}/{files[0].name}: it holds keys of another range than {part.number} of {part.count}.",
                 kind=ErrorKind.FORMAT,
                 hint="Was the table written by another program? Load changed tables with initialTables.",
             )
         tables.append((schema, rows))
-    data, rows_written = encode_tables(key_schema, tables, compression, slice_bytes)
-    target.put(load.name, data)
+    data, rows_written = encode_tables(decode_schema(key_schema), tables, compression, slice_bytes)
+    open_location(target).put(load.name, data)
     within = part.hashes
     return StoredRun(load.name, 0, len(data), digests.checksum(data), rows_written, within.first, within.last)
 
@@ -207,7 +195,7 @@ def encode_tables(
 # ---- Unkeyed operators ----
 
 
-def load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[list[bytes], list[list[int]]]:
+def _load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[list[bytes], list[list[int]]]:
     """Make the snapshots of an unkeyed operator, one per subtask, and count each subtask's elements by state."""
     tables = [
         (state.schema, pa.concat_tables([_read_table(source, file, location) for file in state.files]))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
 
-from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
 from statelog.runs import digests
 from statelog.runs.schema import StateSchema
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
+from statelog.storage.store import if_present
 
 MANIFEST: Final = "manifest.json"
 _KIND: Final = "statelog savepoint"
@@ -91,20 +93,17 @@ class Manifest(msgspec.Struct, frozen=True):
 
         Raises ConfigurationError if there is none or its version is unknown, CorruptionError if it is damaged.
         """
-        try:
-            data = store.read(MANIFEST)
-        except StorageError as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
+        data = if_present(lambda: store.read(MANIFEST))
+        if data is None:
             raise ConfigurationError(
                 f"{location} holds no savepoint: there is no {MANIFEST}.",
                 kind=ErrorKind.CHECKPOINT_MISSING,
                 hint="Pass the directory that statelog.savepoint() wrote. The manifest is written last, so a savepoint"
                 " that was interrupted has none: take it again into another directory.",
-            ) from error
-        first = _read_first_version(data)
-        if first is not None:
-            return first
+            )
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            first = _first_decoder.decode(data)
+            return Manifest(**{name: getattr(first, name) for name in Manifest.__struct_fields__})
         return unseal(data, Manifest, kind=_KIND, version=_VERSION, name=f"{location}/{MANIFEST}")
 
     def write(self, store: Store) -> None:
@@ -127,14 +126,6 @@ class _FirstManifest(Manifest, frozen=True, forbid_unknown_fields=True):
 _first_decoder: Final = msgspec.json.Decoder(_FirstManifest)
 
 
-def _read_first_version(data: bytes) -> Manifest | None:
-    try:
-        first = _first_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return Manifest(**{name: getattr(first, name) for name in Manifest.__struct_fields__})
-
-
 def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int = 0, part: int = 0) -> SavedFile:
     """Write a file of a savepoint, and describe it for the manifest."""
     store.put(name, data)
@@ -143,14 +134,9 @@ def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int 
 
 def read_saved(store: Store, file: SavedFile, location: str) -> bytes:
     """Read a file of a savepoint; raises CorruptionError if it is gone or not as written."""
-    try:
-        data = store.read(file.name)
-    except StorageError as error:
-        if error.kind is not ErrorKind.OBJECT_MISSING:
-            raise
-        raise CorruptionError(
-            f"{location}/{file.name}: the file is gone.", kind=ErrorKind.OBJECT_MISSING, hint=_HINT
-        ) from error
+    data = if_present(lambda: store.read(file.name))
+    if data is None:
+        raise CorruptionError(f"{location}/{file.name}: the file is gone.", kind=ErrorKind.OBJECT_MISSING, hint=_HINT)
     if len(data) != file.length or digests.checksum(data) != file.checksum:
         raise CorruptionError(
             f"{location}/{file.name}: its {len(data)} bytes are not those that were written.", hint=_HINT

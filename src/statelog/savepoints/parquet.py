@@ -49,18 +49,18 @@ class TableFile:
         self._schema = file_schema(schema)
         self._sink = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(self._sink, self._schema, compression=_COMPRESSION)
-        self._rows = 0
+        self.rows = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Add rows."""
         self._writer.write_batch(rows.cast(self._schema))
-        self._rows += rows.num_rows
+        self.rows += rows.num_rows
 
     def store(self, target: Store, folder: str, part: int) -> SavedFile:
         """Close the file and store it."""
         self._writer.close()
         data = memoryview(self._sink.getvalue())
-        return store_saved(target, f"{folder}/part-{part:05}.parquet", data, rows=self._rows, part=part)
+        return store_saved(target, f"{folder}/part-{part:05}.parquet", data, rows=self.rows, part=part)
 
 
 def _file_field(field: pa.Field) -> pa.Field:

@@ -17,14 +17,13 @@ from statelog.local.restore_plan import RestorePlan
 from statelog.local.runs import LocalRuns
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location
-from statelog.log.references import SegmentRef
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, change_schema
-from statelog.runs.merge import Garbage, RunMerge
+from statelog.runs.merge import Garbage, add_runs
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema, plain_name
 from statelog.runs.times import Moment
 from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState
@@ -50,71 +49,57 @@ def save_operator(
     target: str,
     run_all: RunAll,
     part_bytes: int = PART_BYTES,
+    slice_bytes: int = BUDGET.slice_bytes,
 ) -> SavedOperator:
     """Write the tables of an operator from `location` to the savepoint `target`, in parts of about `part_bytes`.
 
     `history` must be able to restore the batch until this returns. `folder` names the operator's folder in the
-    savepoint.
+    savepoint. Besides a part's files, about `slice_bytes` of it are in memory at once.
     """
     checkpoint = history.at(batch)
     assert checkpoint is not None, f"checkpoint {batch} is not there"
     path = f"{OPERATORS_FOLDER}/{folder}"
     if not checkpoint.key_schema:
-        files = export_elements(checkpoint, path, open_location(location), open_location(target))
-        return saved_operator(checkpoint, folder, checkpoint.parallelism, [files])
-    exports = keyed_exports(history, checkpoint, part_bytes)
-    found = run_all(partial(_export, checkpoint, path, location, target), exports)
-    return saved_operator(checkpoint, folder, len(exports), found)
-
-
-def _export(
-    checkpoint: Checkpoint, folder: str, location: str, target: str, export: KeyedExport
-) -> dict[str, SavedFile]:
-    return export_keyed(export, checkpoint, folder, open_location(location), open_location(target))
+        files = _export_elements(checkpoint, path, open_location(location), open_location(target))
+        return _saved_operator(checkpoint, folder, checkpoint.parallelism, [files])
+    exports = _keyed_exports(history, checkpoint, part_bytes)
+    found = run_all(partial(_export_keyed, checkpoint, path, location, target, slice_bytes), exports)
+    return _saved_operator(checkpoint, folder, len(exports), found)
 
 
 # ---- Keyed operators ----
 
 
 @dataclass(frozen=True)
-class KeyedExport:
+class _KeyedExport:
     """The work to write one part of a keyed operator; picklable."""
 
     part: Part
+    genesis: bytes
+    """Digest of the part's empty state."""
     head: bytes
     """Digest of the part's state."""
     plan: RestorePlan
     """The stored files that the part is read from."""
 
 
-def keyed_exports(history: History, checkpoint: Checkpoint, part_bytes: int = PART_BYTES) -> list[KeyedExport]:
-    """Cut an operator into parts of about `part_bytes`; the checkpoint must be one that can be restored."""
+def _keyed_exports(history: History, checkpoint: Checkpoint, part_bytes: int) -> list[_KeyedExport]:
+    """Cut an operator into parts of about `part_bytes`."""
 
-    def export(part: Part) -> KeyedExport:
-        known = (_genesis(checkpoint, part), part.number, part.count, checkpoint.batch)
-        return KeyedExport(part, history.digest(*known), history.missing_segments(*known, set()))
+    def export(part: Part) -> _KeyedExport:
+        genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
+        known = (genesis, part.number, part.count, checkpoint.batch)
+        return _KeyedExport(part, genesis, history.digest(*known), history.missing_segments(*known, set()))
 
     whole = export(Part(0, 1))
     count = min(max(1, -(-whole.plan.length // part_bytes)), _MOST_PARTS)
     return [whole] if count == 1 else [export(Part(number, count)) for number in range(count)]
 
 
-def _genesis(checkpoint: Checkpoint, part: Part) -> bytes:
-    """Digest of a part's empty state."""
-    return digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
-
-
-def export_keyed(
-    export: KeyedExport,
-    checkpoint: Checkpoint,
-    folder: str,
-    source: Store,
-    target: Store,
-    slice_bytes: int = BUDGET.slice_bytes,
+def _export_keyed(
+    checkpoint: Checkpoint, folder: str, location: str, target: str, slice_bytes: int, export: _KeyedExport
 ) -> dict[str, SavedFile]:
     """Write a part of a checkpoint below `folder`, one file per state; returns the files by state.
-
-    Besides the files, about `slice_bytes` are in memory at once.
 
     A state without rows in a part has no file there, except in the first part, so that every table can be opened.
     """
@@ -124,26 +109,25 @@ def export_keyed(
     with tempfile.TemporaryDirectory(prefix="statelog-savepoint-") as scratch:
         runs = restore_runs(
             LocalRuns(Path(scratch) / "runs"),
-            genesis=_genesis(checkpoint, export.part),
+            genesis=export.genesis,
             head=export.head,
             last_batch=checkpoint.batch,
             within=export.part.hashes,
             garbage=garbage,
             fetch=lambda known: export.plan,
-            open_store=lambda: source,
+            open_store=lambda: open_location(location),
             token="savepoint",
         )
-        merge = RunMerge(
+        add_runs(
             [run for _, run in runs],
+            tables,
             is_bottom=True,
             within=export.part.hashes,
             garbage=garbage,
             slice_rows=_SLICE_ROWS,
             slice_bytes=slice_bytes,
         )
-        for _ in merge.write(tables):
-            pass
-    return tables.store(target, _state_folders(folder, checkpoint.states), export.part)
+    return tables.store(open_location(target), _state_folders(folder, checkpoint.states), export.part)
 
 
 class _Tables:
@@ -154,7 +138,7 @@ class _Tables:
         self._states = {stored.name: StateDescriptor.from_stored(stored) for stored in checkpoint.states}
         self._columns = {name: StateColumns(key_schema, state) for name, state in self._states.items()}
         self._positions = {name: Positions() for name in self._states}
-        self._open: dict[str, TableFile] = {}
+        self._files = {name: TableFile(columns.schema) for name, columns in self._columns.items()}
 
     def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
         name = plain_name(state.name)
@@ -162,16 +146,11 @@ class _Tables:
         if not batch.num_rows or declared is None:
             return
         rows = self._columns[name].to_rows(_projected(batch, state, declared), self._positions[name])
-        self._table(name).write(rows)
-
-    def _table(self, name: str) -> TableFile:
-        if name not in self._open:
-            self._open[name] = TableFile(self._columns[name].schema)
-        return self._open[name]
+        self._files[name].write(rows)
 
     def store(self, target: Store, folders: Mapping[str, str], part: Part) -> dict[str, SavedFile]:
-        names = self._states if part.number == 0 else self._open
-        return {name: self._table(name).store(target, folders[name], part.number) for name in sorted(names)}
+        kept = {name: file for name, file in self._files.items() if file.rows or part.number == 0}
+        return {name: file.store(target, folders[name], part.number) for name, file in kept.items()}
 
 
 def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDescriptor) -> pa.RecordBatch:
@@ -185,10 +164,9 @@ def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDe
 # ---- Unkeyed operators ----
 
 
-def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
+def _export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: Store) -> dict[str, SavedFile]:
     """Write the states of an unkeyed operator, one file per state; returns the files by state."""
-    segments: list[SegmentRef] = checkpoint.segments
-    snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in segments]
+    snapshots = [Snapshot(read_segment(source, segment), segment.name) for segment in checkpoint.segments]
     folders = _state_folders(folder, checkpoint.states)
     files: dict[str, SavedFile] = {}
     for stored in checkpoint.states:
@@ -206,7 +184,7 @@ def export_elements(checkpoint: Checkpoint, folder: str, source: Store, target: 
 # ---- Both ----
 
 
-def saved_operator(
+def _saved_operator(
     checkpoint: Checkpoint, folder: str, parts: int, files: Sequence[Mapping[str, SavedFile]]
 ) -> SavedOperator:
     """The manifest's record of an operator; `files` has each range's files by state."""

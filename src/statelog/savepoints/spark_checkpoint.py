@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
-from statelog.savepoints.file_log import file_log_until, is_file_log_entry
 from statelog.savepoints.manifest import Manifest, SavedFile, read_saved, store_saved
-from statelog.savepoints.offset_log import BatchOffsets
 from statelog.savepoints.spark_files import SparkFiles
+from statelog.savepoints.spark_logs import BatchOffsets, file_log_until, is_file_log_entry
 from statelog.storage import Store
+from statelog.storage.store import if_present
 
 _METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
@@ -24,12 +25,12 @@ _COPY_ATTEMPTS: Final = 3
 _SAVED_FOLDER: Final = "spark"
 
 
+@dataclass(frozen=True)
 class SparkCheckpoint:
     """The Spark side of a query's checkpointLocation."""
 
-    def __init__(self, files: SparkFiles, location: str) -> None:
-        self.files = files
-        self.location = location
+    files: SparkFiles
+    location: str
 
     @property
     def folders(self) -> list[str]:
@@ -82,15 +83,13 @@ class SparkCheckpoint:
         return {str(batch): self._text(f"{COMMITS}/{batch}")}
 
     def _text(self, name: str) -> str:
-        try:
-            return self.files.read(name).decode()
-        except StorageError as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
+        data = if_present(lambda: self.files.read(name))
+        if data is None:
             raise StateMissingError(
                 f"{self.location}/{name} is gone: Spark has deleted its record of that batch.",
                 hint="Save a newer batch.",
-            ) from error
+            )
+        return data.decode()
 
     def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
         """Copy the sources' files up to a batch, whose offset log entry is `offsets`.
@@ -128,21 +127,13 @@ class SparkCheckpoint:
 
     def require_empty(self) -> None:
         """Refuse a location with which a query has been started."""
-        if any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)) or self._has_metadata():
+        metadata = if_present(lambda: self.files.read(_METADATA))
+        if metadata is not None or any(self.files.list(folder) for folder in (OFFSETS, COMMITS, _SOURCES)):
             raise ConfigurationError(
                 f"{self.location} holds a checkpoint of a Spark query already.",
                 kind=ErrorKind.OTHER_OWNER,
                 hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
             )
-
-    def _has_metadata(self) -> bool:
-        try:
-            self.files.read(_METADATA)
-        except StorageError as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
-            return False
-        return True
 
     def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
         """Write a checkpoint from which query `query_id` continues after the savepoint's batch.
@@ -152,15 +143,10 @@ class SparkCheckpoint:
         for file in manifest.sources:
             name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
             self.files.write(name, read_saved(saved, file, saved_location))
-        self._put_all(COMMITS, manifest.commits)
-        parsed = {
-            batch: BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
-            for batch, text in manifest.offsets.items()
-        }
-        self._put_all(OFFSETS, {batch: offsets.with_clock(clock_id) for batch, offsets in parsed.items()})
+        for batch, text in manifest.commits.items():
+            self.files.write(f"{COMMITS}/{batch}", text.encode())
+        for batch, text in manifest.offsets.items():
+            offsets = BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
+            self.files.write(f"{OFFSETS}/{batch}", offsets.with_clock(clock_id).encode())
         # Written last: without this file Spark does not take the directory for a checkpoint.
         self.files.write(_METADATA, json.dumps({"id": query_id}).encode())
-
-    def _put_all(self, folder: str, texts: Mapping[str, str]) -> None:
-        for batch, text in texts.items():
-            self.files.write(f"{folder}/{batch}", text.encode())

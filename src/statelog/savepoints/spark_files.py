@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from statelog.errors import ErrorKind, StorageError
+from statelog.errors import StorageError
 from statelog.storage import Store
 from statelog.storage.posix import sync_directory
+from statelog.storage.store import if_present
 
 
 class SparkFiles(ABC):
@@ -17,7 +19,8 @@ class SparkFiles(ABC):
     Names are relative to the location and use ``/``. Hadoop's local file system keeps a checksum of a file ``x`` beside
     it, in ``.x.crc``. Every change cares for the checksum too, so that Spark can read the file afterwards. A running
     query may add and remove files while they are read; change them only while it is stopped. A change survives a crash
-    of the process when the call returns, and a crash of the machine if the file system holds what it was given.
+    of the process when the call returns, and a crash of the machine if the file system holds what it was given. Folders
+    are made as needed.
 
     Raises
     ------
@@ -38,16 +41,13 @@ class SparkFiles(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file in the place of any other of this name; readers see all of it or none.
-
-        Folders are made as needed.
-        """
+        """Write a whole file in the place of any other of this name; readers see all of it or none."""
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:
         """Move a file to a name that no file has; nothing happens if there is no such file.
 
-        Folders are made as needed. After a crash the file is at its old name, its new one, or both.
+        After a crash the file is at its old name, its new one, or both.
         """
 
 
@@ -70,14 +70,10 @@ class StoreFiles(SparkFiles):
     def move(self, source: str, target: str) -> None:
         # The checksum goes first: Spark can read a file without one, but not a later file beside an old checksum.
         for old, new in ((_checksum_of(source), _checksum_of(target)), (source, target)):
-            try:
-                data = self._store.read(old)
-            except StorageError as error:
-                if error.kind is not ErrorKind.OBJECT_MISSING:
-                    raise
-                continue
-            self._store.put(new, data)
-            self._store.delete([old])
+            data = if_present(partial(self._store.read, old))
+            if data is not None:
+                self._store.put(new, data)
+                self._store.delete([old])
 
 
 class DirectoryFiles(StoreFiles):

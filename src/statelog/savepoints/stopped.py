@@ -38,7 +38,7 @@ class StoppedQuery:
         if not committed or (batch is not None and batch not in committed):
             raise self._not_committed(batch, committed)
         chosen = committed[-1] if batch is None else batch
-        found = self._operators(chosen)
+        found = self.logs.at(chosen, self.spark.time_ms(chosen))
         self._require_batch(chosen, found, committed)
         for former in found.former:
             _log.warning(
@@ -47,9 +47,6 @@ class StoppedQuery:
                 former.newest,
             )
         return chosen, found.operators
-
-    def _operators(self, batch: int) -> BatchOperators:
-        return self.logs.at(batch, self.spark.time_ms(batch))
 
     def _require_batch(self, batch: int, found: BatchOperators, committed: Sequence[int]) -> None:
         for uid, location in found.missing.items():
@@ -74,8 +71,8 @@ class StoppedQuery:
             raise self._not_committed(batch, [one for one in committed if self._is_complete(one)])
 
     def _is_complete(self, batch: int) -> bool:
-        found = self._operators(batch)
-        return bool(found.operators) and all(self._has_batch(log, batch) for log in found.operators)
+        operators = self.logs.at(batch, self.spark.time_ms(batch)).operators
+        return bool(operators) and all(self._has_batch(log, batch) for log in operators)
 
     def _has_batch(self, log: OperatorLog, batch: int) -> bool:
         checkpoint, time_ms = log.history.at(batch), self.spark.time_ms(batch)

@@ -113,27 +113,23 @@ class StateColumns:
         wanted = self.schema.field(name).type
         place = rows.schema.get_field_index(name)
         if place < 0:
-            raise ConfigurationError(
-                f"The rows of {self._state} have the columns {', '.join(rows.schema.names)}; '{name}' is missing.",
-                kind=ErrorKind.OTHER_SCHEMA,
+            raise self._misfit(
+                f" have the columns {', '.join(rows.schema.names)}; '{name}' is missing.",
                 hint=f"They must be {', '.join(self.schema.names)}.",
             )
         column = rows.column(place)
         try:
             cast = column if column.type == wanted else column.cast(wanted)
         except pa.ArrowException as error:
-            raise ConfigurationError(
-                f"The rows of {self._state}: column '{name}' is {column.type}, and {wanted} is needed: {error}.",
-                kind=ErrorKind.OTHER_SCHEMA,
-                hint="Cast it.",
+            raise self._misfit(
+                f": column '{name}' is {column.type}, and {wanted} is needed: {error}.", hint="Cast it."
             ) from error
         if name in (_POSITION, _TIME) and cast.null_count:
-            raise ConfigurationError(
-                f"The rows of {self._state}: column '{name}' holds nulls.",
-                kind=ErrorKind.OTHER_SCHEMA,
-                hint="Give each row a number.",
-            )
+            raise self._misfit(f": column '{name}' holds nulls.", hint="Give each row a number.")
         return cast
+
+    def _misfit(self, problem: str, hint: str) -> ConfigurationError:
+        return ConfigurationError(f"The rows of {self._state}{problem}", kind=ErrorKind.OTHER_SCHEMA, hint=hint)
 
     def _entry_bytes(self, columns: dict[str, pa.Array], count: int) -> pa.Array:
         match self._state.kind:
@@ -143,9 +139,8 @@ class StateColumns:
             case StateKind.LIST:
                 positions = columns[_POSITION].to_numpy()
                 if count and not 0 <= positions.min() <= positions.max() < _MOST_ELEMENTS:
-                    raise ConfigurationError(
-                        f"The rows of {self._state}: a position is not between 0 and {_MOST_ELEMENTS - 1}.",
-                        kind=ErrorKind.OTHER_SCHEMA,
+                    raise self._misfit(
+                        f": a position is not between 0 and {_MOST_ELEMENTS - 1}.",
                         hint="Number the elements of each key from 0.",
                     )
                 # Epoch and batch are 0, so elements that are appended later come after these.
@@ -164,9 +159,8 @@ class StateColumns:
         same = pc.and_(pc.equal(first.column(1), second.column(1)), pc.equal(first.column(2), second.column(2)))
         if same.true_count:
             key = self._keys.decode(first.column(1)[same.index(True).as_py()].as_py())
-            raise ConfigurationError(
-                f"The rows of {self._state}: key {key!r} has two rows for one entry.",
-                kind=ErrorKind.OTHER_SCHEMA,
+            raise self._misfit(
+                f": key {key!r} has two rows for one entry.",
                 hint="A value has one row per key, a map one per key and map key, a list one per key and position.",
             )
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from statelog.errors import ConfigurationError
 from statelog.storage import Store
-from statelog.storage.places import is_within
+from statelog.storage.open import is_within
 
 UNFINISHED: Final = "unfinished"
 """This object marks a savepoint that is being written; only one writer can create it."""

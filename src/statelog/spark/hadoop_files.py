@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from statelog.errors import ErrorKind, StorageError
 from statelog.savepoints.spark_files import SparkFiles
 from statelog.spark import internals
+from statelog.storage.store import if_present
 
 _MISSING: Final = "java.io.FileNotFoundException"
 
@@ -70,11 +71,8 @@ class HadoopFiles(SparkFiles):
 
     def move(self, source: str, target: str) -> None:
         # A copy: Spark's file manager has no rename, and in an object store none is atomic. The files are small.
-        try:
-            data = self.read(source)
-        except StorageError as error:
-            if error.kind is not ErrorKind.OBJECT_MISSING:
-                raise
+        data = if_present(lambda: self.read(source))
+        if data is None:
             return
         self.write(target, data)
         with self._reported("delete", source):

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from pyspark import cloudpickle
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.storage.registry import registered_stores, replace_store
+from statelog.storage.open import REGISTERED
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -20,7 +20,7 @@ _adopted: Final[dict[str, bytes]] = {}
 def pickled_stores() -> dict[str, bytes]:
     """The registered factories, pickled, by scheme; raises ConfigurationError if one cannot be pickled."""
     pickled: dict[str, bytes] = {}
-    for scheme, factory in registered_stores().items():
+    for scheme, factory in dict(REGISTERED).items():
         try:
             pickled[scheme] = cloudpickle.dumps(factory)  # type: ignore[no-untyped-call]  # no types there
         except Exception as error:
@@ -45,7 +45,7 @@ def adopt_stores(pickled: Mapping[str, bytes]) -> None:
                 kind=ErrorKind.UNSUPPORTED_FEATURE,
                 hint="Install the module of the store for the workers' interpreter on every host.",
             ) from error
-        replace_store(scheme, factory)
+        REGISTERED[scheme] = factory
         _adopted[scheme] = data
 
 

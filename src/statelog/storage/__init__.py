@@ -6,8 +6,8 @@ the same name exactly one wins. With these two the log always has a single owner
 
 The life of a store:
 
-1. A user writes a location. `location` parses it, `places` compares it with others, `open` makes its store:
-   one of the two below, or one that a user has registered (`registry`).
+1. A user writes a location. `location` parses it, and `open` makes its store: one of the two below, or one that a
+   user has registered. `open` also tells which locations are one place.
 2. `local` keeps objects as files (system calls: `posix`), `objects` keeps them in a bucket (clients: `object_client`,
    meaning of failures: `object_errors`). Both make each request once.
 3. `retry` wraps the store of a bucket: it attempts a request until it succeeds or its policy ends it. `hedging` decides
@@ -26,8 +26,7 @@ This package imports only `clock`, `errors`, `files` and `metrics`.
 """
 
 from statelog.storage.local import LocalStore
-from statelog.storage.open import open_store
-from statelog.storage.registry import register_store
+from statelog.storage.open import open_store, register_store
 from statelog.storage.store import ObjectInfo, Store
 
 __all__ = ["LocalStore", "ObjectInfo", "Store", "open_store", "register_store"]

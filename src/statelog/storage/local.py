@@ -25,9 +25,7 @@ class LocalStore(Store):
     A relative root is resolved at once, so that other processes see the same directory. A whole object is written to a
     temporary file and synced; the file is then linked or renamed to its name, and the directory is synced. Temporary
     files of crashed writers stay until :meth:`remove_unfinished`: :meth:`list` hides them, and they cost only their
-    space. Files and directories are private to their owner.
-
-    `new_token` makes the unique part of a temporary file's name.
+    space. `new_token` makes the unique part of their names. Files and directories are private to their owner.
     """
 
     def __init__(self, root: str | Path, *, new_token: Callable[[], str] = secrets.token_hex) -> None:

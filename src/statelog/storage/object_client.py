@@ -18,12 +18,13 @@ _CLASSES: Final[dict[str, type[S3Store] | type[GCSStore] | type[AzureStore]]] = 
     "gs": GCSStore,
     "az": AzureStore,
 }
+_CONNECT_TIMEOUT: Final = "5000 ms"
 _SETTINGS: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The bucket of a client, and the limits of its requests."""
+    """The bucket of a client, and the limit of its requests."""
 
     service: str
     """``s3``, ``gs`` or ``az``."""
@@ -31,7 +32,6 @@ class Bucket:
     """The bucket; for ``az`` the container, or ``container@host of the account``."""
     timeout_s: float
     """Limit of a whole request."""
-    connect_timeout_s: float
 
 
 class Clients:
@@ -68,16 +68,17 @@ class Clients:
         if client is None or made_with != settings:
             _require_addresses(settings)
             client = _make_client(bucket)
+            self._were_used = True  # first, as another thread may fork at any time
             self._made[bucket] = settings, client
-        self._were_used = True
         return client
 
     def forget(self, bucket: Bucket) -> None:
         """Drop the client of a bucket; its connections end with the requests under way."""
-        self._made.pop(bucket, None)
+        if not self._is_fork:
+            self._made.pop(bucket, None)
 
     def _start_fork(self) -> None:
-        self._made.clear()
+        # The parent's clients stay: to drop one takes a lock, which a thread of the parent may have held just now.
         self._is_fork = self._were_used
 
 
@@ -93,10 +94,7 @@ def _require_addresses(settings: dict[str, str]) -> None:
 def _make_client(bucket: Bucket) -> Client:
     """Make a client; everything but bucket and limits comes from the environment."""
     # Limits go among the settings: client_options would replace those of the environment.
-    config: Any = {
-        "timeout": f"{round(bucket.timeout_s * 1000)} ms",
-        "connect_timeout": f"{round(bucket.connect_timeout_s * 1000)} ms",
-    }
+    config: Any = {"timeout": f"{round(bucket.timeout_s * 1000)} ms", "connect_timeout": _CONNECT_TIMEOUT}
     # No retries by the client: it would take an object that its own first attempt created for somebody else's.
     name, _, account = bucket.name.partition("@")
     if account:

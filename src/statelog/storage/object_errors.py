@@ -65,11 +65,6 @@ class Answer:
         """Whether the object was not created because its name exists."""
         return self.status == 412 or (self.status == 409 and self.code == "BlobAlreadyExists")
 
-    @property
-    def is_beyond_end(self) -> bool:
-        """Whether a range starts behind the last byte."""
-        return self.status == 416
-
 
 def storage_error(error: BaseException, operation: str, where: str, *, missing: bool = False) -> StorageError:
     """Turn an error of obstore into a StorageError; with `missing`, a missing object has a kind of its own.
@@ -78,7 +73,9 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
     first line, shortened and without addresses.
     """
     answer = Answer.of(error)
-    if missing and _is_missing_object(error, answer):
+    # An object is missing, rather than the bucket or the source of credentials.
+    is_gone = answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
+    if missing and is_gone:
         kind, hint = ErrorKind.OBJECT_MISSING, "It was deleted, or the location is another one."
     else:
         kind, hint = _judge(answer)
@@ -87,11 +84,6 @@ def storage_error(error: BaseException, operation: str, where: str, *, missing: 
         reason = f"no credentials, and where they can be asked for: {reason}"
         hint = "Set credentials in the environment of driver and executors; see docs/object-stores.md."
     return StorageError(f"{operation} {where} failed: {reason.rstrip('.')}.", kind=kind, hint=hint)
-
-
-def _is_missing_object(error: BaseException, answer: Answer) -> bool:
-    """Whether the object is missing, rather than the bucket or the source of credentials."""
-    return answer.code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and answer.code not in _NO_BUCKET)
 
 
 def _judge(answer: Answer) -> tuple[ErrorKind, str]:

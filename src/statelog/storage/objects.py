@@ -25,24 +25,23 @@ class ObjectStore(Store):
     """Objects below a folder of a bucket, which must exist.
 
     Each process reads credentials, region and endpoint from its environment. The store never keeps them: pickled, it
-    carries only its location and limits. `timeout_s` limits a request from connecting to the last byte; it must suit
+    carries only its location and limit. `timeout_s` limits a request from connecting to the last byte; it must suit
     the largest object.
 
     A request is made once; :class:`statelog.storage.retry.RetryingStore` knows which ones may be repeated.
     """
 
-    def __init__(self, location: str, *, timeout_s: float = 60.0, connect_timeout_s: float = 5.0) -> None:
+    def __init__(self, location: str, *, timeout_s: float = 60.0) -> None:
         where = ObjectLocation.parse(location)
         self._location = location.rstrip("/")
         self._folder = f"{where.folder}/" if where.folder else ""
-        self._bucket = Bucket(where.service, where.bucket, timeout_s, connect_timeout_s)
+        self._bucket = Bucket(where.service, where.bucket, timeout_s)
 
     def __repr__(self) -> str:
         return f"ObjectStore({self._location!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        timeout_s, connect_timeout_s = self._bucket.timeout_s, self._bucket.connect_timeout_s
-        return (partial(ObjectStore, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s), (self._location,))
+        return (partial(ObjectStore, timeout_s=self._bucket.timeout_s), (self._location,))
 
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         key = self._key(name)
@@ -56,8 +55,8 @@ class ObjectStore(Store):
                     return bytes(client.get_range(key, start=offset, length=length))
                 return bytes(client.get(key, options={"range": {"offset": offset}} if offset else {}).bytes())
             except BaseError as error:
-                if Answer.of(error).is_beyond_end:
-                    return b""
+                if Answer.of(error).status == 416:
+                    return b""  # the range begins behind the last byte
                 raise
 
     def size_bytes(self, name: str) -> int:

@@ -1,33 +1,45 @@
-"""From a location to its store."""
+"""Which store and which place a location names: a directory, a bucket, or one that a user has registered."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.local import LocalStore
-from statelog.storage.location import OBJECT_STORES, scheme_of
-from statelog.storage.registry import is_registered, make_registered, registered_stores
+from statelog.storage.location import OBJECT_STORES, ObjectLocation, scheme_of
 from statelog.storage.store import Store
 
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]+")
 _SUPPORTED: Final = f"a directory (a path, or file:/path), {', '.join(f'{scheme}://' for scheme in OBJECT_STORES)}"
+
+REGISTERED: Final[dict[str, Callable[[str], Store]]] = {}
+"""The factories of users, by the scheme of their locations."""
 
 
 def open_store(location: str) -> Store:
     """Make the store of a path, a ``file:`` URI, or a location such as ``s3://bucket/folder``; nothing is created yet.
 
-    Locations of other schemes have the stores that users have registered for them.
-
-    Raises ConfigurationError if the location is empty, malformed, or of an unsupported scheme.
+    Raises ConfigurationError if the location is empty, malformed, or of a scheme that nobody has registered.
     """
-    if scheme_of(location) in OBJECT_STORES:
+    scheme = scheme_of(location)
+    if scheme in OBJECT_STORES:
         # Not at the top: a directory needs no client of object stores.
         from statelog.storage.objects import ObjectStore
 
         return ObjectStore(location)
-    if is_registered(location):
-        return make_registered(location)
-    return LocalStore(local_path(location))
+    if scheme not in REGISTERED:
+        return LocalStore(local_path(location))
+    store = REGISTERED[scheme](location)
+    if not isinstance(store, Store):
+        raise ConfigurationError(
+            f"The factory of the scheme {scheme!r} made {store!r:.80} for {location}.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="It must return a statelog.Store.",
+        )
+    return store
 
 
 def local_path(location: str) -> str:
@@ -40,7 +52,7 @@ def local_path(location: str) -> str:
     scheme = scheme_of(location)
     if not scheme:
         return location
-    if scheme in OBJECT_STORES or is_registered(location):
+    if scheme in OBJECT_STORES or scheme in REGISTERED:
         raise ConfigurationError(
             f"The location {location} is not in a file system, and a directory is needed here.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
@@ -50,7 +62,7 @@ def local_path(location: str) -> str:
         raise ConfigurationError(
             f"The location {location} is of the scheme {scheme}, which is not supported.",
             kind=ErrorKind.UNSUPPORTED_FEATURE,
-            hint=f"Supported are: {', '.join([_SUPPORTED, *registered_stores()])}. statelog.register_store adds others,"
+            hint=f"Supported are: {', '.join([_SUPPORTED, *REGISTERED])}. statelog.register_store adds others,"
             " before the query is built.",
         )
     path = location[len("file:") :]
@@ -67,3 +79,75 @@ def local_path(location: str) -> str:
             f"The location {location} is not an absolute path.", hint="Write file:/path or file:///path."
         )
     return path
+
+
+def is_same_place(one: str, other: str) -> bool:
+    """Whether two locations name one place."""
+    return _parts(one) == _parts(other)
+
+
+def is_within(location: str, folder: str) -> bool:
+    """Whether a location is a folder or lies below it; in directories, links are followed."""
+    parts = _parts(folder)
+    return _parts(location)[: len(parts)] == parts
+
+
+def _parts(location: str) -> tuple[str, ...]:
+    scheme = scheme_of(location)
+    if scheme in OBJECT_STORES:
+        found = ObjectLocation.parse(location)
+        return (found.service, found.bucket, *filter(None, found.folder.split("/")))
+    if scheme in REGISTERED:
+        authority, path = "", location[len(scheme) + 1 :]
+        if path.startswith("//"):
+            authority, _, path = path[2:].partition("/")
+        return (scheme, authority, *filter(None, path.split("/")))
+    if scheme not in ("", "file"):
+        return tuple(filter(None, location.split("/")))  # of another system: no place of statelog's is there
+    return ("file", *Path(local_path(location)).resolve().parts)
+
+
+def register_store(scheme: str, factory: Callable[[str], Store]) -> None:
+    """Make locations of a scheme known, such as ``sqlite:/data/state.db``, with a store of your own for them.
+
+    Call it in the driver's program, before a query is built; the tasks of the query get the factory with it. Programs
+    that only read, for example with :func:`statelog.savepoint`, need the call as well.
+
+    Parameters
+    ----------
+    scheme : str
+        The location's part before the first colon: two or more lower-case letters, digits, ``+``, ``.`` and ``-``, of
+        which the first is a letter.
+    factory : callable
+        Makes the store of a location. It is called in the driver and in each Python worker, with the whole location as
+        the user wrote it. It may raise ConfigurationError for a malformed location, and opens nothing yet. It must be
+        picklable; a function or class of a module is best, which the workers then import.
+
+    Raises
+    ------
+    ConfigurationError
+        If the scheme is malformed, built in, or registered with another factory.
+
+    See Also
+    --------
+    statelog.Store : The contract of the store.
+    statelog.testing.contracts.StoreContract : Its conformance tests.
+
+    Examples
+    --------
+    >>> statelog.register_store("sqlite", SqliteStore)  # doctest: +SKIP
+    """
+    if not isinstance(scheme, str) or not _SCHEME.fullmatch(scheme):
+        raise ConfigurationError(
+            f"The scheme {scheme!r} is malformed.",
+            hint="Write two or more lower-case letters, digits, '+', '.' or '-', beginning with a letter.",
+        )
+    if scheme == "file" or scheme in OBJECT_STORES:
+        raise ConfigurationError(f"The scheme {scheme!r} is built in.", hint="Choose another name.")
+    if not callable(factory):
+        raise ConfigurationError(f"factory is {factory!r:.80}.", hint="It must make a store from a location.")
+    if REGISTERED.setdefault(scheme, factory) != factory:
+        raise ConfigurationError(
+            f"The scheme {scheme!r} is registered with another factory, {REGISTERED[scheme]!r}.",
+            hint="Register a scheme once. After a change of the store's code begin a new process.",
+        )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 
-from statelog.errors import ConfigurationError, ErrorKind, StorageError
-from statelog.storage.store import Store
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.storage.store import Store, if_present
 
 
-def check_put_if_absent(store: Store, *, new_token: Callable[[], str] = secrets.token_hex) -> None:
+def check_put_if_absent(store: Store) -> None:
     """Raise ConfigurationError (kind ``store-unsafe``) unless the store creates an object exactly once.
 
     Some servers that speak the protocol of S3 accept the condition of such a request and ignore it. The check creates
     an object below ``probe/`` twice, and removes it.
     """
-    name = f"probe/{new_token()}"
+    name = f"probe/{secrets.token_hex()}"
     try:
         # Different bytes each time, as put_if_absent demands: a store may recognize the winner by them.
         created = store.put_if_absent(name, b"first")
@@ -42,16 +41,10 @@ def require_shared(store: Store, name: str, head: bytes, *, host: str, who: str)
 
     `head` is the beginning of the object. The message names `host` and `who` asks.
     """
-    try:
-        found = store.read(name, length=len(head))
-    except StorageError as error:
-        if error.kind is not ErrorKind.OBJECT_MISSING:
-            raise
-        seen = "does not see"
-    else:
-        if found == head:
-            return
-        seen = "sees another object in the place of"
+    found = if_present(lambda: store.read(name, length=len(head)))
+    if found == head:
+        return
+    seen = "does not see" if found is None else "sees another object in the place of"
     raise ConfigurationError(
         f"{who}: host {host} {seen} {name} in {store!r}, which the driver has written: it is not the driver's place.",
         kind=ErrorKind.LOCATION_NOT_SHARED,

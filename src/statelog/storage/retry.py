@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StorageError
-from statelog.metrics import Measurements, Metric, Recorder
+from statelog.metrics import Measurements, Metric
 from statelog.storage.hedging import Hedging
 from statelog.storage.races import Race, Races
 from statelog.storage.store import Store
@@ -83,7 +83,7 @@ class RetryingStore(StoreWrapper):
         policy: RetryPolicy,
         *,
         clock: Clock,
-        recorder: Recorder,
+        recorder: Measurements,
         new_random: Callable[[], random.Random] = random.Random,
         new_races: Callable[[], Races] = Races,
     ) -> None:
@@ -176,17 +176,14 @@ class _Process:
 
     policy: RetryPolicy
     clock: Clock
-    recorder: Recorder
+    recorder: Measurements
     random: random.Random
     races: Races
     hedging: Hedging
 
 
 class _Request(Generic[_T]):
-    """One request: attempts it until one succeeds or the policy allows no further one.
-
-    `retries` is the metric that counts repetitions.
-    """
+    """A request, attempted until it succeeds or the policy allows no further attempt; `retries` counts repetitions."""
 
     def __init__(self, process: _Process, attempt: Callable[[], _T], race: Race[_T], retries: Metric) -> None:
         self._process = process

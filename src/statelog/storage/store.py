@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from statelog.errors import StorageError
+from statelog.errors import ErrorKind, StorageError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +115,13 @@ class Store(ABC):
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
         """Release files and connections; the next call opens them again."""
+
+
+def if_present(request: Callable[[], _T]) -> _T | None:
+    """The result of a request for an object; None if the object is missing."""
+    try:
+        return request()
+    except StorageError as error:
+        if error.kind is not ErrorKind.OBJECT_MISSING:
+            raise
+        return None

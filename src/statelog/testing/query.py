@@ -27,7 +27,7 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.protocol import Reply, Request, TaskId, Tick
 from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY
-from statelog.log.log import Log
+from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.metrics import CheckpointMetrics, Measurements, Observer, RestoreMetrics, RestoreProgress, Step
 from statelog.options import Options
@@ -184,7 +184,7 @@ class LocalQuery:
         """The operator's instance in the current driver."""
         return f"instance-{self.runs}"
 
-    def open_log(self, store: Store) -> Log:
+    def open_log(self, store: Store) -> NumberedLog:
         """The operator's log in a store."""
         return open_log(store, self.operator.uid, self.options, self.clock)
 

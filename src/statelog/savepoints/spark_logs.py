@@ -1,6 +1,6 @@
-"""Entries of Spark's offset log: where a query's sources stand after a batch.
+"""Spark's logs in a checkpointLocation: offsets of batches, and the files that a file source has read.
 
-::
+An entry of the offset log tells where a query's sources stand after a batch::
 
     v1                 v2
     <metadata>         <metadata>
@@ -9,18 +9,23 @@
 
 Version 1 has a line per source in the order of the sources. Version 2 has a line per source with its name or number,
 in any order. The metadata and most offsets are JSON; ``-`` stands for no offset.
+
+Entry n of a file source's log is the file ``n``. At regular intervals Spark writes ``n.compact`` instead, which has all
+entries up to n, and then deletes the older files. Spark derives the interval from the compacted files that it finds.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from statelog.errors import ConfigurationError, ErrorKind
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 
 _POSITIONAL: Final = "v1"
 _NAMED: Final = "v2"
+_COMPACT: Final = ".compact"
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,9 @@ class BatchOffsets:
 
     def with_clock(self, clock_id: str) -> str:
         """The entry's text, with `clock_id` as the id of the heartbeat's clock source."""
-        lines = [(source, _renamed(offset, clock_id)) for source, offset in self.offsets]
-        if self.version == _NAMED:
-            return "\n".join([self.version, self.metadata, *(f"{source}:{offset}" for source, offset in lines)])
-        return "\n".join([self.version, self.metadata, *(offset for _, offset in lines)])
+        has_names = self.version == _NAMED
+        lines = [(f"{source}:" if has_names else "") + _renamed(offset, clock_id) for source, offset in self.offsets]
+        return "\n".join([self.version, self.metadata, *lines])
 
 
 def _renamed(text: str, clock_id: str) -> str:
@@ -81,3 +85,35 @@ def _parsed(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+def is_file_log_entry(base_name: str) -> bool:
+    """Whether a file's name is one of a log's entries."""
+    return base_name.removesuffix(_COMPACT).isdecimal()
+
+
+def file_log_until(names: Sequence[str], end: int, read: Callable[[str], bytes], folder: str) -> dict[str, bytes]:
+    """The files, by name, of a log cut after entry `end`; raises StateMissingError if entries up to it are gone.
+
+    `names` are the files of the log, `read` reads one, and `folder` is for messages.
+    """
+    single = {int(name) for name in names if name.isdecimal()}
+    compact = {int(name.removesuffix(_COMPACT)) for name in names if name.endswith(_COMPACT)}
+    last = max((number for number in compact if number <= end), default=-1)
+    if single.issuperset(range(last + 1, end + 1)):
+        own = [str(number) for number in sorted(single) if number <= end]
+        own += [f"{number}{_COMPACT}" for number in sorted(compact) if number <= end]
+        return {name: read(name) for name in own}
+    later = min((number for number in compact if number > end), default=None)
+    if later is None:
+        raise StateMissingError(
+            f"{folder}: the log of the files that were read lacks entries up to {end}.", hint="Save a newer batch."
+        )
+    # From this compacted file alone Spark derives an interval that the file fits, whichever interval is configured.
+    return {f"{end}{_COMPACT}": _cut(read(f"{later}{_COMPACT}").decode(), end)}
+
+
+def _cut(compacted: str, end: int) -> bytes:
+    """A compacted file without the entries after `end`."""
+    version, *lines = compacted.split("\n")
+    return "\n".join([version, *(line for line in lines if line and json.loads(line)["batchId"] <= end)]).encode()
