@@ -46,15 +46,16 @@ def choose_merge(rows: Sequence[int], fan_in: int, smallest_tier_rows: int) -> i
 
     `rows` are those of each run, oldest first. Runs belong to tiers: the lowest has `smallest_tier_rows`, each other
     one is `fan_in` (at least 2) times larger than the one below. Once a tier has `fan_in` runs they become one,
-    together with the smaller ones among and after them. So a row is rewritten about once per tier, and a search visits
-    at most ``fan_in - 1`` runs per tier.
+    together with the smaller ones among and after them. So a row is rewritten about once per tier. Small runs that
+    stand before larger ones wait for these; once there are too many, all become one earlier. So a search visits at most
+    `fan_in` runs per tier.
     """
     tiers = [_tier(count, fan_in, smallest_tier_rows) for count in rows]
     for tier in sorted(set(tiers)):
         newest = 0
         while newest < len(tiers) and tiers[-1 - newest] <= tier:
             newest += 1
-        if tiers[len(tiers) - newest :].count(tier) >= fan_in:
+        if tiers[len(tiers) - newest :].count(tier) >= fan_in or newest > fan_in * (tier + 1):
             return newest
     return 0
 
