@@ -55,7 +55,24 @@ _SLOW = (
 """Left out by ``./dev test --quick``: random stories, queries, thousands of checkpoints, processes that are killed."""
 
 
+_LONGEST = (
+    "tests/spark/test_executors.py",
+    "tests/spark/test_kills.py",
+    "tests/spark/dropin/test_same_as_spark.py",
+    "tests/spark/",
+    "tests/docs/",
+    "tests/model/",
+    "tests/soak/",
+)
+"""The first tests to run: of two processes none waits long for the other one's last file."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {
+        item: min((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), default=99)
+        for item in items
+    }
+    items.sort(key=order.__getitem__)
     for item in items:
         if item.nodeid.startswith(_SLOW):
             item.add_marker("slow")

@@ -392,6 +392,7 @@ def make_session(master: str = "local[2]", settings: Mapping[str, str] | None = 
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.daemon.module", "tests.spark.daemon")
         .config("spark.sql.artifact.isolation.enabled", "false")
         .getOrCreate()
     )

@@ -32,8 +32,8 @@ def test_the_metrics_of_a_checkpoint_are_those_of_all_its_subtasks() -> None:
         ack(1, length=1, rows=2, input_rows=8, late_rows=4, subtask_s=0.25, name="op/changes/2", parts=parts),
         ack(2, materialization_failure="no room", restore_s=1.0, restored_bytes=2),
     ]
-    policy: Any = SimpleNamespace(base_bytes=11, log_bytes=12)
-    inventory: Any = SimpleNamespace(stored_bytes=13, needed_bytes=14)
+    policy: Any = SimpleNamespace(schedule=SimpleNamespace(base_bytes=11, log_bytes=12))
+    inventory: Any = SimpleNamespace(retention=SimpleNamespace(size_bytes=13, needed_bytes=14))
     measured = Recorded({"upload_requests": 3}, {})
     found = checkpoint_metrics(entry, taken, policy, inventory, 0.75, 2, measured)
     assert found == CheckpointMetrics(
