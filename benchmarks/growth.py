@@ -75,8 +75,8 @@ def run(settings: Settings, place: Path) -> Result:
         },
     }
     batches = run_once([GrowthSide.of(settings, side=part, queries=each) for part, each in by_part.items()], place)
-    growing, upkeep = batches["sizes"], batches["materialization"]
-    pairs = [pair for pair in zip(upkeep[RUNNING], upkeep[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
+    growing, by_option = batches["sizes"], batches["materialization"]
+    pairs = [pair for pair in zip(by_option[RUNNING], by_option[NOT_RUNNING], strict=True) if pair[0]["has_job"]]
     materializing = {RUNNING: [pair[0] for pair in pairs], NOT_RUNNING: [pair[1] for pair in pairs]}
     figures: dict[str, Any] = {
         "sizes": {name: _figures(batches) for name, batches in growing.items()},
@@ -144,7 +144,7 @@ def _figures(batches: _Batches) -> dict[str, Any]:
         for measure in (*_MEASURES, "restore_s")
     }
     figures["changes"] = statistics.median(_values(batches, "changes"))
-    figures["with_upkeep"] = statistics.mean(_values(batches, "has_slice"))
+    figures["with_maintenance"] = statistics.mean(_values(batches, "has_slice"))
     return figures
 
 
@@ -155,7 +155,7 @@ def _row(name: str, figures: dict[str, Any]) -> dict[str, str]:
         "batches": str(figures["batch_ms"]["samples"]),
         **{column: f"{figures[each]['median']:.1f} ({figures[each]['max']:.1f})" for column, each in durations.items()},
         "changes": f"{figures['changes']:,.0f}",
-        "with upkeep": f"{figures['with_upkeep']:.0%}",
+        "with maintenance": f"{figures['with_maintenance']:.0%}",
     }
 
 
@@ -172,7 +172,7 @@ class GrowthSide(Side):
     warm_up: int
 
     def measure(self, directory: Path) -> dict[str, _Batches]:
-        """Build the states, let upkeep come to its end, and measure batches."""
+        """Build the states, let maintenance come to its end, and measure batches."""
         session = self.session(directory, _SPARK)
         fed = {
             name: _Fed(session, directory / str(number), query["keys"], self)

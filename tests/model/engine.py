@@ -28,7 +28,7 @@ _BATCHES = 1000
 
 
 class TickingClock(ManualClock):
-    """Time passes whenever somebody looks, so that a slice of upkeep is over after some steps."""
+    """Time passes whenever somebody looks, so that a slice of maintenance is over after some steps."""
 
     def monotonic_s(self) -> float:
         self.advance(0.05)

@@ -1,4 +1,4 @@
-"""The upkeep of a subtask's state: which local runs are merged at once, and what is left to the job in slices."""
+"""The maintenance of a subtask's state: which local runs are merged at once, and what is left to the job in slices."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Subtask:
         changes: list[Any] = [(key, b"%d" % key, b"", Operation.PUT, "text") for key in keys]
         write_run(self.local, local_run, encode_changes(BRIEF, changes, expiry_ms=1000), "token")
 
-    def upkeep(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
+    def maintenance(self, request: MaintenanceRequest | None = None, now_ms: int = 0) -> Maintenance:
         attempt = make_attempt(self.local.directory, options=Options(merge_fan_in=2, observer=Steps(self)))
         return Maintenance(
             attempt,
@@ -104,7 +104,7 @@ def made(tmp_path: Path) -> Callable[..., Subtask]:
 
 def test_small_runs_are_merged_at_once_and_the_job_goes_on_from_there(made: Callable[..., Subtask]) -> None:
     subtask = made(LARGE, 3, 3)
-    subtask.upkeep(ORDER).work()
+    subtask.maintenance(ORDER).work()
     merged = LocalRun(1, 2, digest(1), digest(3))
     assert subtask.local.open(merged).rows == 6
     assert subtask.jobs.worked == [(ORDER, [edge_of(0), merged], [])]
@@ -114,23 +114,23 @@ def test_small_runs_are_merged_at_once_and_the_job_goes_on_from_there(made: Call
 
 def test_without_an_order_runs_are_only_merged(made: Callable[..., Subtask]) -> None:
     subtask = made(3, 3)
-    subtask.upkeep().work()
+    subtask.maintenance().work()
     assert (subtask.jobs.worked, [step for step, *_ in subtask.steps]) == ([], [Step.MERGING])
     assert LocalRun(0, 1, digest(0), digest(2)) in subtask.local.local_runs()
 
 
 def test_a_merge_leaves_out_what_has_expired(made: Callable[..., Subtask]) -> None:
     subtask = made(3, 3)
-    subtask.upkeep(now_ms=2000).work()
+    subtask.maintenance(now_ms=2000).work()
     assert subtask.local.open(LocalRun(0, 1, digest(0), digest(2))).rows == 0
 
 
 def test_where_nothing_is_to_be_merged_the_job_has_its_turn_all_the_same(made: Callable[..., Subtask]) -> None:
     subtask = made(LARGE, 3)
-    subtask.upkeep(ORDER).work()
+    subtask.maintenance(ORDER).work()
     assert subtask.jobs.worked == [(ORDER, subtask.chain, [])]
     assert [step for step, *_ in subtask.steps] == [Step.MATERIALIZING]
-    assert not subtask.upkeep().has_backlog
+    assert not subtask.maintenance().has_backlog
 
 
 @pytest.mark.parametrize("limit", ["at_once_rows", "at_once_bytes"])
@@ -141,8 +141,8 @@ def test_large_runs_are_left_to_the_job(made: Callable[..., Subtask], limit: str
     size = 6 if limit == "at_once_rows" else sum(subtask.local.open(local_run).size_bytes for local_run in local_runs)
     limits: dict[str, Any] = {limit: size - is_too_large}
     subtask.local = LocalRuns(subtask.local.directory, policy=MergePolicy(**limits))
-    assert subtask.upkeep().has_backlog == is_too_large
-    subtask.upkeep(ORDER).work()
+    assert subtask.maintenance().has_backlog == is_too_large
+    subtask.maintenance(ORDER).work()
     [(_, chain, merges)] = subtask.jobs.worked
     assert merges == (local_runs if is_too_large else [])
     assert len(chain) == (3 if is_too_large else 2)
@@ -150,9 +150,9 @@ def test_large_runs_are_left_to_the_job(made: Callable[..., Subtask], limit: str
 
 def test_a_merge_that_goes_on_is_a_backlog(made: Callable[..., Subtask]) -> None:
     subtask = made(3)
-    assert not subtask.upkeep().has_backlog
+    assert not subtask.maintenance().has_backlog
     subtask.jobs.is_merging = True
-    assert subtask.upkeep().has_backlog
+    assert subtask.maintenance().has_backlog
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_a_job_is_about_is_left_alone_and_what_is_before_it(
 ) -> None:
     subtask = made(3, 3, 3, 3, 3, 3)
     subtask.jobs.busy = {edge_of(batch).file_name for batch in busy}
-    subtask.upkeep().work()
+    subtask.maintenance().work()
     new = [local_run for local_run in subtask.local.local_runs() if local_run.first < local_run.last]
     assert [(local_run.first, local_run.last) for local_run in new] == ([] if merged is None else [merged])
 
@@ -175,6 +175,6 @@ def test_a_state_is_stored_as_a_part_of_its_batch_if_it_has_changed_or_is_due(
 ) -> None:
     subtask = made(3)
     subtask.write(edge_of(1), rows)
-    found = subtask.upkeep(MaintenanceRequest(0.25, 0, None, is_due=is_due)).store_now(edge_of(1))
+    found = subtask.maintenance(MaintenanceRequest(0.25, 0, None, is_due=is_due)).store_now(edge_of(1))
     assert found is (DONE if is_stored else None)
     assert subtask.jobs.stored == ([[edge_of(0), edge_of(1)]] if is_stored else [])

@@ -99,7 +99,7 @@ def test_what_is_forced_comes_in_its_turn() -> None:
 # ---- Whose turn it is ----
 
 
-def test_at_least_one_subtask_at_a_time_does_upkeep() -> None:
+def test_at_least_one_subtask_at_a_time_does_maintenance() -> None:
     planned = schedule(parallelism=2, slots=0)
     commit(planned, LARGE, LARGE)
     assert grants(planned, 0, 2) == [True, None]
@@ -121,7 +121,7 @@ def test_a_repetition_gets_the_same_answer_unless_an_attempt_before_has_finished
     assert grants(planned, 0, 2) == grants(planned, 0, 2) == [True, False]
     planned.materialized(0, LARGE, 0.0)
     commit(planned, LARGE * 2, 1)
-    assert grants(planned, 0, 2) == [None, False], "that batch has had its upkeep"
+    assert grants(planned, 0, 2) == [None, False], "that batch has had its maintenance"
     assert grants(planned, 1, 2) == [True, None], "the second has no backlog any more"
 
 
