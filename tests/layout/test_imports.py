@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,22 @@ def test_only_upper_packages_know_spark(module: str) -> None:
         return
     allowed = SPARK_TYPES if package in MAY_NAME_SPARK_TYPES else set()
     assert {name for name in _names(module) if name.split(".")[0] == "pyspark"} <= allowed
+
+
+@pytest.mark.parametrize(
+    ("imported", "left_out"),
+    [
+        ("statelog", {"pyspark", "pyarrow", "pandas", "numpy"}),
+        ("statelog.spark.clock_source", {"pandas", "statelog.streams", "statelog.checkpoint.coordinator"}),
+        ("statelog.spark.keyed_spec", {"statelog.streams", "statelog.checkpoint.coordinator"}),
+    ],
+)
+def test_spark_processes_load_only_what_they_need(imported: str, left_out: set[str]) -> None:
+    """Spark starts many Python processes, and each of them imports its part of statelog."""
+    program = f"import sys, {imported}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert imported in loaded
+    assert not left_out & set(loaded)
 
 
 def _package(module: str) -> str:

@@ -61,7 +61,7 @@ def test_the_glossary_explains_no_word_that_is_given_up() -> None:
 
 def test_no_package_has_the_name_of_a_public_function() -> None:
     """Whoever imports ``statelog`` could not reach the package."""
-    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    tree = ast.parse((SOURCE / "__init__.pyi").read_text())
     imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert not imported & {path.stem for path in SOURCE.iterdir()}
 

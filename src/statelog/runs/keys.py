@@ -28,7 +28,6 @@ _CACHE_LIMIT: Final = 100_000
 _INT_STRUCTS: Final = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
 _FLOAT_STRUCTS: Final = {4: struct.Struct(">f"), 8: struct.Struct(">d")}
 _LENGTH: Final = struct.Struct(">I")
-_EMPTY: Final = pa.scalar(b"", pa.binary())
 
 _Encode = Callable[[Any], bytes]
 _Decode = Callable[[bytes, int], tuple[Any, int]]
@@ -272,7 +271,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 def _concatenated(parts: list[pa.Array]) -> pa.Array:
     """Concatenate binary arrays row by row."""
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, _EMPTY)
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
 def differs_from_previous(column: pa.Array) -> npt.NDArray[np.bool_]:
@@ -363,7 +362,7 @@ def _sorted_within(elements: pa.Array, counts: npt.NDArray[Any]) -> pa.Array:
 
 def _only_of_values(column: pa.Array, part: pa.Array) -> pa.Array:
     """The part, but empty where the column is null: null structs and arrays may hide values."""
-    return part if column.null_count == 0 else pc.if_else(column.is_valid(), part, _EMPTY)
+    return part if column.null_count == 0 else pc.if_else(column.is_valid(), part, pa.scalar(b"", pa.binary()))
 
 
 def _counts(numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

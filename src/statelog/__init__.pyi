@@ -1,0 +1,95 @@
+from .errors import (
+    ConfigurationError,
+    ConfigurationWarning,
+    CorruptionError,
+    ErrorKind,
+    FencedError,
+    ProcessorError,
+    ProtocolError,
+    StatelogError,
+    StateMissingError,
+    StorageError,
+)
+from .metrics import CheckpointMetrics, Metric, Observer, Recorded, RestoreMetrics, RestoreProgress, Step
+from .operators.keyed.values import AggregateFunction
+from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
+from .operators.unkeyed.states import BroadcastState, OperatorListState
+from .options import Options
+from .runs.times import Ttl, Watermark
+from .spark.placement import spark_conf
+from .spark.query_errors import error_of
+from .storage import ObjectInfo, Store, register_store
+from .streams.keyed import KeyedStream, key_by
+from .streams.orphans import list_orphans
+from .streams.repair import Rewound, rewind
+from .streams.save_restore import Restored, Savepoint, restore, savepoint
+from .streams.unkeyed import process
+from .streams.windowed import WindowedStream, late, on_time
+from .windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum
+from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
+from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
+
+__all__ = [
+    "Aggregate",
+    "AggregateFunction",
+    "BroadcastState",
+    "CheckpointMetrics",
+    "Collect",
+    "ConfigurationError",
+    "ConfigurationWarning",
+    "CorruptionError",
+    "Count",
+    "CountDistinct",
+    "CountWindows",
+    "ErrorKind",
+    "FencedError",
+    "First",
+    "KeyedStream",
+    "Last",
+    "Max",
+    "Mean",
+    "Metric",
+    "Min",
+    "ObjectInfo",
+    "Observer",
+    "OperatorContext",
+    "OperatorHandle",
+    "OperatorListState",
+    "OperatorProcessor",
+    "Options",
+    "ProcessorError",
+    "ProtocolError",
+    "Recorded",
+    "RestoreMetrics",
+    "RestoreProgress",
+    "Restored",
+    "Rewound",
+    "Savepoint",
+    "SessionWindows",
+    "SlidingWindows",
+    "StateMissingError",
+    "StatelogError",
+    "Step",
+    "StorageError",
+    "Store",
+    "Sum",
+    "TimeWindow",
+    "Ttl",
+    "TumblingWindows",
+    "Watermark",
+    "WindowContext",
+    "WindowHandle",
+    "WindowProcessor",
+    "WindowedStream",
+    "error_of",
+    "key_by",
+    "late",
+    "list_orphans",
+    "on_time",
+    "process",
+    "register_store",
+    "restore",
+    "rewind",
+    "savepoint",
+    "spark_conf",
+]
