@@ -243,7 +243,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt of a subtask, with the driver's port, its host, how maintenance goes, and the rows of the whole batch."""
+    """One attempt of a subtask, with the driver's port, its host, the maintenance, and the rows of the whole batch."""
 
     run: Run
     port: int
