@@ -58,7 +58,8 @@ def test_the_wheel_holds_the_package_and_its_types_alone(distributions: Path) ->
     [wheel] = distributions.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     files = {path.relative_to(REPOSITORY / "src").as_posix() for path in (REPOSITORY / "src/statelog").rglob("*.py")}
-    assert {name for name in names if ".dist-info/" not in name} == files | {"statelog/py.typed"}
+    types = {"statelog/__init__.pyi", "statelog/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == files | types
 
 
 def test_the_source_distribution_builds_the_same_wheel(distributions: Path, tmp_path: Path) -> None:
