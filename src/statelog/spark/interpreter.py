@@ -23,7 +23,7 @@ from statelog.spark import internals
 
 _log = logging.getLogger(__name__)
 
-_NEEDED: Final = ("statelog", "msgspec", "numpy", "pandas", "pyarrow", "xxhash")
+_NEEDED: Final = ("statelog", "lazy_loader", "msgspec", "numpy", "pandas", "pyarrow", "xxhash")
 _TIMEOUT_S: Final = 30
 _QUESTION: Final = """
 import importlib.util, json, sys
