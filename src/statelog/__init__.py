@@ -1,7 +1,7 @@
 """Keyed state for PySpark Structured Streaming, made durable by a changelog in every micro-batch.
 
 The names are those of ``__init__.pyi``. Each is imported when it is used first, so that Spark's Python processes load
-only what they need.
+only their part.
 """
 
 import lazy_loader

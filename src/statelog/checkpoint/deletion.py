@@ -137,7 +137,7 @@ class Deleter:
         if self._thread is not None:
             self._thread.join(self._close_timeout_s)
             if self._thread.is_alive():
-                _log.warning("%s: the store hangs; what is left to be deleted goes with the next start", self._name)
+                _log.warning("%s: the store hangs; the remaining deletions wait for the next start", self._name)
                 return
         self._work_off()
 

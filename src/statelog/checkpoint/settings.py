@@ -87,8 +87,8 @@ RULES: Final = (
         _unless_without_timers,
         "Timers that were registered for one time would never fire, or at a wrong moment.",
     ),
-    Rule(("windows",), _refused, "What is kept of open windows of one kind is nothing to another."),
-    Rule(("results",), _refused, "What is kept of open windows for one kind of result is nothing to another."),
+    Rule(("windows",), _refused, "The state of open windows of one kind is nothing to another."),
+    Rule(("results",), _refused, "The state of open windows for one kind of result is nothing to another."),
     Rule(
         ("size_ms", "slide_ms", "offset_ms"),
         _sizes,

@@ -121,7 +121,7 @@ class _SingleState(KeyedState):
 class ValueState(_SingleState):
     """One value per key."""
 
-    get = _SingleState._read
+    get = _SingleState._read  # no call in between: it runs for every read of a value
 
     def update(self, newValue: Row) -> None:
         """Replace the key's value."""
@@ -136,7 +136,10 @@ class ReducingState(_SingleState):
     """
 
     _reduce: Callable[[Row, Row], Row]
-    get = _SingleState._read
+
+    def get(self) -> Row | None:
+        """The reduced value; None if nothing was added."""
+        return self._read()
 
     def add(self, value: Row) -> None:
         """Reduce one more value into the state."""
@@ -182,7 +185,6 @@ class AggregatingState(_SingleState):
     """
 
     _function: AggregateFunction[Any, Any]
-    getAccumulator = _SingleState._read
 
     def get(self) -> Any:
         """The result of all added values; None if nothing was added."""
@@ -193,6 +195,10 @@ class AggregatingState(_SingleState):
         """Add a value to the accumulator."""
         held = self._read()
         self._write(self._function.add(value, self._function.createAccumulator() if held is None else held))
+
+    def getAccumulator(self) -> Row | None:
+        """The accumulator itself; None if nothing was added."""
+        return self._read()
 
     def mergeAccumulator(self, accumulator: Row) -> None:
         """Merge another accumulator into this one."""
