@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from statelog.runs.byte_slices import BUDGET, Budget, Positions, gather_rows, joined_column
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
-from statelog.runs.keys import differs_from_previous
+from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.reader import Run, RunBlock
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run

@@ -22,8 +22,8 @@ from statelog.runs.byte_slices import (
     size_of,
     stretches,
 )
+from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_groups import Hashes
-from statelog.runs.keys import differs_from_previous
 from statelog.tables.table import KeyBatch
 
 

@@ -23,8 +23,8 @@ from statelog.operators.keyed.outputs import Outputs, rare_garbage_collection
 from statelog.operators.keyed.timers import Timers, key_stretches
 from statelog.operators.keyed.values import AggregatingState, KeyedState, ReducingState, ValueState
 from statelog.runs.byte_slices import to_batches
+from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_groups import Hashes
-from statelog.runs.keys import differs_from_previous
 from statelog.runs.schema import StateKind, TimeDomain
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.tables.runs import RunsTable
