@@ -20,8 +20,8 @@ from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.operators.keyed.grouping import key_chunks
-from statelog.operators.keyed.operator import OutputCodec
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedRows, OutputCodec
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.snapshot import Elements as SectionElements
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask

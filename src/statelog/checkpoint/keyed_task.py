@@ -22,8 +22,8 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import remove_other_parallelisms
 from statelog.metrics import Metric, Step
-from statelog.operators.keyed.operator import KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage, choose_merge
 from statelog.runs.reader import Run

@@ -19,8 +19,8 @@ from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_decoder
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.operator import KeyedInput, KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Moment

@@ -19,8 +19,7 @@ from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
 from statelog.log.entry import QueryOperators, Settings
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.operator import KeyedOperator
-from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options

@@ -17,8 +17,8 @@ from statelog.local.restore import restore_runs
 from statelog.local.runs import LocalRuns
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.operator import InputCodec, KeyedInput, KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, InputCodec, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage

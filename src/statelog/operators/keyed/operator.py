@@ -11,10 +11,35 @@ import pyarrow as pa
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, TimeDomain
-from statelog.runs.times import Moment, Ttl
+from statelog.runs.times import NO_TIME_MS, Moment, Ttl
 from statelog.runs.values import RowCodec
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """The number and the times of a batch."""
+
+    epoch: int
+    batch: int
+    """Spark's batch id."""
+    moment: Moment
+    timers_after_ms: int = NO_TIME_MS
+    """No timer up to this time is left to fire."""
+    closed_ms: int = NO_TIME_MS
+    """Windows that end at this time or before were closed by starts with other settings."""
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows and their key hashes."""
+
+    rows: pa.RecordBatch | pa.Table
+    """In order of arrival; without columns if there are no rows."""
+    hashes: Hashes
+    """One for each row."""
 
 
 class Processor(Protocol):
