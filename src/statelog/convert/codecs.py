@@ -26,14 +26,16 @@ class ProcessorCodecs(ABC):
     settings: Settings = field(default_factory=dict)
     """The settings, by name, that the state of such a processor depends on."""
 
+    takes_columns: ClassVar[bool] = False
+    """Whether the processor is called with the columns of many keys."""
     drops_late: ClassVar[bool] = True
     """Whether late rows are dropped before the processor sees them."""
     batch_watermark_ms: ClassVar[int] = -1
     """The watermark of a batch query, milliseconds; this is Spark's."""
 
     @abstractmethod
-    def input(self, columns: list[str]) -> InputCodec:
-        """The codec of input rows with these column names."""
+    def input(self, columns: list[str]) -> InputCodec | None:
+        """The codec of input rows with these column names; None if the processor takes columns."""
 
     @abstractmethod
     def output(self, schema: StructType, zone: str, uid: str) -> OutputCodec:

@@ -31,6 +31,8 @@ class Budget:
 
     window_keys: int = 16_384
     """Keys of a key chunk: those that are processed together."""
+    column_keys: int = 262_144
+    """Keys of a key chunk of a processor that takes columns."""
     window_rows: int = 65_536
     """Input rows of a key chunk."""
     slice_bytes: int = 64 << 20

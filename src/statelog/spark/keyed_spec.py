@@ -74,6 +74,7 @@ class KeyedSpec(TaskSpec):
             event_time=self.event_time,
             output_event_time=self.output_event_time,
             initial=initial,
+            takes_columns=self.codecs.takes_columns,
         )
 
     def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.checkpoint.history import History
 from statelog.checkpoint.keyed_task import as_stored
+from statelog.convert.input import RowInput
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import restore_runs
@@ -91,8 +92,8 @@ class StateView:
             moment = Moment(latest.batch_time_ms, latest.watermark_ms)
             expires_by = {state.name: state.expires_by for state in latest.states if state.expires_by}
             made = as_stored(made, latest.generations, expires_by)
-        keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
-        keyed = replace(made, processor=processor, input=keys, event_time=None)
+        keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec or RowInput([])))
+        keyed = replace(made, processor=processor, input=keys, event_time=None, takes_columns=False)
         subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
         for _ in subtask.process(row):
             pass

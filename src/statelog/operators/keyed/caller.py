@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -31,12 +31,14 @@ class Caller(ABC):
     that do not fit their schemas.
     """
 
-    states: dict[str, Any]
+    states: Mapping[str, Any]
     """The handles of the states, by declared name."""
     timers: Any
     """The handle of the timers; None if there are none."""
 
-    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+    def __init__(
+        self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock, most_keys: int
+    ) -> None:
         budget = operator.budget
         self.changes = BatchChanges(table, budget)
         self.flush_s = 0.0
@@ -52,6 +54,7 @@ class Caller(ABC):
         )
         self._cursor.batch_table = self._batch_changes.table
         self._cursor.batch_states = frozenset(binding.descriptor.name for binding in operator.batch_states)
+        self._most_keys = most_keys
         self._bindings = [*operator.states, *operator.batch_states]
         self._chunk_keys = self._fitting_keys()
         self._needs_event_ms = operator.event_time is not None and any(
@@ -102,20 +105,22 @@ class Caller(ABC):
 
     # ---- Key chunks ----
 
-    def _open_keys(self, chunk_keys: KeyBatch, keys: Sequence[object]) -> None:
+    def _open_keys(self, chunk_keys: KeyBatch, describe: Callable[[int], str]) -> None:
         self._cursor.keys = chunk_keys
         self._cursor.event_ms = None
         self._cursor.loaded_bytes = 0
-        self.changes.buffer.describe_key = lambda position: repr(keys[position])
-        self._batch_changes.buffer.describe_key = self.changes.buffer.describe_key
+        self.changes.buffer.describe_key = describe
+        self._batch_changes.buffer.describe_key = describe
 
     def open_states(self) -> None:
+        """Forget everything that the states have read and written."""
         for state in self.states.values():
             state.open()
         if self.timers is not None:
             self.timers.open()
 
     def flush(self) -> None:
+        """Make changes of the states' writes, which ends the key chunk."""
         self._cursor.position = -1
         with operator_named(self._operator.uid):
             started_s = self._clock.monotonic_s()
@@ -136,7 +141,7 @@ class Caller(ABC):
         table = self.changes.table
         single = [binding.descriptor for binding in self._operator.states if not binding.descriptor.kind.has_entries]
         key_bytes = max(key_bytes, sum([table.mean_bytes(state) for state in single]))
-        return min(self._budget.window_keys, max(1, self._budget.slice_bytes // max(1, key_bytes)))
+        return min(self._most_keys, max(1, self._budget.slice_bytes // max(1, key_bytes)))
 
 
 @contextmanager

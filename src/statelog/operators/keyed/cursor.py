@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ListPosition
-from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.byte_slices import BUDGET, Budget, Positions
 from statelog.runs.schema import StateDescriptor, TimeDomain
-from statelog.runs.times import Moment, Ttl
+from statelog.runs.times import NO_TIME_MS, Moment, Ttl
 from statelog.runs.values import RowCodec
 from statelog.tables.table import KeyBatch, StateTable
 
@@ -35,8 +36,11 @@ class KeyCursor:
     keys: KeyBatch
     """The keys of the chunk."""
     moment: Moment
-    event_ms: Sequence[int | None] | None = None
-    """Newest event time of each key's rows or timers, None for a key without one; None if no TTL needs it."""
+    event_ms: Sequence[int | None] | npt.NDArray[np.int64] | None = None
+    """Newest event time of each key's rows or timers; None for a key without one, in an array ``NO_TIME_MS``.
+
+    None if no TTL needs it.
+    """
     position: int = -1
     """The current key; -1 while none is processed."""
     budget: Budget = BUDGET
@@ -76,6 +80,20 @@ class KeyCursor:
             return by_watermark
         newest = [event_ms[position] for position in positions]
         return [by_watermark if at is None else max(watermark_ms, at) + ttl.duration_ms for at in newest]
+
+    def expiry_column(self, ttl: Ttl, positions: Positions) -> pa.Array:
+        """When entries of some keys that are written now expire, int64; null is never. See :meth:`expiry_ms`."""
+        if ttl.domain is TimeDomain.PROCESSING:
+            return pa.array(np.full(len(positions), self.moment.processing_ms + ttl.duration_ms))
+        watermark_ms = self.moment.watermark_ms
+        has_watermark = watermark_ms > 0
+        by_watermark = watermark_ms + ttl.duration_ms if has_watermark else 0
+        if self.event_ms is None:
+            return pa.array(np.full(len(positions), by_watermark), mask=np.full(len(positions), not has_watermark))
+        newest = np.asarray(self.event_ms, np.int64)[positions]
+        has_time = newest != NO_TIME_MS
+        times = np.where(has_time, np.maximum(watermark_ms, newest) + ttl.duration_ms, by_watermark)
+        return pa.array(times, mask=~(has_time | has_watermark))
 
     def live_rows(self, state: StateDescriptor, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
         """Mask of the rows that have not expired; None if none has."""

@@ -106,7 +106,8 @@ class KeyedInput:
 
     key_columns: list[int]
     """The columns of the grouping key."""
-    codec: InputCodec
+    codec: InputCodec | None
+    """None if the processor takes columns."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class KeyedOperator:
     """A keyed operator as its tasks see it."""
 
     uid: str
-    processor: Processor
+    processor: Any
+    """A :class:`Processor`, or a :class:`statelog.operators.keyed.column_caller.ColumnProcessor`."""
     key_codec: KeyCodec
     decode_key: Callable[[bytes], tuple[Any, ...]]
     """Makes the processor's key from canonical bytes."""
@@ -132,6 +134,8 @@ class KeyedOperator:
     output_event_time: EventTime | None = None
     """Of the output rows, if a later operator goes by it."""
     initial: KeyedInput | None = None
+    takes_columns: bool = False
+    """Whether the processor is called with the columns of many keys; otherwise it is called key by key."""
     budget: Budget = BUDGET
     batch_states: list[StateBinding] = field(default_factory=list)
     """The states whose values live for one batch only; `states` has the others."""

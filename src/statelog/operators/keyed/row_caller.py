@@ -37,7 +37,7 @@ class RowCaller(Caller):
     """Calls the processor for every key, with all of the key's rows."""
 
     def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
-        super().__init__(operator, table, context, clock)
+        super().__init__(operator, table, context, clock, operator.budget.window_keys)
         self._outputs = Outputs(operator.output, operator.budget)
         self.states = {binding.name: _make_state(self._cursor, binding) for binding in self._bindings}
         self.timers = None if operator.timer_domain is None else Timers(self._cursor, operator.timer_domain)
@@ -70,7 +70,7 @@ class RowCaller(Caller):
         """Call the processor with the rows of some keys; returns a batch without rows, so that changes can be taken."""
         cursor, handle_state = self._cursor, self._operator.processor.handleInitialState
         keys = self._keys_of(window, source)
-        self._open_keys(window.keys, keys)
+        self._open_keys(window.keys, lambda position: repr(keys[position]))
         rows_by_key = self._rows_by_key(window, source, "handleInitialState", keys)
         cursor.position = 0
         try:
@@ -88,7 +88,7 @@ class RowCaller(Caller):
     def _process_rows(self, window: KeyChunk) -> Iterator[pa.RecordBatch]:
         operator, cursor, outputs = self._operator, self._cursor, self._outputs
         keys = self._keys_of(window, operator.input)
-        self._open_keys(window.keys, keys)
+        self._open_keys(window.keys, lambda position: repr(keys[position]))
         if self._needs_event_ms:
             assert operator.event_time is not None
             cursor.event_ms = _newest_ms(operator.event_time, window)
@@ -113,12 +113,14 @@ class RowCaller(Caller):
         """The rows of each key. An error that concerns the whole chunk names a key only if there is no other."""
         try:
             with rare_garbage_collection():
+                assert source.codec is not None
                 return source.codec.by_key(window)
         except Exception as error:
             raise self.failure(error, method, keys[0] if len(keys) == 1 else None) from error
 
     def _keys_of(self, window: KeyChunk, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
+        assert source.codec is not None
         with operator_named(self._operator.uid):
             return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
 
@@ -136,7 +138,7 @@ class RowCaller(Caller):
         chunk_keys = KeyBatch(found.hashes, found.keys.cast(pa.binary()))
         keys = [operator.decode_key(key) for key in chunk_keys.keys.to_pylist()]
         times = due.times_ms[start:end]
-        self._open_keys(chunk_keys, keys)
+        self._open_keys(chunk_keys, lambda position: repr(keys[position]))
         if self._needs_event_ms:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")

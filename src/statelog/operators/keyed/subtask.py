@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from statelog.clock import Clock
 from statelog.operators.keyed.caller import Caller
+from statelog.operators.keyed.column_caller import ColumnCaller
 from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.row_caller import RowCaller
@@ -26,7 +27,8 @@ class KeyedSubtask:
     """
 
     def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
-        self._caller: Caller = RowCaller(operator, table, context, clock)
+        make = ColumnCaller if operator.takes_columns else RowCaller
+        self._caller: Caller = make(operator, table, context, clock)
         self.changes = self._caller.changes
         self.late_rows = 0
         """Rows that were dropped as late, or that the processor counted as late."""
@@ -48,9 +50,7 @@ class KeyedSubtask:
         Yields and raises like the methods of :class:`Caller`.
         """
         caller, operator = self._caller, self._operator
-        handle = ProcessorHandle(
-            caller.states, caller.timers, operator.uid, self._context.closed_ms, operator.deleted_states
-        )
+        handle = ProcessorHandle(operator, caller.states, caller.timers, self._context.closed_ms)
         caller.call("init", operator.processor.init, handle)
         handle.end_init()
         if initial is not None and initial.rows.num_rows:
