@@ -16,7 +16,7 @@ from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
-from statelog.tables.table import KeyBatch, StateTable
+from statelog.tables.table import EntryRange, KeyBatch, StateTable
 
 Change = tuple[int, bytes, bytes, Operation, Any]
 TimerChange = tuple[int, bytes, int, bool]
@@ -83,6 +83,20 @@ def make_keys(*keys: tuple[int, bytes]) -> KeyBatch:
     ordered = sorted(keys)
     hashes = np.array([key_hash for key_hash, _ in ordered], np.uint64)
     return KeyBatch(hashes, pa.array([key for _, key in ordered], pa.binary()))
+
+
+def _read_range(table: StateTable, key: KeyBatch, wanted: EntryRange) -> list[tuple[bytes, str]]:
+    """The entries of a range, with their texts, read page by page."""
+    found: list[tuple[bytes, str]] = []
+    rest: EntryRange | None = wanted
+    while rest is not None:
+        page = table.entries_between(MAP, key, rest)
+        rows = list(zip(page.rows.entries.to_pylist(), page.rows.values.column(0).to_pylist(), strict=True))
+        assert not page.rows.positions.any()
+        assert page.rest is None or page.rest.first < page.rest.end <= rest.end or page.rest.first > rest.first
+        found = rows + found if wanted.from_end else found + rows
+        rest = page.rest
+    return found
 
 
 class TableContract:
@@ -196,6 +210,50 @@ class TableContract:
         assert table.get_many(MAP, make_keys((9, b"k")), b"absent").values.num_rows == 0
         table.apply([make_run(MAP, [(9, b"k", entries[5], Operation.DELETE, None)])])
         assert table.get_many(MAP, make_keys((9, b"k")), entries[5]).values.num_rows == 0
+
+    @pytest.mark.parametrize("from_end", [False, True])
+    def test_a_range_is_read_page_by_page(self, table: StateTable, block_rows: int, from_end: bool) -> None:
+        rng = random.Random(block_rows)
+        names = [b"a", b"b", b"c"]  # keys of one hash
+        held: dict[bytes, dict[bytes, str]] = {key: {} for key in names}
+        branch = table
+        for number in range(8):
+            changes: dict[tuple[bytes, bytes], Change] = {}
+            for key in names:
+                if rng.random() < 0.2:
+                    changes[key, b""] = (5, key, b"", Operation.CLEAR, None)
+                    held[key].clear()
+                for entry in rng.sample([bytes([1, n]) for n in range(1, 30)], rng.randrange(12)):
+                    is_put = rng.random() < 0.7
+                    changes[key, entry] = (5, key, entry, Operation(not is_put), f"{number}" if is_put else None)
+                    held[key].pop(entry, None)
+                    if is_put:
+                        held[key][entry] = f"{number}"
+            run = make_run(MAP, list(changes.values()), block_rows=block_rows)
+            if number < 5:
+                table.apply([run])
+            else:
+                branch = branch.branch(run)
+            for key in names:
+                first, end = sorted(bytes([1, rng.randrange(32)]) for _ in range(2))
+                most = rng.choice([1, 2, 5, 100])
+                found = _read_range(branch, make_keys((5, key)), EntryRange(first, end, most, from_end))
+                assert found == sorted(item for item in held[key].items() if first <= item[0] < end)
+
+    def test_nothing_is_in_the_range_of_an_unknown_key(self, table: StateTable) -> None:
+        everything = EntryRange(b"", b"\xff", 5)
+        assert _read_range(table, make_keys((1, b"a")), everything) == []
+        table.apply([make_run(MAP, [(1, b"a", b"e", Operation.PUT, "entry")], expiry_ms=-7)])
+        assert _read_range(table, make_keys((1, b"b")), everything) == []
+        assert table.entries_between(MAP, make_keys((1, b"a")), everything).rows.expiry.to_pylist() == [-7]
+
+    @pytest.mark.parametrize("from_end", [False, True])
+    def test_a_page_of_large_entries_is_short(self, table: StateTable, from_end: bool) -> None:
+        text = "x" * (3 << 20)
+        table.apply([make_run(MAP, [(1, b"a", bytes([n]), Operation.PUT, text) for n in range(1, 31)])])
+        page = table.entries_between(MAP, make_keys((1, b"a")), EntryRange(b"", b"\xff", 1000, from_end))
+        assert 1 <= len(page.rows.positions) <= 20
+        assert page.rest is not None
 
     def test_count_is_an_upper_bound(self, table: StateTable) -> None:
         changes: list[Change] = [(3, b"k", bytes([n]), Operation.PUT, "x") for n in range(1, 6)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,11 @@ from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
-from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+
+_FIRST_ROWS: Final = 16
+_GROWTH: Final = 4
+"""A page has this many times more rows until it would have more than that part of a slice."""
 
 _Row = tuple[Any, ...]
 """An entry: the state's description when it was written, then expiry and value, in the order of a run's columns."""
@@ -25,11 +30,19 @@ _Row = tuple[Any, ...]
 class _Key:
     """The entries of one key in one state, and the key's hash."""
 
-    __slots__ = ("entries", "key_hash")
+    __slots__ = ("entries", "entry_order", "key_hash")
 
     def __init__(self, key_hash: int, entries: dict[bytes, _Row]) -> None:
         self.key_hash = key_hash
         self.entries = entries
+        self.entry_order: list[bytes] | None = None
+        """The entry keys in order, once somebody needs it; who adds or removes entries sets it to None."""
+
+    def ordered(self) -> list[bytes]:
+        """The entry keys in order."""
+        if self.entry_order is None:
+            self.entry_order = sorted(self.entries)
+        return self.entry_order
 
 
 class MemoryTable(StateTable):
@@ -90,6 +103,25 @@ class MemoryTable(StateTable):
         values, expiry = _to_columns(state, rows)
         return EntryRows(np.array(positions, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
 
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        held = self._states.get(state.name, {}).get(key.keys[0].as_py()) or _Key(0, {})
+        ordered = held.ordered()
+        low = bisect_left(ordered, wanted.first)
+        high = bisect_left(ordered, wanted.end, low)
+        most, count = min(high - low, wanted.most), _FIRST_ROWS
+        while True:
+            count = min(count, most)
+            found = ordered[high - count : high] if wanted.from_end else ordered[low : low + count]
+            values, expiry = _to_columns(state, [held.entries[entry] for entry in found])
+            if count == most or values.nbytes * _GROWTH > BUDGET.slice_bytes // _GROWTH:
+                break
+            count *= _GROWTH
+        rest = None
+        if count < high - low:
+            _, rest = wanted.cut(ordered[high - count] if wanted.from_end else ordered[low + count])
+        rows = EntryRows(np.zeros(count, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
+        return EntryPage(rows, rest)
+
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         due = sorted(
             (held.key_hash, key, time_ms)
@@ -112,8 +144,11 @@ def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescr
         if operation == Operation.CLEAR:
             keys.pop(key, None)
         elif operation == Operation.PUT:
-            keys.setdefault(key, _Key(key_hash, {})).entries[entry] = (state, *row)
+            held = keys.setdefault(key, _Key(key_hash, {}))
+            held.entries[entry] = (state, *row)
+            held.entry_order = None
         elif key in keys:
+            keys[key].entry_order = None
             keys[key].entries.pop(entry, None)
             if not keys[key].entries:
                 del keys[key]

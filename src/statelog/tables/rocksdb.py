@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigurationError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
+from statelog.runs.byte_slices import BUDGET
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
@@ -39,7 +40,7 @@ from statelog.tables.rocksdb_format import (
     timer_keys,
 )
 from statelog.tables.runs import BranchedTable
-from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 _WRITE_BUFFER_BYTES: Final = 8 << 20
 _CACHE_BYTES: Final = 16 << 20
@@ -47,6 +48,7 @@ _FILE_BYTES: Final = 64 << 20
 _COUNTED_ENTRIES: Final = 4096
 _VERY_MANY: Final = 1 << 31
 _DELETED_ONE_BY_ONE: Final = 1000
+_PART_OF_SLICE: Final = 4
 
 _Row = tuple[bytes, bytes]
 _Add = Callable[[Any, pa.RecordBatch, StateDescriptor, int, int], None]
@@ -340,6 +342,22 @@ class RocksTable(StateTable):
                 counts[position] = count
         return counts
 
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        found: list[tuple[bytes, bytes]] = []
+        rest, left_bytes = None, BUDGET.slice_bytes // _PART_OF_SLICE
+        for _, prefix in self._prefixes(state, key):
+            for row, value in self._scan_between(prefix + wanted.first, prefix + wanted.end, from_end=wanted.from_end):
+                left_bytes -= len(value)
+                if found and (len(found) == wanted.most or left_bytes < 0):
+                    _, rest = wanted.cut(found[-1][0] if wanted.from_end else row[len(prefix) :])
+                    break
+                found.append((row[len(prefix) :], value))
+        if wanted.from_end:
+            found.reverse()
+        columns, expiry = decode_values([value for _, value in found], self._forms, state)
+        entries = pa.chunked_array([[entry for entry, _ in found]], pa.binary())
+        return EntryPage(EntryRows(np.zeros(len(found), np.int64), columns, expiry, entries), rest)
+
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         number = self._known(state.name)
         due: list[tuple[int, bytes, int]] = []
@@ -372,6 +390,23 @@ class RocksTable(StateTable):
                     break
                 yield key, rows.value()
                 rows.next()
+            rows.status()
+
+    def _scan_between(self, first: bytes, end: bytes, *, from_end: bool) -> Iterator[tuple[bytes, bytes]]:
+        """The rows with keys from `first` up to, not including, `end`, in order or from the last one backwards."""
+        with self._translated():
+            rows = self._database.iter()
+            if from_end:
+                rows.seek_for_prev(end)
+            else:
+                rows.seek(first)
+            while rows.valid() and first <= rows.key() <= end:
+                if rows.key() < end:
+                    yield rows.key(), rows.value()
+                if from_end:
+                    rows.prev()
+                else:
+                    rows.next()
             rows.status()
 
     @contextmanager

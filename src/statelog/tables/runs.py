@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from statelog.runs.byte_slices import BUDGET, Budget, Positions, gather_rows, joined_column
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_columns import differs_from_previous
-from statelog.runs.reader import Run, RunBlock
+from statelog.runs.reader import Run, RunBlock, RunSection
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
-from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.ranges import page_of_runs
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
 
 _PART_ROWS: Final = 16_384
 
@@ -95,6 +96,12 @@ class RunsTable(StateTable):
             open_keys = open_keys[~cleared]
         return found.entries()
 
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        return page_of_runs(state, self._newest_sections(state), key, wanted, self._budget)
+
+    def _newest_sections(self, state: StateDescriptor) -> Iterator[RunSection]:
+        return (section for run in reversed(self._runs) if (section := run.section(state)) is not None)
+
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         due: list[pa.RecordBatch] = []
         ages: list[Positions] = []
@@ -143,6 +150,10 @@ class BranchedTable(RunsTable):
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         found = self._table.entries(state, keys)
         return self._over(state, keys, found, found.entries).entries(state, keys)
+
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        found = self._table.entries_between(state, key, wanted)
+        return page_of_runs(state, self._newest_sections(state), key, wanted, self._budget, found)
 
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
         return self._table.count_entries(state, keys) + super().count_entries(state, keys)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,33 @@ class EntryRows(ValueRows):
     """Entry keys (binary), ascending within a key."""
 
 
+@dataclass(frozen=True)
+class EntryRange:
+    """Entry keys from `first` up to, not including, `end`, to be read page by page."""
+
+    first: bytes
+    end: bytes
+    most: int
+    """Rows of a page; a page whose rows are large has fewer."""
+    from_end: bool = False
+    """Whether the last entries are read first."""
+
+    def cut(self, entry: bytes) -> tuple[EntryRange, EntryRange]:
+        """The two parts before and from an entry key on; first the one that is read first."""
+        before, behind = replace(self, end=entry), replace(self, first=entry)
+        return (behind, before) if self.from_end else (before, behind)
+
+
+@dataclass(frozen=True)
+class EntryPage:
+    """A part of a range of one key's entries, from one of its ends."""
+
+    rows: EntryRows
+    """In order, whichever end they come from. There may be none although there are more pages."""
+    rest: EntryRange | None
+    """The entries of the other pages; None if there are no more."""
+
+
 class StateTable(ABC):
     """The state of one subtask as of one checkpoint, read in bulk.
 
@@ -84,6 +111,10 @@ class StateTable(ABC):
     @abstractmethod
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         """All entries of a list or map state for a batch of keys."""
+
+    @abstractmethod
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        """A page of a single key's entries in a range, found without reading those outside of it."""
 
     @abstractmethod
     def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
