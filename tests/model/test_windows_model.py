@@ -21,6 +21,9 @@ from statelog import (
     Step,
     TumblingWindows,
 )
+from statelog.runs.byte_slices import Budget
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.windows_model import (
     BEFORE_ALL,
     KINDS,
@@ -64,6 +67,8 @@ class Story:
 
     steps: list[Push | Restart]
     delay_ms: int = 0
+    prefetch_entries: int = Budget().prefetch_entries
+    """With few of them, keys with a handful of entries are read page by page."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +120,18 @@ def _starts(slide: int, offset: int) -> list[int]:
     return [start for start in range(-200, 200) if (start - offset) % slide == 0]
 
 
+PREFETCHED = st.sampled_from([Budget().prefetch_entries, 1, 100])
+
+
 def _stories(*, with_nulls: bool = False) -> st.SearchStrategy[Story]:
     times = st.integers(-20, 4)
     rows = st.lists(st.tuples(USERS, times | st.none() if with_nulls else times), min_size=1, max_size=6)
     crashes = st.none() | st.tuples(st.sampled_from(list(Step)), st.integers(0, 2))
-    pushes = st.builds(Push, rows, st.integers(0, 12), crashes)
+    jumps = st.integers(0, 12) | st.just(150)  # many windows end in one batch
+    pushes = st.builds(Push, rows, jumps, crashes)
     restarts = st.builds(Restart, st.integers(1, 4), st.booleans(), st.integers(0, 3))
     steps = st.lists(st.one_of(pushes, pushes, pushes, restarts), min_size=6, max_size=12)
-    return st.builds(Story, steps, st.integers(0, 6))
+    return st.builds(Story, steps, st.integers(0, 6), PREFETCHED)
 
 
 TUMBLING = st.builds(TumblingWindows, st.integers(1, 12), st.integers(-7, 30))
@@ -213,9 +222,12 @@ class Operator:
         ).operator
 
 
-def _run(harness: Any, operator: Operator, told: list[Told], batches: list[Batch]) -> list[list[Any]]:
+def _run(
+    harness: Any, operator: Operator, told: list[Told], batches: list[Batch], prefetch_entries: int
+) -> list[list[Any]]:
     """The output of each batch."""
     outputs: list[list[Any]] = []
+    _bound(harness, prefetch_entries)
     remaining = iter(batches)
     for one in told:
         step = one.step
@@ -225,6 +237,7 @@ def _run(harness: Any, operator: Operator, told: list[Told], batches: list[Batch
                     harness.restart(processor=operator.make(one.refused))
                 assert caught.value.kind is ErrorKind.OTHER_SETTINGS
             harness.restart(step.parallelism, keepLocal=step.keeps_local, processor=operator.make(one.setting))
+            _bound(harness, prefetch_entries)
             continue
         batch = next(remaining)
         if step.crash is not None:
@@ -232,6 +245,12 @@ def _run(harness: Any, operator: Operator, told: list[Told], batches: list[Batch
         rows = [(event.user, instant(event.time_ms), event.n) for event in batch.events]
         outputs.append(harness.push(rows, None if operator.is_event_time else batch.now_ms))
     return outputs
+
+
+def _bound(harness: Any, prefetch_entries: int) -> None:
+    query = parts_of(harness).query
+    assert isinstance(query.operator, LocalKeyedOperator)
+    query.operator = query.operator.with_budget(Budget(prefetch_entries=prefetch_entries))
 
 
 def _check(choices: list[Setting], kind: str, story: Story, *, is_event_time: bool, returns_late: bool = False) -> None:
@@ -252,7 +271,7 @@ def _check(choices: list[Setting], kind: str, story: Story, *, is_event_time: bo
         **more,
     )
     with harness:
-        outputs = _run(harness, operator, told, batches)
+        outputs = _run(harness, operator, told, batches, story.prefetch_entries)
         assert _left_behind(harness, windows, kind) == []
         for number, (output, answer) in enumerate(zip(outputs, answers(batches), strict=True)):
             if returns_late:
@@ -324,10 +343,10 @@ def _long_story(chosen: random.Random) -> Story:
             for _ in range(chosen.randint(0, 9))
         ]
         crash = (chosen.choice(list(Step)), 0) if chosen.random() < 0.2 else None
-        steps.append(Push(rows, chosen.choice([0, 1, 3, 9]), crash))
+        steps.append(Push(rows, chosen.choice([0, 1, 3, 9, 60]), crash))
         if chosen.random() < 0.15:
             steps.append(Restart(chosen.randint(1, 4), chosen.random() < 0.7, chosen.randint(0, 3)))
-    return Story(steps, chosen.choice([0, 0, 1, 5]))
+    return Story(steps, chosen.choice([0, 0, 1, 5]), chosen.choice([1, 100, 100_000]))
 
 
 @pytest.mark.parametrize("seed", range(40))

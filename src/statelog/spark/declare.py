@@ -148,6 +148,8 @@ class _UnkeyedHandle(_DeclaringHandle[UnkeyedStateDeclaration]):
 class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     """Stands for the handle of Spark's ``transformWithState``."""
 
+    timers: Any = None
+
     def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
         super().__init__(uid, parse)
         self.deleted: dict[str, None] = {}
@@ -163,6 +165,12 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
     ) -> Any:
         return self._declare(stateName, StateKind.MAP, ttlDurationMs, valueSchema, userKeySchema)
+
+    def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
+        return self.getMapState(stateName, userKeySchema, valueSchema)
+
+    def getTimedRows(self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: Any, areShared: bool) -> Any:
+        return self.getMapState(stateName, userKeySchema, valueSchema)
 
     def getReducingState(
         self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: int | Ttl | None = None

@@ -15,7 +15,7 @@ The life of a table:
 
 ``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
 searches mapped runs, newest first, and also puts runs over another table; ``memory`` has dictionaries; ``rocksdb`` has
-an index on disk, in the format of ``rocksdb_format``.
+an index on disk, in the format of ``rocksdb_format``. ``ranges`` reads a range of one key's entries out of runs.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a
 timer), *header* (the record in a RocksDB table of the state that it holds), *description* (a state's kind and fields).

@@ -11,9 +11,11 @@ A batch passes through a window operator like this:
 2. `time`, `session` or `count`, on the base in `operator`, finds the state that a group belongs to. Rows whose windows
    are all closed are late: they are dropped, or returned in a column of their own.
 3. `accumulators` adds the group. `kernels` compute ready-made aggregates on columns, for all groups of a batch at
-   once; the user's functions get row by row; for a window processor the rows themselves are stored (`stored`).
-4. A timer fires when a window is complete. `accumulators` makes its results, `codec` turns them into columns, and
-   state that no window needs any more is deleted.
+   once; the user's functions get row by row; for a window processor the rows themselves are stored as columns
+   (`collected`, `stored`).
+4. A timer fires when a window is complete. `merging` puts overlapping windows together from their panes,
+   `accumulators` makes the results, `codec` turns them into columns, and state that no window needs any more is
+   deleted. Only the panes, sessions and rows that are due are read.
 
 Words:
 

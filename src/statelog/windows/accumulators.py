@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.windows.kernels import Kernel
 from statelog.windows.panes import Int64s, RowGroup
-from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
+from statelog.windows.processor import WindowContext
 from statelog.windows.stored import stored_column
 
-ROWS_STATE: Final = "window.rows"
 _US_PER_MS: Final = 1000
-_COUNTED: Final = StructType([StructField("rows", LongType())])
 
 Row = tuple[Any, ...]
+Bounds = tuple[int, int]
+"""Start and end of a window of time, milliseconds."""
 
 
 class Contents(ABC):
@@ -33,6 +31,8 @@ class Contents(ABC):
 
     schema: StructType
     """The accumulator's fields."""
+    merges: ClassVar[bool] = True
+    """Whether the results of a window come from the merged accumulators of its panes."""
 
     def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
         """Declare further states."""
@@ -46,10 +46,8 @@ class Contents(ABC):
         """Merge two accumulators; `one` is the earlier."""
 
     @abstractmethod
-    def results(
-        self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
-    ) -> Iterable[Any]:
-        """Make a window's output rows from the accumulators of its panes, in order of time."""
+    def results(self, key: Row, bounds: Bounds | None, held: Row, context: WindowContext) -> Iterable[Any]:
+        """Make a window's output rows from its accumulator, which counts for nothing without :attr:`merges`."""
 
     def remove(self, start_ms: int, end_ms: int) -> None:  # noqa: B027 - nothing by default
         """Delete the rows of [start_ms, end_ms) that are stored besides the accumulator."""
@@ -64,13 +62,12 @@ class Contents(ABC):
 class _Accumulated(Contents):
     """Stores an accumulator only, and no rows."""
 
-    def results(
-        self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
-    ) -> Iterable[Any]:
-        result = self._result(held[0] if len(held) == 1 else reduce(self.merged, held))
-        if window is None:
+    def results(self, key: Row, bounds: Bounds | None, held: Row, context: WindowContext) -> Iterable[Any]:
+        result = self._result(held)
+        if bounds is None:
             return [(*key, *result)]
-        return [(*key, window.start_ms * _US_PER_MS, window.end_ms * _US_PER_MS, *result)]
+        start_ms, end_ms = bounds
+        return [(*key, start_ms * _US_PER_MS, end_ms * _US_PER_MS, *result)]
 
     @abstractmethod
     def _result(self, held: Row) -> Row:
@@ -163,17 +160,24 @@ class Reduced(_Accumulated):
 
     schema: StructType
     function: Callable[[Row, Row], Row]
-    value_of: Callable[[Any], Row]
+    value_of: Callable[[Any], Row] | None
+    """Makes the value of a row; None if it consists of columns."""
+    positions: tuple[int, ...]
+    """These columns."""
+    are_normal: bool
+    """Whether they have the very types of the value."""
 
     def init(self, handle: Any) -> None:
         self._normalize = row_codec(self.schema, "the window's value").normalize
 
     def added(self, group: RowGroup, held: Row | None) -> Row:
-        normalize, value_of, function = self._normalize, self.value_of, self.function
-        rows = group.rows()
-        value = normalize(value_of(next(rows))) if held is None else held
-        for row in rows:
-            value = normalize(function(value, normalize(value_of(row))))
+        normalize, function = self._normalize, self.function
+        values = group.tuples(self.positions) if self.value_of is None else map(self.value_of, group.rows())
+        if not self.are_normal:
+            values = map(normalize, values)
+        value = next(values) if held is None else held
+        for other in values:
+            value = normalize(function(value, other))
         return value
 
     def merged(self, one: Row, other: Row) -> Row:
@@ -181,48 +185,3 @@ class Reduced(_Accumulated):
 
     def _result(self, held: Row) -> Row:
         return held
-
-
-@dataclass
-class Collected(Contents):
-    """Stores each row once, by time and order of arrival; the accumulator is the number of rows."""
-
-    processor: WindowProcessor
-    row_schema: StructType
-    make_rows: Callable[[list[Row]], list[Any]]
-    """Makes the rows that the processor gets from stored ones."""
-    schema: StructType = _COUNTED
-
-    def init(self, handle: Any) -> None:
-        self._rows = handle.getMapState(ROWS_STATE, "time_ms long, ordinal long", self.row_schema)
-        self.processor.init(WindowHandle(handle))
-
-    def added(self, group: RowGroup, held: Row | None) -> Row:
-        first = 0 if held is None else held[0]
-        put = self._rows.updateValue
-        for ordinal, (time_ms, row) in enumerate(zip(group.times_ms(), group.stored_rows(), strict=True), first):
-            put((time_ms, ordinal), row)
-        return (first + len(group),)
-
-    def merged(self, one: Row, other: Row) -> Row:
-        return (one[0] + other[0],)
-
-    def results(
-        self, key: Row, window: TimeWindow | None, held: Sequence[Row], context: WindowContext
-    ) -> Iterable[Any]:
-        rows = sorted((*entry, row) for entry, row in self._rows.iterator())
-        if window is not None:
-            rows = rows[bisect_left(rows, (window.start_ms,)) : bisect_left(rows, (window.end_ms,))]
-        given = self.make_rows([row for _, _, row in rows])
-        return self.processor.process(key, window, iter(given), context)
-
-    def remove(self, start_ms: int, end_ms: int) -> None:
-        for time_ms, ordinal in list(self._rows.keys()):
-            if start_ms <= time_ms < end_ms:
-                self._rows.removeKey((time_ms, ordinal))
-
-    def clear(self) -> None:
-        self._rows.clear()
-
-    def close(self) -> None:
-        self.processor.close()

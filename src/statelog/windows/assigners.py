@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from statelog.errors import ConfigurationError
@@ -132,17 +133,17 @@ class Panes:
     slide_ms: int
     offset_ms: int
 
-    @property
+    @cached_property
     def are_windows(self) -> bool:
         """Whether each pane is a whole window."""
         return self.slide_ms >= self.size_ms
 
-    @property
+    @cached_property
     def width_ms(self) -> int:
         """Length of a pane."""
         return self.size_ms if self.are_windows else math.gcd(self.size_ms, self.slide_ms)
 
-    @property
+    @cached_property
     def step_ms(self) -> int:
         """Distance between the starts of two panes."""
         return self.slide_ms if self.are_windows else self.width_ms
@@ -158,6 +159,11 @@ class Panes:
         count = -(-(last_start + self.size_ms - pane) // self.slide_ms)
         last_end = last_start + self.size_ms
         return range(last_end - (count - 1) * self.slide_ms, last_end + 1, self.slide_ms)
+
+    def first_open(self, time_ms: int) -> int:
+        """Start of the first pane in a window that ends after a time."""
+        last_closed = time_ms - self.size_ms
+        return last_closed - (last_closed - self.offset_ms) % self.slide_ms + self.slide_ms
 
     def last_end_of(self, pane: int) -> int:
         """End of the last window that contains a pane."""

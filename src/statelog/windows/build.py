@@ -8,16 +8,18 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.spark.checks import parse_output, parse_schema
-from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
+from statelog.windows.accumulators import Aggregated, Contents, Folded, Reduced
 from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.codec import GivenRows, WindowCodecs
+from statelog.windows.collected import Collected
 from statelog.windows.count import CountWindowOperator
 from statelog.windows.operator import Clock, WindowOperator
 from statelog.windows.panes import Cut, PaneCut, SessionCut
@@ -101,10 +103,7 @@ class WindowDefinition:
                 hint="Pass an object of a subclass of statelog.AggregateFunction, not the class.",
             )
         merges = getattr(type(function), "merge", AggregateFunction.merge) is not AggregateFunction.merge
-        are_merged = isinstance(self.windows, SessionWindows) or (
-            isinstance(self.windows, SlidingWindows) and not self.windows.panes().are_windows
-        )
-        if are_merged and not merges:
+        if (isinstance(self.windows, SessionWindows) or self._overlap) and not merges:
             raise ConfigurationError(
                 f"{type(function).__name__} has no merge(), which {type(self.windows).__name__} need: their results"
                 " are put together from parts.",
@@ -124,15 +123,20 @@ class WindowDefinition:
                 hint="Pass reduceFunction(one, other), and valueOf(row) or nothing.",
             )
         value = parse_schema(value_schema, "valueSchema", self.parse)
-        if value_of is None:
-            unknown = [name for name in value.names if name not in self.schema.names]
-            if unknown:
-                raise ConfigurationError(
-                    f"reduce: valueSchema names {unknown[0]!r}, which is no column of the input.",
-                    hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
-                )
-            value_of = _Fields([self.schema.names.index(name) for name in value.names])
-        return self._with_window(Reduced(value, function, value_of), value, "reduce")
+        if value_of is not None:
+            return self._with_window(Reduced(value, function, value_of, (), are_normal=False), value, "reduce")
+        unknown = [name for name in value.names if name not in self.schema.names]
+        if unknown:
+            raise ConfigurationError(
+                f"reduce: valueSchema names {unknown[0]!r}, which is no column of the input.",
+                hint=f"Pass valueOf, or use the columns {', '.join(self.schema.names)}.",
+            )
+        positions = tuple(self.schema.names.index(name) for name in value.names)
+        are_normal = all(
+            field.dataType == self.schema[position].dataType and exact_type(field.dataType) is not None
+            for field, position in zip(value, positions, strict=True)
+        )
+        return self._with_window(Reduced(value, function, None, positions, are_normal), value, "reduce")
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
         """Plan windows whose rows go to the user's processor."""
@@ -142,10 +146,15 @@ class WindowDefinition:
                 hint="Pass an object of a subclass of statelog.WindowProcessor, not the class.",
             )
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
-        contents = Collected(processor, rows, GivenRows(_plain(self.schema), self.zone))
+        contents = Collected(processor, rows, GivenRows(_plain(self.schema), self.zone), self._overlap)
         return self._plan(contents, parse_output(output_type, self.parse), [], "process")
 
     # ---- Parts ----
+
+    @property
+    def _overlap(self) -> bool:
+        """Whether a row may belong to several windows."""
+        return isinstance(self.windows, SlidingWindows) and not self.windows.panes().are_windows
 
     def _settings(self, results: str) -> dict[str, int | str]:
         """The settings that the stored state depends on; checkpoints record them."""
@@ -213,16 +222,6 @@ class WindowDefinition:
 
 
 _TIMES: Final = (TimestampType, TimestampNTZType)
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """Picks fields of a row."""
-
-    positions: list[int]
-
-    def __call__(self, row: Any) -> Row:
-        return tuple([row[position] for position in self.positions])
 
 
 def _plain(schema: StructType) -> StructType:

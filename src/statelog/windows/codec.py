@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType, Time
 
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.output import RowOutput
-from statelog.convert.python_values import row_maker
+from statelog.convert.python_values import from_storage, row_maker
 from statelog.convert.types import arrow_type, time_zone
 from statelog.operators.event_time import EventTime
 from statelog.windows.aggregates import stored_type
@@ -69,6 +69,10 @@ class WindowOutput:
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NAIVE_EPOCH: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_DAY: Final = timedelta(days=1)
+_FIRST_US: Final = (datetime.min + _DAY - _NAIVE_EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max - _DAY - _NAIVE_EPOCH) // _MICROSECOND
 
 
 @dataclass(frozen=True)
@@ -99,35 +103,62 @@ class WindowCodecs(ProcessorCodecs):
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Makes the rows that a user sees from stored rows; timestamps are in the time zone `zone`."""
+    """Makes the rows that a user sees from columns in stored form; timestamps are in the time zone `zone`."""
 
     schema: StructType
     zone: str
 
-    def __call__(self, rows: list[tuple[Any, ...]]) -> list[Any]:
-        columns: list[Any] = list(zip(*rows, strict=True))
-        for index, convert in self._converted.items():
-            columns[index] = [None if value is None else convert(value) for value in columns[index]]
-        return self._make(columns)
+    def __call__(self, columns: pa.RecordBatch | pa.Table) -> list[Any]:
+        pairs = zip(self._converters, columns.columns, strict=True)
+        return self._make([convert(column) for convert, column in pairs])
 
     @cached_property
     def _make(self) -> Callable[[list[Any]], list[Any]]:
         return row_maker(self.schema.names)
 
     @cached_property
-    def _converted(self) -> dict[int, Callable[[Any], Any]]:
-        """A converter for each column whose stored form differs, by position."""
-        converters = {index: _converter(field.dataType, self.zone) for index, field in enumerate(self.schema)}
-        return {index: convert for index, convert in converters.items() if convert is not None}
+    def _converters(self) -> list[Callable[[Any], list[Any]]]:
+        return [_converter(field.dataType, self.zone) for field in self.schema]
 
 
-def _converter(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
+def _converter(kind: DataType, zone: str) -> Callable[[Any], list[Any]]:
+    """What makes values that a user sees of a column in stored form."""
     if isinstance(kind, TimestampType):
-        info = time_zone(zone)
-        return lambda us: (_EPOCH + timedelta(microseconds=us)).astimezone(info)
+        return partial(_instants, time_zone(zone))
+    of_value = _instant_converter(kind, zone) or from_storage(kind)
+
+    def convert(column: Any) -> list[Any]:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+        return values if of_value is None else [None if value is None else of_value(value) for value in values]
+
+    return convert
+
+
+def _instants(zone: tzinfo, column: Any) -> list[Any]:
+    """Timestamps from microseconds."""
+    if column.null_count or not len(column):
+        return [None if us is None else _instant(us, zone) for us in column.to_pylist()]
+    numbers = column.to_numpy()
+    if numbers.min() < _FIRST_US or numbers.max() > _LAST_US:  # some are beyond Python's datetimes
+        return [_instant(us, zone) for us in numbers.tolist()]
+    offset = zone.utcoffset(None)
+    if offset is None:
+        return [at.replace(tzinfo=UTC).astimezone(zone) for at in numbers.view("M8[us]").tolist()]
+    local = numbers + offset // _MICROSECOND
+    return [at.replace(tzinfo=zone) for at in local.view("M8[us]").tolist()]
+
+
+def _instant(us: int, zone: tzinfo) -> datetime:
+    return (_EPOCH + timedelta(microseconds=us)).astimezone(zone)
+
+
+def _instant_converter(kind: DataType, zone: str) -> Callable[[Any], Any] | None:
+    """What makes a timestamp, or an array of them, from the stored form; None for other types."""
+    if isinstance(kind, TimestampType):
+        return partial(_instant, zone=time_zone(zone))
     if isinstance(kind, TimestampNTZType):
         return lambda us: _NAIVE_EPOCH + timedelta(microseconds=us)
-    of_element = _converter(kind.elementType, zone) if isinstance(kind, ArrayType) else None
+    of_element = _instant_converter(kind.elementType, zone) if isinstance(kind, ArrayType) else None
     if of_element is None:
         return None
     return lambda values: [None if value is None else of_element(value) for value in values]

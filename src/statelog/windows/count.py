@@ -30,7 +30,7 @@ class CountWindowOperator(WindowOperator):
         super().init(handle)
 
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
-        context = self._context(timerValues)
+        context = self.times(timerValues).context
         for group in rows:
             stored = self._current.get()
             count, held = (0, None) if stored is None else (stored[0], tuple(stored[1:]))
@@ -39,7 +39,7 @@ class CountWindowOperator(WindowOperator):
                 # An earlier start with larger windows may have left one with as many rows: the next row completes it.
                 taken = max(self._size - count, 1)
                 held = self._contents.added(group.part(done, done + taken), held)
-                yield from self._contents.results(key, None, [held], context)
+                yield from self._contents.results(key, None, held, context)
                 self._contents.clear()
                 done, count, held = done + taken, 0, None
             if done < len(group):

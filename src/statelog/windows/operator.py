@@ -40,6 +40,24 @@ class Clock:
         return times.getLateWatermarkInMs() if self.is_event_time else NO_TIME_MS
 
 
+@dataclass(frozen=True)
+class WindowTimes:
+    """What the times of a batch mean for windows."""
+
+    now_ms: int
+    """Windows that end up to it are complete."""
+    before_ms: int
+    """Windows that end up to it were complete in the batch before."""
+    closed_now_ms: int
+    """Windows that end up to it are closed after the batch."""
+    closed_before_ms: int
+    """Windows that end up to it were closed before the batch."""
+    context: WindowContext
+    """Of windows that are returned because they are complete."""
+    update: WindowContext
+    """Of windows that are returned again because of late rows."""
+
+
 class WindowOperator(ABC):
     """A stateful processor of windows; it gets a key's rows as groups, see :class:`WindowInput`."""
 
@@ -48,6 +66,7 @@ class WindowOperator(ABC):
         self._contents = contents
         self._clock = clock
         self._lateness_ms = clock.allowed_lateness_ms
+        self._times: tuple[BatchTimes, WindowTimes] | None = None
 
     def init(self, handle: Any) -> None:
         """Declare the states."""
@@ -61,6 +80,16 @@ class WindowOperator(ABC):
         """
         own_ms = at_ms - self._lateness_ms
         return max(own_ms, self._handle.closed_ms) if self._clock.is_event_time else own_ms
+
+    def times(self, times: BatchTimes) -> WindowTimes:
+        """The times of the batch, made once for all its keys."""
+        if self._times is None or self._times[0] is not times:
+            now_ms, before_ms = self._clock.now_ms(times), self._clock.before_ms(times)
+            at_ms = times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()
+            closed_ms = self.closed_ms(now_ms), self.closed_ms(before_ms)
+            contexts = WindowContext(*at_ms), WindowContext(*at_ms, isUpdate=True)
+            self._times = times, WindowTimes(now_ms, before_ms, *closed_ms, *contexts)
+        return self._times[1]
 
     @abstractmethod
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
@@ -89,9 +118,6 @@ class WindowOperator(ABC):
         """Count rows whose windows are all closed, and return them if the user wants them."""
         self._handle.countLateRows(len(group))
         return map(LateRow, group.rows()) if self._clock.returns_late else iter(())
-
-    def _context(self, times: Any, *, is_update: bool = False) -> WindowContext:
-        return WindowContext(times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs(), is_update)
 
 
 def schema_behind(name: str, contents: Contents) -> StructType:

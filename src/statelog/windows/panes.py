@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -16,18 +16,19 @@ from statelog.convert.input import RowInput
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.windows.assigners import Panes
-from statelog.windows.stored import stored_values
+from statelog.windows.stored import stored_column
 
 _US_PER_MS: Final = 1000
 _WITHOUT_TIME_MS: Final = 1 << 62
 """The time of rows without one; it sorts them behind the other rows of their key."""
 _CHUNK_ROWS: Final = 65_536
 
+Row = tuple[Any, ...]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-Partials = Callable[[pa.RecordBatch, Int64s, Int64s | None], list[tuple[Any, ...]]]
+Partials = Callable[[pa.RecordBatch, Int64s, Int64s | None], list[Row]]
 """Computes an accumulator for each of n groups of rows, none of them empty.
 
 The arguments are the columns of all rows; the start of each group and the end of the last, shape (n + 1,); and the
@@ -43,19 +44,29 @@ class BatchRows:
     times_ms: Int64s | None
     starts: Int64s
     make_rows: Callable[[pa.RecordBatch], list[Any]]
-    _partials: list[tuple[Any, ...]] | None = None
+    """Makes rows as the user sees them."""
+    make_tuples: Callable[[list[pa.Array]], list[Row]]
+    """Makes tuples of columns, with the values that the user sees."""
+    _tuples: tuple[Sequence[int], list[Row]] = ((), [])
+    _partials: list[Row] | None = None
 
     @cached_property
     def rows(self) -> list[Any]:
-        """All rows as the user sees them."""
+        """All rows."""
         return self.make_rows(self.columns)
 
-    @cached_property
-    def stored_rows(self) -> list[tuple[Any, ...]]:
-        """All rows in stored form: tuples, with timestamps as microseconds since the Unix epoch."""
-        return list(zip(*map(stored_values, self.columns.columns), strict=True))
+    def tuples(self, positions: Sequence[int]) -> list[Row]:
+        """The values of some columns in all rows."""
+        if self._tuples[0] is not positions:
+            self._tuples = positions, self.make_tuples([self.columns.column(position) for position in positions])
+        return self._tuples[1]
 
-    def partial(self, compute: Partials, group: int) -> tuple[Any, ...]:
+    @cached_property
+    def stored(self) -> list[pa.Array]:
+        """The columns in stored form."""
+        return [stored_column(column) for column in self.columns.columns]
+
+    def partial(self, compute: Partials, group: int) -> Row:
         """The accumulator of a group; the first call computes all groups' together."""
         if self._partials is None:
             self._partials = compute(self.columns, self.starts, self.times_ms)
@@ -84,26 +95,21 @@ class RowGroup:
         batch = self.batch
         if batch.columns.num_rows <= _CHUNK_ROWS:
             return iter(batch.rows[self.start : self.end])
-        return self._rows_in_chunks()
+        return chain.from_iterable(map(batch.make_rows, self._chunks()))
 
-    def _rows_in_chunks(self) -> Iterator[Any]:
+    def tuples(self, positions: Sequence[int]) -> Iterator[Row]:
+        """The values of some columns in the rows."""
+        batch = self.batch
+        if batch.columns.num_rows <= _CHUNK_ROWS:
+            return iter(batch.tuples(positions)[self.start : self.end])
+        chunks = ([rows.column(position) for position in positions] for rows in self._chunks())
+        return chain.from_iterable(map(batch.make_tuples, chunks))
+
+    def _chunks(self) -> Iterator[pa.RecordBatch]:
         for first in range(self.start, self.end, _CHUNK_ROWS):
-            part = self.batch.columns.slice(first, min(_CHUNK_ROWS, self.end - first))
-            yield from self.batch.make_rows(part)
+            yield self.batch.columns.slice(first, min(_CHUNK_ROWS, self.end - first))
 
-    def stored_rows(self) -> list[tuple[Any, ...]]:
-        """The rows in stored form."""
-        return self.batch.stored_rows[self.start : self.end]
-
-    def times_ms(self) -> list[int]:
-        """The rows' times: their own, or else the group's, or else 0."""
-        times_ms = self.batch.times_ms
-        if times_ms is None:
-            return [self.first_ms or 0] * len(self)
-        own_ms: list[int] = times_ms[self.start : self.end].tolist()
-        return own_ms
-
-    def partial(self, compute: Partials) -> tuple[Any, ...]:
+    def partial(self, compute: Partials) -> Row:
         """The accumulator of the rows."""
         if self.number is not None:
             return self.batch.partial(compute, self.number)
@@ -167,7 +173,7 @@ class WindowInput(RowInput):
     def by_key(self, window: KeyChunk) -> list[Iterator[RowGroup]]:
         window = window.joined()
         if self._event_time is None or self._cut is None:
-            batch = BatchRows(window.rows, None, window.starts, self.rows)
+            batch = BatchRows(window.rows, None, window.starts, self.rows, self.keys)
             return [
                 iter([RowGroup(batch, start, end, number, None, None)])
                 for number, (start, end) in enumerate(pairwise(window.starts.tolist()))
@@ -189,7 +195,7 @@ class WindowInput(RowInput):
         starts_group[1:] = ~is_same_key | cut(times_ms[:-1], times_ms[1:])
         firsts = np.flatnonzero(starts_group)
         starts = np.append(firsts, len(times_ms))
-        batch = BatchRows(rows, times_ms, starts, self.rows)
+        batch = BatchRows(rows, times_ms, starts, self.rows, self.keys)
         times = zip(times_ms[firsts].tolist(), times_ms[starts[1:] - 1].tolist(), strict=True)
         groups = [
             RowGroup(batch, start, end, number, first_ms, last_ms)

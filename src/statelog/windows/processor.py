@@ -119,8 +119,8 @@ class WindowProcessor(ABC):
         window : TimeWindow or None
             The window; None for count windows.
         rows : iterator of Row
-            All rows of the window in order of event time. Rows of one event time, and rows without event time, are
-            in order of arrival.
+            All rows of the window in order of event time, read while they are asked for. Rows of one event time, and
+            rows without event time, are in order of arrival.
         context : WindowContext
             The times at which the window is returned.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Final
 
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup
-from statelog.windows.processor import TimeWindow
 
 SESSIONS_STATE: Final = "window.sessions"
 END_FIELD: Final = "session_end_ms"
@@ -22,17 +20,23 @@ Row = tuple[Any, ...]
 
 @dataclass
 class _Session:
-    """A session in the making: stored sessions that meet, and new rows."""
+    """A session in the making: new rows, and the stored sessions that they meet."""
 
     start_ms: int
     end_ms: int
-    stored: list[tuple[int, int, Row]] = field(default_factory=list)
-    """Start, end and accumulator of each."""
     groups: list[RowGroup] = field(default_factory=list)
+    stored: list[tuple[int, int]] = field(default_factory=list)
+    """Start and end of each."""
+    held: Row | None = None
+    """The merged accumulators of the stored sessions."""
 
 
 class SessionWindowOperator(WindowOperator):
-    """Stores an accumulator per session, and merges sessions that meet."""
+    """Stores an accumulator per session, and merges sessions that meet.
+
+    The sessions of a key never meet, so in order of their starts they are in order of their ends, too. Only sessions
+    that are near new rows or due are read.
+    """
 
     def __init__(self, gap_ms: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
@@ -40,102 +44,114 @@ class SessionWindowOperator(WindowOperator):
         self._schema = schema_behind(END_FIELD, contents)
 
     def init(self, handle: Any) -> None:
-        self._sessions = handle.getMapState(SESSIONS_STATE, "start_ms long", self._schema)
+        self._sessions = handle.getTimeline(SESSIONS_STATE, "start_ms long", self._schema)
+        self._timers = handle.timers
         super().init(handle)
 
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
-        before_ms = self._clock.before_ms(timerValues)
-        closed_ms = self.closed_ms(before_ms)
+        times = self.times(timerValues)
         groups = list(self._timed(rows, timerValues))
         if groups[-1].first_ms is None:
             yield from self._late(groups.pop())
-        stored = [(start, row[0], tuple(row[1:])) for (start,), row in self._sessions.iterator()]
-        sessions = self._merged(self._without_closed(stored, closed_ms), groups)
+        ended: set[int] = set()
         timers: set[int] = set()
-        for session in sessions:
-            if not session.stored and session.end_ms <= closed_ms:
+        for session in self._merged(groups, times.closed_before_ms):
+            if session.held is None and session.end_ms <= times.closed_before_ms:
                 for group in session.groups:
                     yield from self._late(group)
                 continue
-            if not session.groups:
-                continue
             held = self._write(session)
-            is_over = session.end_ms <= before_ms
-            if all(end != session.end_ms for _, end, _ in session.stored):
+            is_over = session.end_ms <= times.before_ms
+            ends = {end for _, end in session.stored}
+            if session.end_ms not in ends:
                 timers.add(session.end_ms + self._lateness_ms if is_over else session.end_ms)
+            ended.update(end for end in ends if times.before_ms < end != session.end_ms)
             if is_over:
-                window = TimeWindow(session.start_ms, session.end_ms)
-                yield from self._contents.results(key, window, [held], self._context(timerValues, is_update=True))
+                yield from self._contents.results(key, (session.start_ms, session.end_ms), held, times.update)
         # A timer deleted here may also be due for the removal of another session. The next timer of the merged session
         # does that removal.
-        for timer_ms in {end for _, end, _ in stored if end > before_ms} - {session.end_ms for session in sessions}:
-            self._handle.deleteTimer(timer_ms)
+        for timer_ms in ended:
+            self._timers.delete(timer_ms)
         for timer_ms in timers:
-            self._handle.registerTimer(timer_ms)
+            self._timers.register(timer_ms)
 
-    def _without_closed(self, stored: list[tuple[int, int, Row]], closed_ms: int) -> list[tuple[int, int, Row]]:
-        """Remove closed sessions that a start with a longer lateness has left; returns the others."""
-        closed = [(start, end) for start, end, _ in stored if end <= closed_ms]
-        for start, end in closed:
-            self._remove(start, end, is_last=len(closed) == len(stored))
-        return [session for session in stored if session[1] > closed_ms] if closed else stored
-
-    def _merged(self, stored: list[tuple[int, int, Row]], groups: list[RowGroup]) -> list[_Session]:
-        """Merge the stored sessions and the new rows where they meet."""
-        parts = [_Session(start, end, stored=[(start, end, held)]) for start, end, held in stored]
+    def _merged(self, groups: Iterable[RowGroup], closed_ms: int) -> Iterator[_Session]:
+        """Merge the new rows and the stored sessions where they meet."""
+        session: _Session | None = None
         for group in groups:
             assert group.first_ms is not None
             assert group.last_ms is not None
-            parts.append(_Session(group.first_ms, group.last_ms + self._gap_ms, groups=[group]))
-        parts.sort(key=lambda part: part.start_ms)
-        merged: list[_Session] = []
-        for part in parts:
-            if merged and part.start_ms <= merged[-1].end_ms:
-                last = merged[-1]
-                last.end_ms = max(last.end_ms, part.end_ms)
-                last.stored += part.stored
-                last.groups += part.groups
+            end_ms = group.last_ms + self._gap_ms
+            if session is None or group.first_ms > session.end_ms:
+                if session is not None:
+                    yield session
+                session = _Session(group.first_ms, end_ms)
+                near = self._sessions.from_last_until(group.first_ms, end_ms + 1)
             else:
-                merged.append(part)
-        return merged
+                near = self._sessions.between(session.end_ms + 1, end_ms + 1)
+                session.end_ms = max(session.end_ms, end_ms)
+            session.groups.append(group)
+            for start_ms, row in near:
+                if row[0] >= group.first_ms:
+                    self._take(session, start_ms, row, closed_ms)
+        if session is not None:
+            yield session
+
+    def _take(self, session: _Session, start_ms: int, row: Row, closed_ms: int) -> None:
+        """Merge a stored session into a new one, or remove it if it is closed: a longer lateness has left it."""
+        end_ms, held = row[0], row[1:]
+        if end_ms <= closed_ms:
+            self._sessions.remove(start_ms)
+            self._contents.remove(start_ms, end_ms)
+            return
+        session.start_ms, session.end_ms = min(session.start_ms, start_ms), max(session.end_ms, end_ms)
+        session.stored.append((start_ms, end_ms))
+        session.held = held if session.held is None else self._contents.merged(session.held, held)
 
     def _write(self, session: _Session) -> Row:
         """Store a session in place of the sessions merged into it; returns its accumulator."""
-        accumulators = [held for _, _, held in session.stored]
-        held = reduce(self._contents.merged, accumulators) if accumulators else None
+        held = session.held
         for group in session.groups:
             held = self._contents.added(group, held)
         assert held is not None
-        for start, _, _ in session.stored:
-            if start != session.start_ms:
-                self._sessions.removeKey((start,))
-        self._sessions.updateValue((session.start_ms,), (session.end_ms, *held))
+        for start_ms, _ in session.stored:
+            if start_ms != session.start_ms:
+                self._sessions.remove(start_ms)
+        self._sessions.put(session.start_ms, (session.end_ms, *held))
         return held
 
     def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
-        """Return the session that ends now, and remove those whose lateness is over.
+        """Return the sessions that have ended by now, and remove those whose lateness is over.
 
-        The timer may come from a start that allowed another lateness: then its session waits for the next timer.
+        The sessions and the times alone decide what is due: the timer may come from a start that allowed another
+        lateness.
         """
+        times = self.times(timerValues)
         due_ms: int = expiredTimerInfo.getExpiryTimeInMs()
-        closed_ms = self.closed_ms(self._clock.now_ms(timerValues))
-        sessions = list(self._sessions.iterator())
-        for (start,), row in sessions:
-            end = row[0]
-            if end == due_ms:
-                window = TimeWindow(start, end)
-                yield from self._contents.results(key, window, [tuple(row[1:])], self._context(timerValues))
-            if end > due_ms:
-                continue  # it has a timer of its own
-            if end <= closed_ms:
-                self._remove(start, end, is_last=len(sessions) == 1)
-            else:
-                self._handle.registerTimer(end + self._lateness_ms)
+        self._timers.skip_due(times.now_ms)  # they would return the same sessions again
+        for start_ms, row in self._sessions.from_last_until(due_ms - 1, times.now_ms):
+            if due_ms <= row[0] <= times.now_ms:
+                yield from self._contents.results(key, (start_ms, row[0]), row[1:], times.context)
+        oldest_ms = self._remove_closed(times.closed_now_ms)
+        # Sessions are closed one after the other, so the timer of the oldest one is enough for their removal.
+        if oldest_ms is not None and oldest_ms <= times.now_ms:
+            self._timers.register(oldest_ms + self._lateness_ms)
 
-    def _remove(self, start_ms: int, end_ms: int, *, is_last: bool) -> None:
-        if is_last:
+    def _remove_closed(self, closed_ms: int) -> int | None:
+        """Remove the closed sessions; returns the end of the oldest of the others, None if there is none."""
+        closed: list[tuple[int, int]] = []
+        for start_ms, row in self._sessions.between(end_ms=closed_ms):
+            if row[0] > closed_ms:
+                oldest_ms: int | None = row[0]
+                break
+            closed.append((start_ms, row[0]))
+        else:
+            oldest_ms = next((row[0] for _, row in self._sessions.between(closed_ms)), None)
+        if closed and oldest_ms is None:
             self._sessions.clear()
             self._contents.clear()
-        else:
-            self._sessions.removeKey((start_ms,))
-            self._contents.remove(start_ms, end_ms)
+        elif closed:
+            for start_ms, _ in closed:
+                self._sessions.remove(start_ms)
+            self._contents.remove(closed[0][0], closed[-1][1])
+        return oldest_ms

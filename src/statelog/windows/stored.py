@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 
@@ -18,12 +16,6 @@ def stored_column(column: pa.Array) -> pa.Array:
     """A column in stored form."""
     kind = stored_arrow_type(column.type)
     return column if kind == column.type else column.cast(_in_microseconds(column.type)).cast(kind)
-
-
-def stored_values(column: pa.Array) -> list[Any]:
-    """The values of a column in stored form."""
-    values: list[Any] = stored_column(column).to_pylist(maps_as_pydicts="strict")
-    return values
 
 
 def to_given(column: pa.Array, kind: pa.DataType) -> pa.Array:

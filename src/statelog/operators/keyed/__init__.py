@@ -10,7 +10,8 @@ A batch of a subtask:
 2. ``grouping`` groups the input rows by key and cuts the keys into chunks.
 3. For each chunk, ``subtask`` moves the ``cursor`` from key to key and calls the processor.
 4. The processor got its states from ``handle``: ``values``, ``collections`` and ``timers``. They read the table for the
-   whole chunk, and buffer the processor's writes until the chunk ends.
+   whole chunk, and buffer the processor's writes until the chunk ends. Windows use map states by time instead:
+   ``timeline`` and ``timed_rows``, which read between two times with ``time_reader``.
 5. ``outputs`` takes the processor's rows while they are yielded, and encodes them in chunks.
 6. At the end of a chunk the states flush: ``changes`` collects their writes as columns, in the order of a run.
 7. After the rows the due timers fire, in a phase of their own: first the changes so far become part of the table.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -31,7 +31,7 @@ class Caller(ABC):
     that do not fit their schemas.
     """
 
-    states: Mapping[str, Any]
+    states: MutableMapping[str, Any]
     """The handles of the states, by declared name."""
     timers: Any
     """The handle of the timers; None if there are none."""
@@ -107,7 +107,7 @@ class Caller(ABC):
 
     def _open_keys(self, chunk_keys: KeyBatch, describe: Callable[[int], str]) -> None:
         self._cursor.keys = chunk_keys
-        self._cursor.event_ms = None
+        self._cursor.event_ms = self._cursor.visits = None
         self._cursor.loaded_bytes = 0
         self.changes.buffer.describe_key = describe
         self._batch_changes.buffer.describe_key = describe

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, Final, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.collections import ListState, MapState
 from statelog.operators.keyed.operator import KeyedOperator
+from statelog.operators.keyed.timed_rows import MakeRows, TimedRows
+from statelog.operators.keyed.timeline import Timeline
 from statelog.operators.keyed.timers import Timers
 from statelog.operators.keyed.values import (
     AggregateFunction,
     AggregatingState,
+    KeyedState,
     ReducingState,
     Row,
     ValueState,
 )
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Ttl
+
+_S = TypeVar("_S", bound=KeyedState)
 
 _NAMES: Final = {
     StateKind.VALUE: "ValueState",
@@ -38,7 +43,7 @@ class ProcessorHandle:
     def __init__(
         self,
         operator: KeyedOperator,
-        states: Mapping[str, Any],
+        states: MutableMapping[str, Any],
         timers: Any,  # Timers, or their columns
         closed_ms: int,
     ) -> None:
@@ -97,6 +102,26 @@ class ProcessorHandle:
         state.bind(aggregateFunction)
         return state
 
+    def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Timeline:
+        """The map state of this name by time; its map keys have one field, a long."""
+        return self._used_as(stateName, Timeline)
+
+    def getTimedRows(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: MakeRows, areShared: bool
+    ) -> TimedRows:
+        """The map state of this name as rows by time; its map keys have two fields, a time and an ordinal, longs.
+
+        The last two arguments are those of :meth:`TimedRows.bind`.
+        """
+        rows = self._used_as(stateName, TimedRows)
+        rows.bind(makeRows, are_shared=areShared)
+        return rows
+
+    @property
+    def timers(self) -> Timers:
+        """The timers themselves."""
+        return self._require_timers("timers")
+
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""
         self._require_timers("registerTimer").register(expiryTimestampMs)
@@ -133,6 +158,12 @@ class ProcessorHandle:
                 hint="Use timeMode='ProcessingTime' or 'EventTime'.",
             )
         return self._timers
+
+    def _used_as(self, name: str, kind: type[_S]) -> _S:
+        declared: MapState = self._declared(name, StateKind.MAP)
+        state = self._states[name] = declared.used_as(kind)
+        state.open()
+        return state
 
     def _declared(self, name: str, kind: StateKind) -> Any:
         if name in self._deleted:

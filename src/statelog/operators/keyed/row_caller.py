@@ -142,6 +142,7 @@ class RowCaller(Caller):
         if self._needs_event_ms:
             cursor.event_ms = np.maximum.reduceat(times, firsts).tolist()
         order = np.argsort(times, kind="stable")
+        cursor.visits = key_of[order]
         fired: list[int] = []
         fire, timer_values, info = operator.processor.handleExpiredTimer, self._timer_values, operator.expired_timer
 
@@ -150,9 +151,10 @@ class RowCaller(Caller):
                 cursor.position = position
                 if timers.was_deleted(time_ms):
                     continue
-                fired.append(position)
-                outputs.starts.append(len(outputs.taken))
-                yield fire(keys[position], timer_values, info(time_ms))
+                if not timers.is_skipped(time_ms):
+                    fired.append(position)
+                    outputs.starts.append(len(outputs.taken))
+                    yield fire(keys[position], timer_values, info(time_ms))
                 timers.delete(time_ms)
 
         outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)

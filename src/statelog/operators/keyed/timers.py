@@ -17,6 +17,7 @@ from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.runs.format import Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
+from statelog.runs.times import NO_TIME_MS
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.tables.table import TimerRows
 
@@ -46,6 +47,7 @@ class Timers:
         """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
         self._writes: defaultdict[int, dict[bytes, bool]] = defaultdict(dict)
+        self._skipped_until: dict[int, int] = {}
 
     def register(self, time_ms: int) -> None:
         """Register a timer; the same time registered twice is one timer."""
@@ -58,6 +60,14 @@ class Timers:
         """Delete a timer; nothing happens if there is none."""
         entry = self._entry(time_ms)
         self._writes[self._cursor.require("A timer")][entry] = False
+
+    def skip_due(self, until_ms: int) -> None:
+        """Let the current key's due timers up to a time count as fired, although they have not."""
+        self._skipped_until[self._cursor.require("A timer")] = until_ms
+
+    def is_skipped(self, time_ms: int) -> bool:
+        """Whether a due timer counts as fired."""
+        return time_ms <= self._skipped_until.get(self._cursor.position, NO_TIME_MS)
 
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""
@@ -87,6 +97,8 @@ class Timers:
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
 
     def _entry(self, time_ms: int) -> bytes:
+        if type(time_ms) is int and -_SIGN <= time_ms < _SIGN:
+            return _ENTRY.pack(time_ms + _SIGN)
         is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
         if not is_whole or not -_SIGN <= time_ms < _SIGN:
             raise ProcessorError(

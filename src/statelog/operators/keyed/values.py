@@ -19,6 +19,9 @@ MISSING: Final[Any] = object()
 """Stands for a key that was not written; None stands for a removed value."""
 
 
+_S = TypeVar("_S", bound="KeyedState")
+
+
 class KeyedState(ABC):
     """A state of the cursor's current key."""
 
@@ -28,6 +31,10 @@ class KeyedState(ABC):
         self._codec = codec
         self._ttl = ttl
         self._renews = ttl is not None and ttl.renew_on_read
+
+    def used_as(self, kind: Callable[..., _S]) -> _S:
+        """Another handle of the same state, which takes the place of this one."""
+        return kind(self._cursor, self._state, self._codec)
 
     @abstractmethod
     def open(self) -> None:
@@ -154,7 +161,7 @@ class ReducingState(_SingleState):
 class AggregateFunction(ABC, Generic[_Input, _Result]):
     """Adds values to an accumulator, and makes a result of it; Flink's AggregateFunction.
 
-    The accumulator is a tuple of the state's schema. ``merge`` is needed for session windows only.
+    The accumulator is a tuple of the state's schema. ``merge`` is needed for session and sliding windows only.
     """
 
     @abstractmethod
@@ -170,7 +177,7 @@ class AggregateFunction(ABC, Generic[_Input, _Result]):
         """The result that an accumulator stands for."""
 
     def merge(self, one: Row, other: Row) -> Row:
-        """An accumulator of the values of both."""
+        """An accumulator of the values of both; associative, and the given accumulators must not be changed."""
         raise ProcessorError(
             f"{type(self).__name__} does not say how accumulators are merged.",
             kind=ErrorKind.STATE_USAGE,

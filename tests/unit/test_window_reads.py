@@ -1,0 +1,175 @@
+"""What windows read and write: only what is due, however many windows and rows a key has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import statelog
+from statelog import SessionWindows, SlidingWindows, TumblingWindows
+from statelog.clock import SystemClock
+from statelog.convert.times import TimeMode
+from statelog.operators.keyed.operator import BatchContext
+from statelog.operators.keyed.subtask import KeyedSubtask
+from statelog.options import Options
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor
+from statelog.runs.times import NO_TIME_MS, Moment
+from statelog.spark.keyed_spec import NO_ROWS
+from statelog.tables.runs import RunsTable
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch
+from statelog.testing.arguments import OperatorArguments, read_schema
+from statelog.testing.ddl import parse_ddl
+from statelog.testing.keyed import KeyedQuery
+from statelog.windows.build import WindowDefinition
+from tests.model.windows_model import INPUT, instant
+
+
+class Counting(RunsTable):
+    """Counts the entries that are read, also through a branch."""
+
+    def __init__(self, runs: list[Run], counts: dict[str, int]) -> None:
+        super().__init__(runs)
+        self.own_runs, self.counts = runs, counts
+
+    def branch(self, run: Run) -> Counting:
+        return Counting([*self.own_runs, run], self.counts)
+
+    def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
+        found = super().entries(state, keys)
+        self.counts[state.name] = self.counts.get(state.name, 0) + len(found.positions)
+        return found
+
+    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
+        page = super().entries_between(state, key, wanted)
+        self.counts[state.name] = self.counts.get(state.name, 0) + len(page.rows.positions)
+        return page
+
+
+class Count(statelog.WindowProcessor):
+    """Counts the rows of a window."""
+
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        yield (key[0], window.end_ms, sum(1 for _ in rows))
+
+
+class Stream:
+    """A subtask over runs, batch by batch; all rows have one user."""
+
+    def __init__(self, windows: Any, kind: str, lateness_ms: int = 0) -> None:
+        self.merges = 0
+        definition = WindowDefinition(
+            read_schema(INPUT, "input"),
+            ["user"],
+            "UTC",
+            windows,
+            TimeMode.EVENT_TIME,
+            "time",
+            lateness_ms,
+            parse=parse_ddl,
+        )
+        if kind == "process":
+            self.plan = definition.processed(Count(), "user string, end long, n long")
+        else:
+            self.plan = definition.reduced(_added, "n long", None)
+        arguments = OperatorArguments(
+            input=INPUT, output=self.plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+        )
+        self.query = KeyedQuery(self.plan.operator, arguments, Options())
+        self.runs: list[Run] = []
+        self.read: dict[str, int] = {}
+        self.now_ms = NO_TIME_MS
+        self.batch = 0
+
+    def push(self, times_ms: list[int], watermark_ms: int) -> list[int]:
+        """Run a batch; returns the number of rows, or their sum, of each returned window."""
+        read = NO_ROWS
+        if times_ms:
+            read = self.query.data([("a", instant(time_ms), 1) for time_ms in times_ms])
+        moment = Moment(0, watermark_ms, self.now_ms)
+        context = BatchContext(1, self.batch, moment, timers_after_ms=self.now_ms)
+        self.read.clear()
+        subtask = KeyedSubtask(self.query.operator.make(), Counting(self.runs, self.read), context, SystemClock())
+        found = [row for batch in subtask.process(read) for row in batch.column(batch.num_columns - 1).to_pylist()]
+        sink = pa.BufferOutputStream()
+        subtask.changes.write_local(sink)
+        self.changes = subtask.changes.rows
+        self.runs = [*self.runs, Run(sink.getvalue(), "run")]
+        self.now_ms, self.batch = watermark_ms, self.batch + 1
+        return found
+
+
+def _added(one: Any, other: Any) -> Any:
+    return (one[0] + other[0],)
+
+
+COUNT = 5_000
+A_FEW = 600
+"""Entries of some small pages."""
+
+
+@pytest.mark.parametrize("kind", ["process", "reduce"])
+@pytest.mark.parametrize("lateness_ms", [0, 1_000_000])
+def test_a_tumbling_window_is_returned_without_the_others(kind: str, lateness_ms: int) -> None:
+    stream = Stream(TumblingWindows(10), kind, lateness_ms)
+    stream.push([10 * number + place for number in range(COUNT) for place in (1, 2)], 0)
+    assert stream.push([], 10 * COUNT // 2) == [2] * (COUNT // 2)
+    for number in range(COUNT // 2 + 1, COUNT // 2 + 4):
+        assert stream.push([], 10 * number) == [2]
+        assert sum(stream.read.values()) < A_FEW
+        assert stream.changes < 12
+    assert stream.push([75], 10 * number + 1) == ([3] if lateness_ms else [])
+    assert sum(stream.read.values()) < A_FEW
+
+
+@pytest.mark.parametrize("kind", ["process", "reduce"])
+def test_many_windows_of_a_key_are_read_once(kind: str) -> None:
+    stream = Stream(TumblingWindows(10), kind)
+    stream.push([10 * number + place for number in range(COUNT) for place in (1, 2, 3)], 0)
+    assert stream.push([], 10 * COUNT - 10) == [3] * (COUNT - 1)
+    assert stream.read["window.panes"] < 2 * COUNT + A_FEW
+    assert stream.read.get("window.rows", 0) < 2 * 3 * COUNT + A_FEW
+    assert stream.push([], 10 * COUNT) == [3]
+
+
+def test_the_panes_of_other_sliding_windows_are_not_read() -> None:
+    stream = Stream(SlidingWindows(100, 7), "reduce")
+    stream.push(list(range(20_000)), 0)
+    stream.push([], 10_007)
+    for number in range(1, 4):
+        assert stream.push([], 10_007 + 7 * number) == [100]
+        assert stream.read["window.panes"] < A_FEW
+
+
+@pytest.mark.parametrize("kind", ["process", "reduce"])
+@pytest.mark.parametrize("lateness_ms", [0, 1_000_000])
+def test_sessions_far_from_new_rows_are_not_read(kind: str, lateness_ms: int) -> None:
+    stream = Stream(SessionWindows(3), kind, lateness_ms)
+    stream.push([10 * number for number in range(COUNT)], 0)
+    assert stream.push([], 10 * COUNT // 2) == [1] * (COUNT // 2)
+    start_ms = 10 * (COUNT // 2 + 100)
+    assert stream.push([start_ms + 1, start_ms + 2, start_ms + 25, start_ms + 52], 10 * COUNT // 2 + 5) == [1]
+    assert sum(stream.read.values()) < 2 * A_FEW
+    assert stream.push([], start_ms + 4) == [1] * 99
+    assert stream.push([], start_ms + 5) == [3]
+    assert sum(stream.read.values()) < A_FEW
+
+
+def test_returning_a_window_lists_no_timers() -> None:
+    stream = Stream(TumblingWindows(10), "reduce")
+    stream.push([10 * number for number in range(COUNT)], 0)
+    assert stream.push([], 50) == [1] * 5
+    assert "$timers" not in stream.read
+
+
+def test_all_timers_of_a_key_are_deleted_when_they_are_due() -> None:
+    stream = Stream(TumblingWindows(10), "reduce")
+    stream.push([10 * number for number in range(COUNT)], 0)
+    assert len(stream.push([], 10 * COUNT)) == COUNT
+    timers = [run.sections["$timers"] for run in stream.runs if "$timers" in run.sections]
+    operations = np.concatenate([block.load().column(3).to_numpy() for section in timers for block in section.blocks])
+    assert operations.tolist() == [0] * COUNT + [1] * COUNT
