@@ -1,3 +1,15 @@
+from .aggregates.functions import (
+    Aggregate,
+    Collect,
+    Count,
+    CountDistinct,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -25,7 +37,6 @@ from .streams.repair import Rewound, rewind
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
-from .windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum
 from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 

@@ -17,6 +17,7 @@ from statelog.log.entry import Settings
 from statelog.operators.keyed.operator import InputCodec, OutputCodec
 
 _NO_LIMIT_BYTES: Final = (1 << 31) - 1
+_END_OF_TIME_MS: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class ProcessorCodecs(ABC):
 
     takes_columns: ClassVar[bool] = False
     """Whether the processor is called with the columns of many keys."""
-    drops_late: ClassVar[bool] = True
+    drops_late: bool = True
     """Whether late rows are dropped before the processor sees them."""
     batch_watermark_ms: ClassVar[int] = -1
     """The watermark of a batch query, milliseconds; this is Spark's."""
@@ -79,6 +80,26 @@ class FrameCodecs(ProcessorCodecs):
 
     def output(self, schema: StructType, zone: str, uid: str) -> FrameOutput:
         return FrameOutput(schema, zone, uid)
+
+
+@dataclass(frozen=True)
+class ColumnCodecs(ProcessorCodecs):
+    """Arrow columns, for processors that take the rows of many keys at once."""
+
+    completes_in_batch: bool = False
+    """Whether a batch query, which has all its rows, completes everything."""
+
+    takes_columns: ClassVar[bool] = True
+
+    @property
+    def batch_watermark_ms(self) -> int:  # type: ignore[override]
+        return _END_OF_TIME_MS if self.completes_in_batch else -1
+
+    def input(self, columns: list[str]) -> None:
+        return None
+
+    def output(self, schema: StructType, zone: str, uid: str) -> RowOutput:
+        return RowOutput(schema, uid)
 
 
 def recorded_settings(mode: TimeMode, codecs: ProcessorCodecs) -> Settings:

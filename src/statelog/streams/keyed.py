@@ -12,12 +12,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from statelog.aggregates.build import KeyedDefinition, plan_aggregates
+from statelog.aggregates.functions import Aggregate
 from statelog.convert.codecs import FrameCodecs, RowCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.keys import KeyCodec
-from statelog.runs.times import Watermark
+from statelog.runs.times import Ttl, Watermark
 from statelog.spark.internals import selected_column
 from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
@@ -40,7 +42,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     Returns
     -------
     KeyedStream
-        The keyed stream, which has the methods ``transformWithState`` and ``window``.
+        The keyed stream, which has the methods ``transformWithState``, ``agg`` and ``window``.
 
     Raises
     ------
@@ -203,6 +205,80 @@ class KeyedStream:
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
         return apply_keyed(self._frame, spark, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
 
+    def agg(
+        self,
+        *aggregates: Aggregate,
+        outputMode: str = "update",
+        ttl: int | Ttl | None = None,
+        combine: bool = True,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        eventTimeColumnName: str = "",
+        **named: Aggregate,
+    ) -> DataFrame:
+        """Aggregate the rows of each key, like ``df.groupBy(...).agg(...)``.
+
+        Values, types, nulls and overflow are those of Spark's own aggregates.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            Such as ``statelog.Count()`` and ``statelog.Sum("amount").alias("total")``.
+        outputMode : {"update", "append"}
+            With "update" a key is returned with each batch that has rows of it, with "append" once, when it is
+            complete. A batch query returns every key once.
+        ttl : int or Ttl, optional
+            A key is complete, and forgotten, so many milliseconds after its last row. If a grouping column has the
+            watermark, it is complete when the watermark passes it, and late rows are dropped. Otherwise keys are kept.
+        combine : bool
+            Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, and
+            saves most of the shuffle if keys repeat. Aggregates that depend on the order of arrival never are.
+        uid, parallelism, location, options, watermark, eventTimeColumnName
+            As in :meth:`transformWithState`.
+        **named : Aggregate
+            Aggregates by the names of their output columns.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, and a column per aggregate.
+
+        Raises
+        ------
+        ConfigurationError
+            If a column does not exist, has a type that an aggregate cannot take, or the arguments do not go together.
+
+        Examples
+        --------
+        >>> totals = statelog.key_by(orders, "user").agg(n=Count(), total=Sum("amount"))  # doctest: +SKIP
+        """
+        frame, session = self._frame, self._frame.df.sparkSession
+        definition = KeyedDefinition(
+            schema=frame.df.schema,
+            keys=frame.key_columns,
+            key_schema=frame.key_schema,
+            event_time=_marked_column(frame.df) if watermark is None else watermark.column,
+            is_streaming=frame.df.isStreaming,
+            ansi=str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+        )
+        several_inputs = watermark is not None and watermark.inputs > 1
+        plan = plan_aggregates(
+            definition, aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine and not several_inputs
+        )
+        arguments = SparkArguments(
+            processor=plan.operator,  # type: ignore[arg-type]  # it takes columns
+            output_type=plan.output,
+            output_mode=outputMode,
+            time_mode=plan.time_mode,
+            initial=None,
+            event_time_column=eventTimeColumnName,
+        )
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
+        return apply_keyed(frame, arguments, own, plan.codecs, plan.step if plan.combines else None)
+
     def window(
         self,
         windows: WindowAssigner,
@@ -271,6 +347,11 @@ class KeyedStream:
             late_column=lateColumn,
         )
         return WindowedStream(self._frame, definition, watermark)
+
+
+def _marked_column(df: DataFrame) -> str | None:
+    """The column with Spark's watermark; None if there is none."""
+    return next((field.name for field in df.schema if WATERMARK_DELAY in field.metadata), None)
 
 
 def _checked_initial(initial: object) -> KeyedFrame | None:

@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from statelog.aggregates.functions import Aggregate
 from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.options import Options
 from statelog.runs.times import Watermark
 from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
-from statelog.windows.aggregates import Aggregate
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
 

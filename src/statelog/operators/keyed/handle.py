@@ -46,7 +46,8 @@ class ProcessorHandle:
         """Number of rows that were too late for the processor."""
         self.closed_ms = closed_ms
         self._states = states
-        self._timers: Timers | None = timers
+        self.timers = timers
+        """Their columns, if the processor takes columns."""
         self._uid = operator.uid
         self._deleted = operator.deleted_states
         self._kinds = {binding.name: binding.descriptor.kind for binding in (*operator.states, *operator.batch_states)}
@@ -126,13 +127,14 @@ class ProcessorHandle:
         self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:
-        if self._timers is None:
+        if self.timers is None:
             raise ProcessorError(
                 f"{method}() was called, but the operator's timeMode is None.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use timeMode='ProcessingTime' or 'EventTime'.",
             )
-        return self._timers
+        found: Timers = self.timers
+        return found
 
     def _declared(self, name: str, kind: StateKind) -> Any:
         if name in self._deleted:

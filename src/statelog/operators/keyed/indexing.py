@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +15,8 @@ from statelog.runs.byte_slices import Budget, Positions, gather_rows, row_ends, 
 from statelog.runs.key_columns import encode_column, joined_by_row
 from statelog.runs.key_groups import Hashes
 from statelog.tables.table import KeyBatch
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class IndexedRows:
     """The position in `keys` of each row's key, shape (rows,)."""
     firsts: Positions
     """The first row of each key, shape (keys,)."""
+    newest_ms: Int64s | None = None
+    """The newest event time of each key's rows, ``NO_TIME_MS`` for a key without any; None if nobody asks for it."""
 
     def first_of_keys(self, columns: Sequence[int]) -> list[pa.Array]:
         """The values of some columns in the first row of each key."""
@@ -49,8 +54,13 @@ class IndexedRows:
             end = max(start + 1, min(end, start + max_keys(), count))
             picked = np.sort(order[starts[start] : starts[end]])
             index = self.key_index[picked] - start
+            newest_ms = None if self.newest_ms is None else self.newest_ms[start:end]
             yield IndexedRows(
-                self.keys.slice(start, end), [rows.take(pa.array(picked))], index, first_rows(index, end - start)
+                self.keys.slice(start, end),
+                [rows.take(pa.array(picked))],
+                index,
+                first_rows(index, end - start),
+                newest_ms,
             )
             start = end
 
