@@ -426,13 +426,12 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 }
 
 
-def _params() -> Iterator[Any]:
-    smoke = {"states", "states in pandas mode", "timers of processing time"}
-    for name in SCENARIOS:
-        yield pytest.param(name, marks=pytest.mark.smoke if name in smoke else ())
+SMOKE = {"states", "states in pandas mode", "timers of processing time"}
 
 
-@pytest.mark.parametrize("name", _params())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.smoke if name in SMOKE else ()) for name in SCENARIOS]
+)
 def test_every_batch_is_the_same(session: SparkSession, tmp_path: Path, name: str) -> None:
     scenario = SCENARIOS[name]()
     expected, found, failures = run_both(session, scenario, tmp_path)
