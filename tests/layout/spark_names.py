@@ -1,6 +1,6 @@
-"""The names of PySpark's API, out of its source text; the file has those of the lowest version that is planned.
+"""The names of PySpark's API, out of its source text; the file holds those of 4.0, the oldest version with this API.
 
-It is made of the unpacked source distribution:
+It is made from the unpacked source distribution:
 ``./dev python -m tests.layout.spark_names pyspark-4.0.5/pyspark > tests/layout/spark-4.0.txt``.
 """
 

@@ -1,4 +1,4 @@
-"""What of PySpark is newer than the lowest version that statelog is to run on, and is used all the same?"""
+"""The names of PySpark that statelog uses: none newer than Spark 4.0, but for a few; and the lowest Spark is tested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEWER = {
     "SupportsTriggerAvailableNow": "4.2; clock_source does without it",
     "sql.streaming.datasource": "4.2; as above",
 }
-"""The version that a name came with. One more than those needs a way for Sparks without it."""
+"""The version that a name came with. Any other newer name needs a fallback for older Sparks before it comes here."""
 
 NOT_SPARKS = {"changes", "instance", "to_pandas"}
 """Attributes of other objects, whose names newer versions of PySpark use as well."""
