@@ -15,7 +15,7 @@ from pathlib import Path
 FILE = Path(__file__).with_name("spark-4.0.txt")
 
 _PARTS = ("*.py", "core/**/*.py", "errors/**/*.py", "sql/**/*.py")
-_OTHER_APIS = {"connect", "pandas", "tests", "worker"}
+_OTHER_APIS = {"connect", "tests", "worker"}
 
 
 def names(package: Path) -> set[str]:
