@@ -8,7 +8,9 @@ from .aggregates.functions import (
     Max,
     Mean,
     Min,
+    StandardDeviation,
     Sum,
+    Variance,
 )
 from .errors import (
     ConfigurationError,
@@ -78,6 +80,7 @@ __all__ = [
     "Savepoint",
     "SessionWindows",
     "SlidingWindows",
+    "StandardDeviation",
     "StateMissingError",
     "StatelogError",
     "Step",
@@ -87,6 +90,7 @@ __all__ = [
     "TimeWindow",
     "Ttl",
     "TumblingWindows",
+    "Variance",
     "Watermark",
     "WindowContext",
     "WindowHandle",

@@ -52,7 +52,6 @@ class AggregatePlan:
     output: StructType
     """The output columns."""
     time_mode: TimeMode
-    codecs: ColumnCodecs
     _definition: KeyedDefinition
     _accumulators: Accumulators
     combines: bool
@@ -85,15 +84,15 @@ def plan_aggregates(
         )
     completion = _completion(definition, output_mode, ttl)
     combines = combine and not accumulators.depends_on_arrival
-    operator = KeyedAggregates(
-        accumulators, definition.key_schema, definition.keys, completion, takes_partials=combines
-    )
     settings: dict[str, int | str] = {"results": "aggregates of keys", "outputMode": output_mode}
     settings |= {f"aggregate {one.output_name}": str(one) for one in bound}
     codecs = ColumnCodecs(
         settings=settings, drops_late=completion.key_time is not None, completes_in_batch=completion.is_append
     )
-    return AggregatePlan(operator, _plain(output), _time_mode(completion), codecs, definition, accumulators, combines)
+    operator = KeyedAggregates(
+        accumulators, definition.key_schema, definition.keys, completion, codecs, takes_partials=combines
+    )
+    return AggregatePlan(operator, _plain(output), _time_mode(completion), definition, accumulators, combines)
 
 
 def _named(name: str, aggregate: Any) -> Aggregate:

@@ -37,6 +37,10 @@ class Groups:
         np.add.at(sums, self.index, values)
         return sums
 
+    def float_sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The sum of the values of each group."""
+        return np.bincount(self.index, values, self.count).astype(np.float64, copy=False)  # of no rows it is integers
+
     def counts(self, mask: Mask) -> Int64s:
         """The number of rows of each group where the mask is set."""
         return np.bincount(self.index[mask], minlength=self.count)

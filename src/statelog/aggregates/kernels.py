@@ -121,13 +121,12 @@ class VarianceKernel(Kernel):
 
     def reduce(self, held: Columns, groups: Groups) -> Columns:
         counts, means, squares = _filled(held[0], 0), _filled(held[1], 0.0), _filled(held[2], 0.0)
-        index, count = groups.index, groups.count
         totals = groups.sums(counts)
         is_empty = totals == 0
         with np.errstate(invalid="ignore", over="ignore"):
-            mean = np.bincount(index, counts * means, count) / np.where(is_empty, 1, totals)
-            apart = means - mean[index]
-            square = np.bincount(index, squares + counts * apart * apart, count)
+            mean = groups.float_sums(counts * means) / np.where(is_empty, 1, totals)
+            apart = means - mean[groups.index]
+            square = groups.float_sums(squares + counts * apart * apart)
         return [
             pa.array(totals, mask=is_empty),
             pa.array(mean, mask=is_empty),
@@ -170,7 +169,8 @@ class ExtremeKernel(Kernel):
         best = np.full(groups.count, start, dtype)
         # NaN wins every maximum and loses every fmin.
         extreme: Any = np.maximum if self._is_max else (np.fmin if is_float else np.minimum)
-        extreme.at(best, groups.index, _filled(column, start))
+        with np.errstate(invalid="ignore"):
+            extreme.at(best, groups.index, _filled(column, start))
         return pa.array(best, mask=~_any_valid(column, groups))
 
 
@@ -192,9 +192,10 @@ class FirstLastKernel(Kernel):
     def _rows(self, by: pa.Array, groups: Groups) -> tuple[Int64s, Mask]:
         valid = _valid(by)
         if not pa.types.is_primitive(by.type) or pa.types.is_floating(by.type):
-            ranks = pc.rank(by, sort_keys="ascending", null_placement="at_end", tiebreaker="dense").to_numpy()
+            ranks = pc.rank(by, sort_keys="ascending", tiebreaker="dense").to_numpy()
         else:
-            ranks = _filled(by.cast(pa.int64()), 0)
+            whole = by.cast(pa.int32()) if pa.types.is_date32(by.type) else by
+            ranks = _filled(whole.cast(pa.int64()), 0)
         numbers = ranks.astype(np.int64)
         best = np.full(groups.count, np.iinfo(np.int64).min if self._is_last else np.iinfo(np.int64).max)
         extreme: Any = np.maximum if self._is_last else np.minimum
@@ -226,7 +227,7 @@ def _sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
     """The sum of each group's values; null where there are none."""
     is_empty = ~_any_valid(column, groups)
     if pa.types.is_floating(column.type):
-        return pa.array(np.bincount(groups.index, _filled(column, 0.0), groups.count), mask=is_empty)
+        return pa.array(groups.float_sums(_filled(column, 0.0)), mask=is_empty)
     if pa.types.is_decimal(column.type):
         return _decimal_sums(column, groups, wraps=wraps)
     values = _filled(column, 0)
@@ -251,7 +252,7 @@ def _require_fitting(values: Int64s, groups: Groups) -> None:
 
 def _decimal_sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
     sums = _grouped(column, groups, "sum")
-    about = np.bincount(groups.index, _filled(column.cast(pa.float64()), 0.0), groups.count)
+    about = groups.float_sums(_filled(column.cast(pa.float64()), 0.0))
     limit = 10.0 ** (column.type.precision - column.type.scale)
     is_near = np.abs(about) > limit * (1 - 1e-9)
     if not is_near.any():
@@ -265,7 +266,7 @@ def _fitting_decimals(sums: pa.Array, about: npt.NDArray[Any], kind: pa.DataType
     values: list[Any] = sums.to_pylist()
     for group, value in enumerate(values):
         has_wrapped = value is not None and abs(about[group]) * 10.0**kind.scale > _WRAPPED
-        if value is not None and (has_wrapped or abs(value) >= limit):
+        if value is not None and (has_wrapped or value.copy_abs() >= limit):
             if not wraps:
                 raise Overflow(group, f"decimal({kind.precision},{kind.scale})")
             values[group] = None

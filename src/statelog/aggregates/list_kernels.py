@@ -102,7 +102,7 @@ class TopKernel(ListKernel):
         values, counts = self._joined(held[0], groups)
         owners = np.repeat(np.arange(groups.count), counts)
         order = values.field(0)
-        descending = pc.rank(order, sort_keys="descending", null_placement="at_end", tiebreaker="dense").to_numpy()
+        descending = pc.rank(order, sort_keys="descending", tiebreaker="dense").to_numpy()
         rows = np.lexsort((descending, owners))  # stable, so values of one order stay in the order of their rows
         starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
         places = np.arange(len(rows)) - np.repeat(starts, counts)

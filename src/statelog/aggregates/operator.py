@@ -16,6 +16,7 @@ from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
+from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.errors import ProcessorError
 from statelog.operators.event_time import EventTime
@@ -67,9 +68,11 @@ class KeyedAggregates:
         key_schema: pa.Schema,
         keys: Sequence[int],
         completion: Completion,
+        codecs: ColumnCodecs,
         *,
         takes_partials: bool,
     ) -> None:
+        self.codecs = codecs
         self._accumulators = accumulators
         self._key_schema = key_schema
         self._keys = keys

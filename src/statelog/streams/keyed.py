@@ -277,7 +277,7 @@ class KeyedStream:
             event_time_column=eventTimeColumnName,
         )
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
-        return apply_keyed(frame, arguments, own, plan.codecs, plan.step if plan.combines else None)
+        return apply_keyed(frame, arguments, own, plan.operator.codecs, plan.step if plan.combines else None)
 
     def window(
         self,
