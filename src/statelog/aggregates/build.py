@@ -89,9 +89,8 @@ def plan_aggregates(
     codecs = ColumnCodecs(
         settings=settings, drops_late=completion.key_time is not None, completes_in_batch=completion.is_append
     )
-    operator = KeyedAggregates(
-        accumulators, definition.key_schema, definition.keys, completion, codecs, takes_partials=combines
-    )
+    places = range(len(definition.keys)) if combines else definition.keys
+    operator = KeyedAggregates(accumulators, definition.key_schema, places, completion, codecs, takes_partials=combines)
     return AggregatePlan(operator, _plain(output), _time_mode(completion), definition, accumulators, combines)
 
 

@@ -143,13 +143,14 @@ def _newest(rows: pa.RecordBatch, event_time: EventTime, groups: Groups) -> pa.A
 def _is_worth_it(hashes: Hashes) -> bool:
     """Whether rows have so few distinct keys that reducing them costs less than it saves, from two samples.
 
-    A sample of the keys, all rows of one in sixteen, tells how many rows a key has; a sample of the rows finds the
-    hottest keys, which the first may miss.
+    A sample of the keys, all rows of one in sixteen, tells how many rows a key has; a sample of the rows, always the
+    same, finds the hottest keys, which the first may miss.
     """
     of_keys = hashes[hashes % np.uint64(_SAMPLE) == 0]
     if len(of_keys) < _SAMPLE:
         return True
     distinct = len(np.unique(of_keys)) / len(of_keys)
-    counts = np.unique(hashes[::_SAMPLE], return_counts=True)[1]
+    rows = np.random.default_rng(0).integers(0, len(hashes), len(hashes) // _SAMPLE)
+    counts = np.unique(hashes[rows], return_counts=True)[1]
     share = counts / counts.sum()
     return bool(distinct * (1 - share[share > _HOT].sum()) < _WORTH_IT)
