@@ -123,8 +123,12 @@ class VarianceKernel(Kernel):
         counts, means, squares = _filled(held[0], 0), _filled(held[1], 0.0), _filled(held[2], 0.0)
         totals = groups.sums(counts)
         is_empty = totals == 0
+        # Means are added as differences from one of them, so that equal values have no variance.
+        pivot = np.zeros(groups.count)
+        pivot[groups.index[counts > 0]] = means[counts > 0]
         with np.errstate(invalid="ignore", over="ignore"):
-            mean = groups.float_sums(counts * means) / np.where(is_empty, 1, totals)
+            apart = counts * (means - pivot[groups.index])
+            mean = pivot + groups.float_sums(apart) / np.where(is_empty, 1, totals)
             apart = means - mean[groups.index]
             square = groups.float_sums(squares + counts * apart * apart)
         return [
