@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StructField, StructType
 
 from statelog.aggregates.functions import (
     Aggregate,
@@ -54,6 +54,7 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
         if any(field.name == name for field in result):
             raise ConfigurationError(f"Two aggregates are named {name!r}.", hint="Name them with .alias(name).")
         column, kind = _column_of(aggregate, schema)
+        _require_available(aggregate, kind)
         bound = aggregate.bind(kind)
         fields = slice(len(accumulator), len(accumulator) + len(bound.accumulator))
         bound_kernels.append((_KERNELS[type(aggregate)](), column, fields))
@@ -64,6 +65,15 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
     if not result:
         raise ConfigurationError("agg takes at least one aggregate.", hint="For example statelog.Count().")
     return Aggregated(StructType(accumulator), bound_kernels), StructType(result)
+
+
+def _require_available(aggregate: Aggregate, kind: DataType | None) -> None:
+    is_decimal_mean = isinstance(aggregate, Mean) and isinstance(kind, DecimalType)
+    if type(aggregate) not in _KERNELS or aggregate.ordered_by is not None or is_decimal_mean:
+        raise ConfigurationError(
+            f"{aggregate}{' of decimals' if is_decimal_mean else ''} is not available in windows.",
+            hint="Use aggregate() with a function of your own, or agg() of the keyed stream.",
+        )
 
 
 def _column_of(aggregate: Aggregate, schema: StructType) -> tuple[int | None, DataType | None]:
