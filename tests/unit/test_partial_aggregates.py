@@ -130,6 +130,20 @@ def test_only_what_repeats_is_combined() -> None:
     assert counted(step, list(range(100)))[0] == 100
 
 
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        (statelog.Sum("x"), True),
+        (statelog.Mean("n"), True),
+        (statelog.Variance("x"), True),
+        (statelog.Sum("n"), False),
+        (statelog.Max("x"), False),
+    ],
+)
+def test_sums_of_floats_may_differ_in_a_retry(aggregate: statelog.Aggregate, expected: bool) -> None:
+    assert plan_of({"value": aggregate}).operator.codecs.adds_floats is expected
+
+
 def test_the_newest_time_and_the_number_of_rows_go_along() -> None:
     event_time = EventTime(2, drops_late=True)
     step = plan_of({"rows": statelog.Count()}).step(event_time)

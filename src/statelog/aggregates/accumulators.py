@@ -42,6 +42,11 @@ class Accumulators:
     """Whether a value depends on the order in which rows arrive."""
     _parts: Sequence[_Part]
 
+    @property
+    def adds_floats(self) -> bool:
+        """Whether the last digits of a value depend on the order in which rows are added."""
+        return any(part.kernel.adds_floats for part in self._parts)
+
     def lift(self, rows: pa.RecordBatch, times: pa.Array) -> Columns:
         """The accumulator of each row; `times`, int64, order them where no column does."""
         held: Columns = []

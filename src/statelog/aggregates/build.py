@@ -87,7 +87,10 @@ def plan_aggregates(
     settings: dict[str, int | str] = {"results": "aggregates of keys", "outputMode": output_mode}
     settings |= {f"aggregate {one.output_name}": str(one) for one in bound}
     codecs = ColumnCodecs(
-        settings=settings, drops_late=completion.key_time is not None, completes_in_batch=completion.is_append
+        settings=settings,
+        drops_late=completion.key_time is not None,
+        completes_in_batch=completion.is_append,
+        adds_floats=accumulators.adds_floats,
     )
     places = range(len(definition.keys)) if combines else definition.keys
     operator = KeyedAggregates(accumulators, definition.key_schema, places, completion, codecs, takes_partials=combines)

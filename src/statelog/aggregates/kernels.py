@@ -44,6 +44,9 @@ class Overflow(ProcessorError):
 class Kernel(ABC):
     """Computes one aggregate."""
 
+    adds_floats = False
+    """Whether the last digits depend on the order in which rows are added."""
+
     @abstractmethod
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
         """The accumulator of each row, from its value and the number or time that orders rows."""
@@ -76,6 +79,7 @@ class SumKernel(Kernel):
     def __init__(self, kind: pa.DataType, *, wraps: bool) -> None:
         self._kind = kind
         self._wraps = wraps
+        self.adds_floats = pa.types.is_floating(kind)
 
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
         return [column.cast(self._kind)]
@@ -91,6 +95,7 @@ class MeanKernel(Kernel):
         self._kind = kind
         self._result = result
         self._wraps = wraps
+        self.adds_floats = pa.types.is_floating(kind)
 
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
         return [column.cast(self._kind, safe=False), column.is_valid().cast(pa.int64())]
@@ -110,6 +115,7 @@ class VarianceKernel(Kernel):
     """Number, mean and sum of squared differences from the mean (Chan, Golub, LeVeque: Updating Formulae, 1979)."""
 
     def __init__(self, *, is_sample: bool, is_deviation: bool) -> None:
+        self.adds_floats = True
         self._is_sample = is_sample
         self._is_deviation = is_deviation
 

@@ -88,6 +88,8 @@ class ColumnCodecs(ProcessorCodecs):
 
     completes_in_batch: bool = False
     """Whether a batch query, which has all its rows, completes everything."""
+    adds_floats: bool = False
+    """Whether the last digits of results depend on the order in which rows are added."""
 
     takes_columns: ClassVar[bool] = True
 

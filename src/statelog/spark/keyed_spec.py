@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.clock import SystemClock
-from statelog.convert.codecs import ProcessorCodecs
+from statelog.convert.codecs import ColumnCodecs, ProcessorCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_decoder
 from statelog.operators.event_time import EventTime
@@ -75,6 +75,7 @@ class KeyedSpec(TaskSpec):
             output_event_time=self.output_event_time,
             initial=initial,
             takes_columns=self.codecs.takes_columns,
+            adds_floats=isinstance(self.codecs, ColumnCodecs) and self.codecs.adds_floats,
         )
 
     def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:
