@@ -52,9 +52,10 @@ class AggregateSide(BatchSide):
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
         if self.is_spark:
             return rows.groupBy("key").agg(F.count("*").alias("n"), F.sum("x").alias("x"), F.sum("y").alias("y"))
-        aggregates = {"n": statelog.Count(), "x": statelog.Sum("x"), "y": statelog.Sum("y")}
         return statelog.key_by(rows, "key").agg(
-            **aggregates,
+            n=statelog.Count(),
+            x=statelog.Sum("x"),
+            y=statelog.Sum("y"),
             combine=self.combine,
             parallelism=self.parallelism,
             options=statelog.Options(observer=recorder),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statelog
-from statelog import Step, Ttl
-from statelog.aggregates.build import AggregatePlan, KeyedDefinition, plan_aggregates
+from statelog import Step, Ttl, Watermark
+from statelog.aggregates.build import (
+    KeyedDefinition,
+    KeyedPlan,
+    plan_aggregates,
+    plan_deduplication,
+    plan_latest,
+    plan_top,
+)
 from statelog.convert.types import key_schema
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
@@ -35,6 +43,18 @@ def instant(time_ms: int | None) -> datetime.datetime | None:
     return None if time_ms is None else EPOCH + datetime.timedelta(milliseconds=time_ms)
 
 
+def defined(keys: list[str], event_time: str | None = None) -> KeyedDefinition:
+    schema = read_schema(INPUT, "input")
+    return KeyedDefinition(
+        schema,
+        [schema.names.index(name) for name in keys],
+        key_schema([schema[name] for name in keys]),
+        event_time,
+        is_streaming=True,
+        ansi=True,
+    )
+
+
 def planned(
     keys: list[str],
     *,
@@ -43,21 +63,13 @@ def planned(
     event_time: str | None = None,
     aggregates: dict[str, Any] | None = None,
     combine: bool = False,
-) -> AggregatePlan:
-    schema = read_schema(INPUT, "input")
-    definition = KeyedDefinition(
-        schema,
-        [schema.names.index(name) for name in keys],
-        key_schema([schema[name] for name in keys]),
-        event_time,
-        is_streaming=True,
-        ansi=True,
-    )
+) -> KeyedPlan:
+    definition = defined(keys, event_time)
     named = AGGREGATES if aggregates is None else aggregates
     return plan_aggregates(definition, [], named, output_mode=output_mode, ttl=ttl, combine=combine)
 
 
-def harness(plan: AggregatePlan, keys: list[str], **more: Any) -> Harness:
+def harness(plan: KeyedPlan, keys: list[str], **more: Any) -> Harness:
     return Harness(plan.operator, input=INPUT, output=plan.output, keys=keys, timeMode=plan.time_mode, **more)
 
 
@@ -302,3 +314,127 @@ def test_a_ttl_in_event_time(story: list[Batch], ttl_ms: int, appends: bool) -> 
     plan = planned(["user"], ttl=Ttl(ttl_ms, "event"), output_mode="append" if appends else "update", event_time="time")
     with harness(plan, ["user"], eventTime="time") as query:
         run(query, story, EventTtl(ttl_ms, appends=appends))
+
+
+# ---- Rows of keys ----
+
+
+def rows_of(output: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in output), key=repr)
+
+
+class Rows:
+    """What comes of each key that has rows in a batch, from all its rows that are not forgotten."""
+
+    def __init__(self, of_key: Callable[[list[Event]], list[tuple[Any, ...]]], ttl_ms: int | None) -> None:
+        self._of_key = of_key
+        self._ttl_ms = ttl_ms
+        self._now_ms = 0
+        self._model = Model()
+
+    def check(self, query: Harness, batch: Batch) -> None:
+        self._now_ms += batch.advance_ms
+        self._model.forget(self._now_ms)
+        for event in batch.events:
+            self._model.take(event.user, event)
+            if self._ttl_ms is not None:
+                self._model.ends_ms[event.user] = self._now_ms + self._ttl_ms
+        expected = [
+            row for user in {event.user for event in batch.events} for row in self._of_key(self._model.held[user])
+        ]
+        output = query.push([event.row for event in batch.events], self._now_ms)
+        assert rows_of(output) == sorted(expected, key=repr)
+
+
+def tell(query: Harness, story: list[Batch], check: Callable[[Harness, Batch], None]) -> None:
+    for batch in story:
+        if batch.restart is not None:
+            query.restart(batch.restart[0], keepLocal=batch.restart[1])
+        if batch.crash is not None:
+            query.crash(batch.crash[0], batch.crash[1])
+        check(query, batch)
+        if batch.repeats:
+            query.repeatBatch()
+
+
+def order(event: Event) -> int:
+    return -1 if event.time_ms is None else event.time_ms
+
+
+def newest(events: list[Event]) -> list[tuple[Any, ...]]:
+    event = max(reversed(events), key=order)
+    return [(event.user, local(event.time_ms), event.n, event.x)]
+
+
+def greatest_two(events: list[Event]) -> list[tuple[Any, ...]]:
+    best = sorted(events, key=lambda event: -order(event))[:2]
+    return [(event.user, rank, local(event.time_ms), event.n, event.x) for rank, event in enumerate(best, 1)]
+
+
+@settings(max_examples=50)
+@given(STORIES, st.none() | st.integers(1, 6))
+def test_the_newest_row(story: list[Batch], ttl_ms: int | None) -> None:
+    plan = plan_latest(defined(["user"]), "time", ttl_ms, combine=False)
+    with harness(plan, ["user"]) as query:
+        tell(query, story, Rows(newest, ttl_ms).check)
+
+
+@settings(max_examples=50)
+@given(STORIES, st.none() | st.integers(1, 6))
+def test_the_greatest_rows(story: list[Batch], ttl_ms: int | None) -> None:
+    plan = plan_top(defined(["user"]), 2, "time", ttl_ms, combine=False)
+    with harness(plan, ["user"]) as query:
+        tell(query, story, Rows(greatest_two, ttl_ms).check)
+
+
+@settings(max_examples=50)
+@given(STORIES, st.none() | st.integers(1, 6))
+def test_the_first_row(story: list[Batch], ttl_ms: int | None) -> None:
+    now_ms = 0
+    ends_ms: dict[Any, int | None] = {}
+
+    def check(query: Harness, batch: Batch) -> None:
+        nonlocal now_ms
+        now_ms += batch.advance_ms
+        expected = []
+        for event in batch.events:
+            end_ms = ends_ms.get(event.user, -1)
+            if end_ms is not None and end_ms <= now_ms:
+                expected.append((event.user, local(event.time_ms), event.n, event.x))
+                ends_ms[event.user] = None if ttl_ms is None else now_ms + ttl_ms
+        assert rows_of(query.push([event.row for event in batch.events], now_ms)) == sorted(expected, key=repr)
+
+    with harness(plan_deduplication(defined(["user"]), ttl_ms, None), ["user"]) as query:
+        tell(query, story, check)
+
+
+@settings(max_examples=100)
+@given(STORIES, st.integers(0, 4))
+def test_the_first_row_within_the_watermark(story: list[Batch], delay_ms: int) -> None:
+    """As Spark: rows up to the watermark of the batch before are late, and until then a key is remembered."""
+    watermark_ms = late_ms = newest_ms = NEVER_BEFORE
+    ends_ms: dict[Any, int] = {}
+
+    def check(query: Harness, batch: Batch) -> None:
+        nonlocal watermark_ms, late_ms, newest_ms
+        late_ms, watermark_ms = watermark_ms, newest_ms - delay_ms
+        in_time = [event for event in batch.events if event.time_ms is None or event.time_ms > late_ms]
+        for user in [user for user, end_ms in ends_ms.items() if end_ms <= late_ms]:
+            del ends_ms[user]
+        expected = []
+        for event in in_time:
+            if event.user not in ends_ms:
+                expected.append((event.user, local(event.time_ms), event.n, event.x))
+                times_ms = [one.time_ms for one in in_time if one.user == event.user and one.time_ms is not None]
+                newest = max([watermark_ms, *times_ms])
+                ends_ms[event.user] = newest + max(1, delay_ms) if times_ms or watermark_ms > 0 else NEVER
+        assert rows_of(query.push([event.row for event in batch.events])) == sorted(expected, key=repr)
+        newest_ms = max([newest_ms, *(event.time_ms for event in batch.events if event.time_ms is not None)])
+
+    plan = plan_deduplication(defined(["user"], "time"), None, delay_ms)
+    with harness(plan, ["user"], watermark=Watermark("time", delay_ms)) as query:
+        tell(query, story, check)
+
+
+NEVER = 1 << 60
+NEVER_BEFORE = -NEVER

@@ -94,7 +94,7 @@ def test_values_and_types_are_those_of_spark(spark: SparkSession, keys: list[str
     pairs = {name: pair for name, pair in _pairs().items() if not (combines and name.startswith("all_"))}
     for column in keys:
         pairs = {name: pair for name, pair in pairs.items() if not name.endswith(f"_{column}")}
-    own = statelog.key_by(df, *keys).agg(**{name: aggregate for name, (aggregate, _) in pairs.items()}, parallelism=2)
+    own = statelog.key_by(df, *keys).agg(*[one.alias(name) for name, (one, _) in pairs.items()], parallelism=2)
     spark_own = df.groupBy(*keys).agg(*[column.alias(name) for name, (_, column) in pairs.items()])
     assert [(field.name, field.dataType.simpleString()) for field in own.schema] == [
         (field.name, field.dataType.simpleString()) for field in spark_own.schema
@@ -185,6 +185,40 @@ def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_p
     assert sorted(map(tuple, rows)) == [("a", 40), ("b", 40), ("c", 40)]
 
 
+def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """Over a restart with another parallelism, against plain computations over all rows."""
+    found: dict[str, list[list[Row]]] = {"dedup": [], "within": [], "latest": [], "top": []}
+    duplicates: list[list[Row]] = []
+    for start in range(2):
+        add_json(tmp_path / "input", [_events(2 * start), _events(2 * start + 1)])
+        stream = _stream(spark, tmp_path)
+        by_user, by_row = statelog.key_by(stream, "user"), statelog.key_by(stream, "user", "n")
+        for name, df in {
+            "dedup": by_user.dedup(parallelism=1 + start),
+            "within": by_row.dedup(withinWatermark=True, parallelism=1 + start),
+            "latest": by_user.latest("n", parallelism=1 + start),
+            "top": by_user.top(2, "n", parallelism=1 + start),
+        }.items():
+            found[name] += _run(df, tmp_path / name, "append" if name in ("dedup", "within") else "update")
+        duplicates += _run(stream.dropDuplicatesWithinWatermark(["user", "n"]), tmp_path / "spark", "append")
+    assert sorted(row.user for rows in found["dedup"] for row in rows) == ["a", "b", "c"]
+    assert [Counter(map(tuple, rows)) for rows in found["within"]] == [Counter(map(tuple, rows)) for rows in duplicates]
+    assert [sorted((row.user, row.n) for row in rows) for rows in found["latest"]] == [
+        [("a", 27), ("b", 28), ("c", 29)]
+    ] * 4
+    assert sorted((row.user, row.rank, row.n) for row in found["top"][0]) == [
+        ("a", 1, 27),
+        ("a", 2, 24),
+        ("b", 1, 28),
+        ("b", 2, 25),
+        ("c", 1, 29),
+        ("c", 2, 26),
+    ]
+    assert sorted((row.user, row.rank, row.n) for row in found["top"][3]) == [
+        (user, rank, n) for user, n in (("a", 27), ("b", 28), ("c", 29)) for rank in (1, 2)
+    ]
+
+
 def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(0)])
     stream = _stream(spark, tmp_path)
@@ -206,3 +240,11 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.agg(total, ttl="1 hour")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigurationError, match="at least one aggregate"):
         by_user.agg()
+    with pytest.raises(ConfigurationError, match="by is 'user', which is no column of the input besides"):
+        by_user.latest("user")
+    with pytest.raises(ConfigurationError, match="n is 0"):
+        by_user.top(0, "n")
+    with pytest.raises(ConfigurationError, match="the ttl is the watermark's delay"):
+        by_user.dedup(1000, withinWatermark=True)
+    with pytest.raises(ConfigurationError, match="withinWatermark needs a watermark"):
+        statelog.key_by(spark.readStream.schema("user string").json(str(tmp_path)), "user").dedup(withinWatermark=True)

@@ -101,7 +101,7 @@ def computed(rows: Rows, aggregate: Aggregate, *, ansi: bool = True) -> list[Any
         parts.append(bound.reduce(bound.lift(part, pa.array(np.zeros(end - start, np.int64))), groups))
         owners += range(rows.count)
     held = [pa.concat_arrays(list(column)) for column in zip(*parts, strict=True)]
-    (result,) = bound.results(bound.reduce(held, Groups(np.array(owners), rows.count)))
+    (result,) = bound.results(bound.reduce(held, Groups(np.array(owners), rows.count))).columns
     assert result.type == arrow_type(bound.result[0].dataType, "result")
     found: list[Any] = result.to_pylist()
     return found
@@ -254,6 +254,7 @@ def test_accumulators_without_values_change_nothing(rows: Rows) -> None:
     groups = np.array(rows.groups, np.int64)
     nulls = [pa.nulls(rows.count, column.type) for column in held]
     with_nulls = [pa.concat_arrays([null, column]) for null, column in zip(nulls, held, strict=True)]
-    alone = bound.results(bound.reduce(held, Groups(groups, rows.count)))
-    both = bound.results(bound.reduce(with_nulls, Groups(np.concatenate([np.arange(rows.count), groups]), rows.count)))
+    alone = bound.results(bound.reduce(held, Groups(groups, rows.count))).columns
+    twice = Groups(np.concatenate([np.arange(rows.count), groups]), rows.count)
+    both = bound.results(bound.reduce(with_nulls, twice)).columns
     assert all(same(one.to_pylist(), other.to_pylist()) for one, other in zip(alone, both, strict=True))

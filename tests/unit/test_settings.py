@@ -127,7 +127,7 @@ def test_what_other_arguments_of_windows_mean(
 
 def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded = [settings_of(windows, kind) for windows in (TumblingWindows(1), SessionWindows(1)) for kind in KINDS]
-    recorded += [settings_of(CountWindows(1)), planned(["user"]).operator.codecs.settings]
+    recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
     names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
     assert {name for name in names if not name.startswith("aggregate ")} == judged - {"aggregate ", "TTL of state "}

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.aggregates.functions import Aggregate, Count
-from statelog.aggregates.groups import Groups
+from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.stored import stored_column, to_given
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Results:
+    """Output rows of keys."""
+
+    columns: Columns
+    owners: Int64s | None = None
+    """The key of each row, by position; None if each key has one row."""
+
+
+class Reduction(Protocol):
+    """Makes the rows of a key one row of state, however they are split into parts; picklable."""
+
+    @property
+    def schema(self) -> StructType:
+        """The fields of the row of state."""
+
+    @property
+    def result(self) -> StructType:
+        """The columns of the output but for the key."""
+
+    @property
+    def depends_on_arrival(self) -> bool:
+        """Whether the result depends on the order in which rows arrive."""
+
+    @property
+    def adds_floats(self) -> bool:
+        """Whether the last digits of a result depend on the order in which rows are added."""
+
+    def lift(self, rows: pa.RecordBatch, times: pa.Array) -> Columns:
+        """The row of state of each row alone; `times`, int64, order rows where no column does."""
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        """Merge the rows of state of each group, in their order."""
+
+    def results(self, held: Columns) -> Results:
+        """The output of rows of state."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +99,9 @@ class Accumulators:
         """Merge the accumulators of each group; a group without any gets nulls, or zeros."""
         return [field for part in self._parts for field in part.kernel.reduce(held[part.fields], groups)]
 
-    def results(self, held: Columns) -> Columns:
+    def results(self, held: Columns) -> Results:
         """The aggregates' values of accumulators."""
-        return [to_given(part.kernel.result(held[part.fields]), part.result) for part in self._parts]
+        return Results([to_given(part.kernel.result(held[part.fields]), part.result) for part in self._parts])
 
 
 def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType, *, ansi: bool) -> Accumulators:

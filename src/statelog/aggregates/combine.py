@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.aggregates.accumulators import Accumulators
+from statelog.aggregates.accumulators import Reduction
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.operators.event_time import EventTime
@@ -38,7 +38,7 @@ class PartialAggregates:
     columns: StructType
     keys: Sequence[int]
     """The grouping columns."""
-    accumulators: Accumulators
+    reduction: Reduction
     event_time: EventTime | None
     """The event time of the input."""
 
@@ -48,7 +48,7 @@ class PartialAggregates:
         fields = [self.columns[index] for index in self.keys]
         if self.event_time is not None:
             fields += [self.columns[self.event_time.column], StructField("rows", LongType())]
-        fields += self.accumulators.schema.fields
+        fields += self.reduction.schema.fields
         return StructType([StructField(f"p{index}", field.dataType) for index, field in enumerate(fields)])
 
     @property
@@ -105,12 +105,12 @@ class PartialAggregates:
                 rows.first_of_keys(self.keys),
                 None if self.event_time is None else _newest(batch, self.event_time, groups),
                 groups.sizes,
-                self.accumulators.reduce(self._lifted(batch), groups),
+                self.reduction.reduce(self._lifted(batch), groups),
                 pa.array(rows.keys.hashes.view(np.int64)),
             )
 
     def _lifted(self, rows: pa.RecordBatch) -> Columns:
-        return self.accumulators.lift(rows, pa.array(np.zeros(rows.num_rows, np.int64)))
+        return self.reduction.lift(rows, pa.array(np.zeros(rows.num_rows, np.int64)))
 
     def _made(
         self,

@@ -238,12 +238,8 @@ class _OfOneRow(Aggregate):
         kind = self._require(kind, (DataType,), "a column")
         order: tuple[str, DataType] = ("time_ms", LongType())
         if self.by is not None:
-            if not isinstance(by, _COMPARABLE):
-                shown = "no column" if by is None else by.simpleString()
-                raise ConfigurationError(
-                    f"{type(self).__name__}({self.column!r}, by={self.by!r}): by is {shown}.",
-                    hint=f"It must be {_COMPARABLE_TEXT}.",
-                )
+            assert by is not None
+            require_comparable(by, f"{type(self).__name__}({self.column!r}, by={self.by!r})")
             order = ("by", stored_type(by))
         return BoundAggregate(FirstLastKernel(is_last=isinstance(self, Last)), (("", stored_type(kind)), order), kind)
 
@@ -292,6 +288,14 @@ class CountDistinct(Aggregate):
 
 
 _MOMENTS: Final = (("count", LongType()), ("mean", DoubleType()), ("m2", DoubleType()))
+
+
+def require_comparable(kind: DataType, subject: str) -> None:
+    """Refuse a column that does not order rows."""
+    if not isinstance(kind, _COMPARABLE):
+        raise ConfigurationError(
+            f"{subject}: the column is {kind.simpleString()}.", hint=f"It must be {_COMPARABLE_TEXT}."
+        )
 
 
 def stored_type(kind: DataType) -> DataType:

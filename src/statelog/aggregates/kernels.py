@@ -195,25 +195,32 @@ class FirstLastKernel(Kernel):
 
     def reduce(self, held: Columns, groups: Groups) -> Columns:
         value, by = held
-        rows, has_any = self._rows(by, groups)
-        picked = pa.array(rows, mask=~has_any)
+        picked = self.rows(by, groups)
         return [value.take(picked), by.take(picked)]
 
-    def _rows(self, by: pa.Array, groups: Groups) -> tuple[Int64s, Mask]:
-        valid = _valid(by)
-        if not pa.types.is_primitive(by.type) or pa.types.is_floating(by.type):
-            ranks = pc.rank(by, sort_keys="ascending", tiebreaker="dense").to_numpy()
-        else:
-            whole = by.cast(pa.int32()) if pa.types.is_date32(by.type) else by
-            ranks = _filled(whole.cast(pa.int64()), 0)
-        numbers = ranks.astype(np.int64)
+    def rows(self, by: pa.Array, groups: Groups, *, nulls_are_least: bool = False) -> pa.Array:
+        """The first or last row of each group by order; rows without an order do not count, or come first."""
+        numbers = order_of(by)
+        valid = np.ones(len(by), bool) if nulls_are_least else _valid(by)
         best = np.full(groups.count, np.iinfo(np.int64).min if self._is_last else np.iinfo(np.int64).max)
         extreme: Any = np.maximum if self._is_last else np.minimum
         extreme.at(best, groups.index[valid], numbers[valid])
-        return groups.first_where(valid & (numbers == best[groups.index]), is_last=self._is_last)
+        found, has_any = groups.first_where(valid & (numbers == best[groups.index]), is_last=self._is_last)
+        return pa.array(found, mask=~has_any)
 
 
 # ---- Columns ----
+
+
+def order_of(column: pa.Array) -> Int64s:
+    """Numbers in the order of the values: nulls are least, NaN is greatest."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        whole = column.cast(pa.int32()) if pa.types.is_date32(kind) else column
+        numbers: Int64s = _filled(whole.cast(pa.int64()), 0)
+    else:
+        numbers = pc.rank(column, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    return np.where(_valid(column), numbers, np.iinfo(np.int64).min) if column.null_count else numbers
 
 
 def _filled(column: pa.Array, value: Any) -> npt.NDArray[Any]:

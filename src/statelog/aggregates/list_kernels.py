@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.aggregates.groups import Groups, Int64s
-from statelog.aggregates.kernels import Columns, Kernel
+from statelog.aggregates.kernels import Columns, Kernel, order_of
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, bytes_before
 from statelog.runs.key_columns import encode_column, joined_by_row
@@ -101,9 +101,10 @@ class TopKernel(ListKernel):
     def reduce(self, held: Columns, groups: Groups) -> Columns:
         values, counts = self._joined(held[0], groups)
         owners = np.repeat(np.arange(groups.count), counts)
-        order = values.field(0)
-        descending = pc.rank(order, sort_keys="descending", tiebreaker="dense").to_numpy()
-        rows = np.lexsort((descending, owners))  # stable, so values of one order stay in the order of their rows
+        # The complement turns the order around, the least number included.
+        rows = np.lexsort(
+            (~order_of(values.field(0)), owners)
+        )  # stable, so values of one order stay in the order of their rows
         starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
         places = np.arange(len(rows)) - np.repeat(starts, counts)
         values = values.take(pa.array(rows[places < self._size]))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from statelog.aggregates.accumulators import Accumulators
+from statelog.aggregates.accumulators import Reduction
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListTooLarge
@@ -64,7 +64,7 @@ class KeyedAggregates:
 
     def __init__(
         self,
-        accumulators: Accumulators,
+        reduction: Reduction,
         key_schema: pa.Schema,
         keys: Sequence[int],
         completion: Completion,
@@ -73,7 +73,7 @@ class KeyedAggregates:
         takes_partials: bool,
     ) -> None:
         self.codecs = codecs
-        self._accumulators = accumulators
+        self._reduction = reduction
         self._key_schema = key_schema
         self._keys = keys
         self._completion = completion
@@ -81,7 +81,7 @@ class KeyedAggregates:
         self._output = pa.schema(
             [
                 *key_schema,
-                *[(field.name, arrow_type(field.dataType, "an aggregate")) for field in accumulators.result],
+                *[(field.name, arrow_type(field.dataType, "an aggregate")) for field in reduction.result],
             ]
         )
 
@@ -89,7 +89,7 @@ class KeyedAggregates:
         """Declare the state."""
         completion = self._completion
         last = [StructField(LAST_FIELD, LongType())] if completion.stores_last else []
-        schema = StructType([*last, *self._accumulators.schema.fields])
+        schema = StructType([*last, *self._reduction.schema.fields])
         self._state: ValueColumns = handle.getValueState(STATE, schema, None if last else completion.ttl)
         self._timers: TimerColumns = handle.timers
         self._key_codec = KeyCodec(self._key_schema)
@@ -101,7 +101,7 @@ class KeyedAggregates:
             index = rows.key_index[groups_before : groups_before + batch.num_rows]
             groups_before += batch.num_rows
             with self._key_named(rows.keys):
-                parts.append(self._accumulators.reduce(self._lifted(batch), Groups(index, len(rows.keys))))
+                parts.append(self._reduction.reduce(self._lifted(batch), Groups(index, len(rows.keys))))
         held = parts[0] if len(parts) == 1 else self._merged(parts, rows.keys)
         reduced = pa.RecordBatch.from_arrays(
             [*self._keys_of(rows), *held], names=[f"{index}" for index in range(len(self._key_schema) + len(held))]
@@ -157,9 +157,9 @@ class KeyedAggregates:
 
     def _lifted(self, rows: pa.RecordBatch) -> Columns:
         if self._takes_partials:
-            held: Columns = rows.columns[-len(self._accumulators.schema) :]
+            held: Columns = rows.columns[-len(self._reduction.schema) :]
             return held
-        return self._accumulators.lift(rows, pa.array(np.zeros(rows.num_rows, np.int64)))
+        return self._reduction.lift(rows, pa.array(np.zeros(rows.num_rows, np.int64)))
 
     def _keys_of(self, rows: IndexedRows) -> Columns:
         """The grouping columns of the keys; as in Spark, zeros have no sign there, and NaNs are one."""
@@ -173,7 +173,7 @@ class KeyedAggregates:
         index = [np.arange(len(keys))] * len(parts) if owners is None else owners
         held = [pa.concat_arrays(list(columns)) for columns in zip(*parts, strict=True)]
         with self._key_named(keys):
-            return self._accumulators.reduce(held, Groups(np.concatenate(index), len(keys)))
+            return self._reduction.reduce(held, Groups(np.concatenate(index), len(keys)))
 
     def _last(self, chunk: IndexedRows, moment: Moment) -> Int64s | None:
         """The time of each key's newest row, by the clock of its TTL; None if the state does not hold it."""
@@ -200,7 +200,11 @@ class KeyedAggregates:
         self._timers.register(np.flatnonzero(wanted), ends_ms[wanted])
 
     def _returned(self, keys: Columns, held: Columns) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([*keys, *self._accumulators.results(held)], schema=self._output)
+        results = self._reduction.results(held)
+        if results.owners is not None:
+            owners = pa.array(results.owners)
+            keys = [column.take(owners) for column in keys]
+        return pa.RecordBatch.from_arrays([*keys, *results.columns], schema=self._output)
 
     @contextmanager
     def _key_named(self, keys: KeyBatch) -> Iterator[None]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from statelog.aggregates.operator import KeyedAggregates
+from statelog.aggregates.rows import Deduplicate
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
@@ -248,7 +249,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, WindowOperator | KeyedAggregates):
+    if isinstance(processor, WindowOperator | KeyedAggregates | Deduplicate):
         return processor.codecs
     return FrameCodecs() if uses_frames else RowCodecs()
 

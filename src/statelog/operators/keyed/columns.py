@@ -86,11 +86,14 @@ class ValueColumns(ColumnState):
         self._has: Mask = np.zeros(0, bool)
         self._changed: Mask = np.zeros(0, bool)
 
-    def read(self) -> tuple[Columns, Mask]:
-        """The values of all keys, null where there is none, and which keys have one."""
+    def read(self, alive_after_ms: int | None = None) -> tuple[Columns, Mask]:
+        """The values of all keys, null where there is none, and which keys have one.
+
+        Values that expire up to `alive_after_ms` do not count; by default up to the time of the batch.
+        """
         count = self._require()
         if self._stored is None:
-            self._load(count)
+            self._load(count, alive_after_ms)
         assert self._values is not None
         if self._renews:
             self._changed |= self._has
@@ -123,12 +126,12 @@ class ValueColumns(ColumnState):
             self._values = [pa.nulls(count, field.type) for field in self._state.value_schema]
             self._has, self._changed = np.zeros(count, bool), np.zeros(count, bool)
 
-    def _load(self, count: int) -> None:
+    def _load(self, count: int, alive_after_ms: int | None) -> None:
         state, cursor = self._state, self._cursor
         found = cursor.table_of(state).get_many(state, cursor.keys)
         cursor.loaded_bytes += found.values.nbytes
         positions, values = found.positions, [column.combine_chunks() for column in found.values.columns]
-        live = cursor.live_rows(state, found.expiry)
+        live = cursor.live_rows(state, found.expiry, alive_after_ms)
         if live is not None:
             positions, values = positions[live], [column.filter(pa.array(live)) for column in values]
         stored = np.zeros(count, bool)

@@ -95,12 +95,16 @@ class KeyCursor:
         times = np.where(has_time, np.maximum(watermark_ms, newest) + ttl.duration_ms, by_watermark)
         return pa.array(times, mask=~(has_time | has_watermark))
 
-    def live_rows(self, state: StateDescriptor, expiry: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-        """Mask of the rows that have not expired; None if none has."""
+    def live_rows(
+        self, state: StateDescriptor, expiry: pa.Array, now_ms: int | None = None
+    ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Mask of the rows that have not expired at a time, by default that of the batch; None if none has."""
         if state.expires_by is None or expiry.null_count == len(expiry):
             return None
         times = expiry.fill_null(_NEVER_MS).to_numpy(zero_copy_only=False)
-        live: np.ndarray[Any, np.dtype[np.bool_]] = times > self.moment.now_ms(state.expires_by)
+        live: np.ndarray[Any, np.dtype[np.bool_]] = times > (
+            self.moment.now_ms(state.expires_by) if now_ms is None else now_ms
+        )
         return None if live.all() else live
 
 
