@@ -12,6 +12,16 @@ from .aggregates.functions import (
     Sum,
     Variance,
 )
+from .convert.arrow import (
+    ArrowBatch,
+    ArrowEntries,
+    ArrowHandle,
+    ArrowListState,
+    ArrowMapState,
+    ArrowProcessor,
+    ArrowTimers,
+    ArrowValueState,
+)
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -45,6 +55,14 @@ from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowPr
 __all__ = [
     "Aggregate",
     "AggregateFunction",
+    "ArrowBatch",
+    "ArrowEntries",
+    "ArrowHandle",
+    "ArrowListState",
+    "ArrowMapState",
+    "ArrowProcessor",
+    "ArrowTimers",
+    "ArrowValueState",
     "BroadcastState",
     "CheckpointMetrics",
     "Collect",

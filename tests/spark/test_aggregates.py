@@ -232,7 +232,7 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.agg(total, outputMode="complete")
     with pytest.raises(ConfigurationError, match="no such column"):
         by_user.agg(statelog.Sum("m"))
-    with pytest.raises(ConfigurationError, match="both named 'user'"):
+    with pytest.raises(ConfigurationError, match="two output columns are named 'user'"):
         by_user.agg(user=total)
     with pytest.raises(ConfigurationError, match="not n='sum'"):
         by_user.agg(n="sum")  # type: ignore[arg-type]  # the mistake

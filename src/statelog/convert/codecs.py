@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
+from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
+from statelog.convert.arrow import ArrowCalls
 from statelog.convert.input import FrameInput, RowInput
 from statelog.convert.output import FrameOutput, RowOutput
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Settings
 from statelog.operators.keyed.operator import InputCodec, OutputCodec
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor
+from statelog.runs.times import Moment
 
 _NO_LIMIT_BYTES: Final = (1 << 31) - 1
 _END_OF_TIME_MS: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorCalls:
+    """The parts of an operator that calls of its processor need."""
+
+    columns: list[str]
+    """The input columns."""
+    key_columns: list[int]
+    key_codec: KeyCodec
+    output: StructType
+    states: Mapping[str, StateDescriptor]
+    """By declared name."""
+    times: Callable[[Moment], TimerValues]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +52,10 @@ class ProcessorCodecs(ABC):
     """Whether late rows are dropped before the processor sees them."""
     batch_watermark_ms: ClassVar[int] = -1
     """The watermark of a batch query, milliseconds; this is Spark's."""
+
+    def adapted(self, processor: Any, calls: ProcessorCalls) -> Any:
+        """The processor as a subtask calls it."""
+        return processor
 
     @abstractmethod
     def input(self, columns: list[str]) -> InputCodec | None:
@@ -102,6 +125,16 @@ class ColumnCodecs(ProcessorCodecs):
 
     def output(self, schema: StructType, zone: str, uid: str) -> RowOutput:
         return RowOutput(schema, uid)
+
+
+@dataclass(frozen=True)
+class ArrowCodecs(ColumnCodecs):
+    """Arrow columns, for the user's :class:`statelog.ArrowProcessor`."""
+
+    def adapted(self, processor: Any, calls: ProcessorCalls) -> ArrowCalls:
+        return ArrowCalls(
+            processor, calls.columns, calls.key_columns, calls.key_codec, calls.output, calls.states, calls.times
+        )
 
 
 def recorded_settings(mode: TimeMode, codecs: ProcessorCodecs) -> Settings:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.convert.codecs import ProcessorCodecs, recorded_settings
@@ -98,7 +97,8 @@ class BeforeShuffle(Protocol):
 class SparkArguments:
     """The arguments that Spark's method has too; see :class:`statelog.KeyedStream`."""
 
-    processor: StatefulProcessor
+    processor: Any
+    """A StatefulProcessor, or a processor of columns."""
     output_type: StructType | str
     output_mode: str
     time_mode: str

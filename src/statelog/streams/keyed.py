@@ -18,7 +18,8 @@ from statelog.aggregates.build import (
     plan_top,
 )
 from statelog.aggregates.functions import Aggregate
-from statelog.convert.codecs import FrameCodecs, RowCodecs
+from statelog.convert.arrow import ArrowProcessor
+from statelog.convert.codecs import ArrowCodecs, FrameCodecs, RowCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
@@ -167,6 +168,35 @@ class KeyedStream:
         spark = SparkArguments(statefulProcessor, outputStructType, outputMode, timeMode, initial, eventTimeColumnName)
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
         return apply_keyed(self._frame, spark, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
+
+    def transformWithStateInArrow(
+        self,
+        arrowProcessor: ArrowProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
+    ) -> DataFrame:
+        """Apply a processor that takes the rows of many keys at once, as Arrow columns.
+
+        The parameters, the result and the errors are those of :meth:`transformWithState`; the processor is an
+        :class:`statelog.ArrowProcessor`.
+        """
+        if not isinstance(arrowProcessor, ArrowProcessor):
+            raise ConfigurationError(
+                f"arrowProcessor must be an instance of a subclass of statelog.ArrowProcessor, not {arrowProcessor!r}.",
+                hint="For processors called key by key use transformWithState or transformWithStateInPandas.",
+            )
+        spark = SparkArguments(arrowProcessor, outputStructType, outputMode, timeMode, None, eventTimeColumnName)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return apply_keyed(self._frame, spark, own, ArrowCodecs())
 
     def agg(
         self,
@@ -363,8 +393,7 @@ class KeyedStream:
             event_time_column=event_time_column,
         )
         # A partial aggregate does not tell from which of several inputs its rows came.
-        one_input = own.watermark is None or own.watermark.inputs == 1
-        if plan.step is not None and not one_input:
+        if plan.step is not None and own.watermark is not None and own.watermark.inputs > 1:
             raise ConfigurationError(
                 "With a watermark of several inputs rows cannot be combined before the shuffle.",
                 hint="Pass combine=False.",

@@ -178,7 +178,7 @@ class WindowedStream:
         options: Options | None,
     ) -> DataFrame:
         arguments = SparkArguments(
-            processor=plan.operator,  # type: ignore[arg-type]  # it has these methods, and gets groups of rows
+            processor=plan.operator,  # it gets groups of rows
             output_type=plan.output,
             output_mode="append",
             time_mode=plan.time_mode,

@@ -15,7 +15,8 @@ from statelog.aggregates.rows import Deduplicate
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.convert.codecs import FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
+from statelog.convert.arrow import ArrowProcessor
+from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
@@ -251,6 +252,8 @@ class KeyedQuery:
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
     if isinstance(processor, WindowOperator | KeyedAggregates | Deduplicate):
         return processor.codecs
+    if isinstance(processor, ArrowProcessor):
+        return ArrowCodecs()
     return FrameCodecs() if uses_frames else RowCodecs()
 
 

@@ -71,6 +71,11 @@ class ColumnState(ABC):
     def _expiry(self, positions: Positions) -> pa.Array | None:
         return None if self._ttl is None else self._cursor.expiry_column(self._ttl, positions)
 
+    @property
+    def key_count(self) -> int:
+        """The number of keys in the chunk."""
+        return len(self._cursor.keys)
+
     def _require(self) -> int:
         """The number of keys in the chunk; raises ProcessorError outside of the processor's calls."""
         self._cursor.require(f"state '{self._state.name}'")
@@ -117,7 +122,12 @@ class ValueColumns(ColumnState):
 
     def clear(self, positions: Positions | Mask) -> None:
         """Remove the values of some keys."""
-        self._begin(self._require())
+        count = self._require()
+        self._begin(count)
+        assert self._values is not None
+        kept = np.ones(count, bool)
+        kept[positions] = False
+        self._values = [pc.if_else(pa.array(kept), column, pa.scalar(None, column.type)) for column in self._values]
         self._has[positions] = False
         self._changed[positions] = True
 
