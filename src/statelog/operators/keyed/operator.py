@@ -91,8 +91,8 @@ class KeyedOperator:
     uid: str
     processor: Processor
     key_codec: KeyCodec
-    decode_key: Callable[[bytes], tuple[Any, ...]]
-    """Makes the processor's key from canonical bytes."""
+    decode_keys: Callable[[Sequence[bytes]], list[tuple[Any, ...]]]
+    """Makes the processor's keys from canonical bytes."""
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec

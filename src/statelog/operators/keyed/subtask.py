@@ -225,7 +225,7 @@ class KeyedSubtask:
 
     def _keys_of(self, window: KeyChunk, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
-        with _operator_named(self._operator.uid):
+        with _operator_named(self._operator.uid), rare_garbage_collection():
             return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
 
     # ---- Timers ----
@@ -259,7 +259,8 @@ class KeyedSubtask:
         key_of = np.cumsum(is_first) - 1
         found = rows.take(firsts)
         window_keys = KeyBatch(found.hashes, found.keys.cast(pa.binary()))
-        keys = [operator.decode_key(key) for key in window_keys.keys.to_pylist()]
+        with rare_garbage_collection():
+            keys = operator.decode_keys(window_keys.keys.to_pylist())
         times = due.times_ms[start:end]
         self._open(window_keys, keys)
         if self._needs_event_ms:
@@ -276,7 +277,7 @@ class KeyedSubtask:
                 fired.append(position)
                 outputs.starts.append(len(outputs.taken))
                 yield fire(keys[position], timer_values, info(time_ms))
-                timers.delete(time_ms)
+                timers.note_fired(time_ms)
 
         outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)
