@@ -92,7 +92,7 @@ class MemoryTable(StateTable):
 
     def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
         held = self._states.get(state.name, {}).get(key)
-        return _EntriesInMemory(state, {} if held is None else dict(held.entries))
+        return _EntriesInMemory(state, {} if held is None else held.entries)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         positions: list[int] = []
@@ -123,8 +123,6 @@ class MemoryTable(StateTable):
 
 
 class _EntriesInMemory(KeyEntries):
-    """The entries of a key: a copy of the references to them, as the table changes its own."""
-
     def __init__(self, state: StateDescriptor, entries: dict[bytes, _Row]) -> None:
         self._state = state
         self._entries = entries
@@ -137,21 +135,26 @@ class _EntriesInMemory(KeyEntries):
         return FoundEntry(values, expiry[0].as_py())
 
     def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
-        entries = sorted(self._entries)
+        # The references are copied now, as the table changes its dictionary.
+        return self._pages_of(sorted(self._entries), dict(self._entries), max_entries, max_bytes)
+
+    def _pages_of(
+        self, names: list[bytes], entries: dict[bytes, _Row], max_entries: int, max_bytes: int
+    ) -> Iterator[EntryRows]:
         pace = Pace(max_bytes, _FIRST_ROWS, max_entries)
         start = 0
-        while start < len(entries):
-            rows = [self._entries[entry] for entry in entries[start : start + pace.rows]]
+        while start < len(names):
+            rows = [entries[name] for name in names[start : start + pace.rows]]
             values, expiry = _to_columns(self._state, rows, max_bytes)
-            pace.learn(len(rows), values.nbytes)
             first = 0
             for batch in values.to_batches():
-                count = batch.num_rows
-                names = pa.chunked_array([entries[start + first : start + first + count]], pa.binary())
-                page = pa.Table.from_batches([batch])
-                yield EntryRows(np.zeros(count, np.int64), page, expiry.slice(first, count), names)
-                first += count
+                end = first + batch.num_rows
+                page = pa.chunked_array([names[start + first : start + end]], pa.binary())
+                positions = np.zeros(end - first, np.int64)
+                yield EntryRows(positions, pa.Table.from_batches([batch]), expiry.slice(first, end - first), page)
+                first = end
             start += len(rows)
+            pace.learn(len(rows), values.nbytes)
 
 
 def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescriptor) -> None:

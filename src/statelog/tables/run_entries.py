@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -54,23 +55,15 @@ class EntriesInRuns(KeyEntries):
                     return
 
     def find(self, entry: bytes) -> FoundEntry | None:
-        found = None
-        for rows in self._opened:
+        for rows in itertools.chain(self._opened, self._unopened):
             found = rows.find(entry)
             if found is not None:
-                break
-        else:
-            for rows in self._unopened:
-                found = rows.find(entry)
-                if found is not None:
-                    break
-            else:
-                return None if self._older is None else self._older.find(entry)
-        block, row = found
-        if block.operations[row] != _PUT:
-            return None
-        changes = block.take(np.array([row]))
-        return FoundEntry(changes.select(self._value_columns), changes.column(EXPIRY_COLUMN)[0].as_py())
+                block, row = found
+                if block.operations[row] != _PUT:
+                    return None
+                changes = block.take(np.array([row]))
+                return FoundEntry(changes.select(self._value_columns), changes.column(EXPIRY_COLUMN)[0].as_py())
+        return None if self._older is None else self._older.find(entry)
 
     def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
         sources = [*self._opened, *self._unopened]

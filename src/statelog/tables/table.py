@@ -88,10 +88,7 @@ class FoundEntry:
 
 
 class KeyEntries(ABC):
-    """The entries of one key in a list or map state, however many there are.
-
-    They stay as they are, whatever happens to the table, until that is closed.
-    """
+    """The entries of one key in a list or map state, however many there are."""
 
     @abstractmethod
     def find(self, entry: bytes) -> FoundEntry | None:
@@ -101,7 +98,8 @@ class KeyEntries(ABC):
     def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
         """All entries in order, in pages with at least one entry, and more only up to both limits.
 
-        Each page is read when it is asked for. All positions are 0.
+        Each page is read when it is asked for, and shows the state as of the call; ProcessorError if the table is closed
+        by then and must be open for that. All positions are 0.
         """
 
 

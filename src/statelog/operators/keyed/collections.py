@@ -20,6 +20,9 @@ from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
 
+# Python 3.11 takes longer to look up a member of an enumeration than to append it to a list.
+_PUT, _DELETE, _CLEAR = Operation.PUT, Operation.DELETE, Operation.CLEAR
+
 
 class _EntryChanges:
     """Changes of entries in the order of a run, which are handed on together or, of large keys, in parts."""
@@ -40,7 +43,7 @@ class _EntryChanges:
         self.positions.extend([position] * count)
         self.entries.extend(entries)
         self.values.extend(values)
-        self.operations.extend([Operation.PUT] * count)
+        self.operations.extend([_PUT] * count)
 
     def add(self, position: int, entry: bytes, value: Row | None, operation: Operation) -> None:
         """Add one change."""
@@ -148,7 +151,7 @@ class ListState(_CollectionState):
         made = self._changes(changes)
         for position, writes in sorted(self._writes.items()):
             if writes.is_cleared and not self._stored.is_known_empty(position):
-                made.add(position, b"", None, Operation.CLEAR)
+                made.add(position, b"", None, _CLEAR)
             elif writes.is_renewed and self._is_paged(position, writes):
                 for page in self._stored.pages(position):
                     made.put(position, [entry for entry, _ in page], [row for _, row in page])
@@ -303,15 +306,15 @@ class MapState(_CollectionState):
         for position, writes in sorted(self._writes.items()):
             known_empty = self._stored.is_known_empty(position)
             if writes.is_cleared and not known_empty:
-                made.add(position, b"", None, Operation.CLEAR)
+                made.add(position, b"", None, _CLEAR)
             puts = sorted(writes.puts.items())
             if writes.is_renewed:
                 puts = self._renew(made, position, puts)
             for entry, row in puts:
                 if row is not None:
-                    made.add(position, entry, row, Operation.PUT)
+                    made.add(position, entry, row, _PUT)
                 elif not writes.is_cleared and not known_empty:
-                    made.add(position, entry, None, Operation.DELETE)
+                    made.add(position, entry, None, _DELETE)
         made.hand_on()
 
     def _renew(
@@ -322,7 +325,7 @@ class MapState(_CollectionState):
             if page:
                 reached = bisect_right(puts, page[-1][0], key=itemgetter(0))
                 for entry, row in sorted({**dict(page), **dict(puts[:reached])}.items()):
-                    made.add(position, entry, row, Operation.DELETE if row is None else Operation.PUT)
+                    made.add(position, entry, row, _DELETE if row is None else _PUT)
                 puts = puts[reached:]
                 made.hand_on()
         return puts

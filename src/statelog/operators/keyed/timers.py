@@ -88,13 +88,14 @@ class Timers:
         positions: list[int] = []
         entries: list[bytes] = []
         operations: list[int] = []
+        put, delete = Operation.PUT, Operation.DELETE
         for position, writes in sorted(self._writes.items()):
             known_empty = self._stored.is_known_empty(position)
             for entry, is_set in sorted(writes.items()):
                 if is_set or not known_empty:
                     positions.append(position)
                     entries.append(entry)
-                    operations.append(Operation.PUT if is_set else Operation.DELETE)
+                    operations.append(put if is_set else delete)
         # A deletion carries its time too, so that a search by time finds it.
         times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
