@@ -164,6 +164,16 @@ def test_rows_of_a_key_are_those_that_a_look_at_every_row_finds(rows: int, seed:
             assert [block.batch.column(2)[row].as_py() for block, row in stretches] == sorted(own)
 
 
+def test_large_entries_are_found_however_often_they_are_searched() -> None:
+    entries = [number.to_bytes(2, "big") * 10_000 for number in range(1, 600, 2)]
+    table = RunsTable([make_run(MAP, [(5, b"k", entry, Operation.PUT, str(entry[1])) for entry in entries])])
+    found = table.entries_of(MAP, 5, b"k")
+    for number in random.Random(1).sample(range(600), 600):
+        entry = found.find(number.to_bytes(2, "big") * 10_000)
+        assert (entry is not None) == (number % 2 == 1)
+        assert entry is None or entry.values.column(0).to_pylist() == [str(number % 256)]
+
+
 def row_at(block: RunBlock, row: int) -> tuple[int, str | None]:
     return int(block.operations[row]), block.batch.column(5)[row].as_py()
 

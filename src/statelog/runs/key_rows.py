@@ -14,7 +14,9 @@ from statelog.runs.reader import RunBlock, RunSection
 
 _CLEAR: Final = int(Operation.CLEAR)
 _SAMPLED_ROWS: Final = 64
-"""Of the entries of a key that is searched often one in so many is kept in memory."""
+"""If a block is searched often for a key, one in so many of its entries is kept in memory, or fewer."""
+_SAMPLED_BYTES: Final = 1 << 16
+"""About as many bytes of a block's entries are kept at most."""
 _OFTEN: Final = 32
 """From so many searches on, taking the samples has paid."""
 
@@ -29,6 +31,10 @@ class BinaryValues:
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
+
+    def size_bytes(self, low: int, high: int) -> int:
+        """Size of the values from `low` up to, not including, `high`."""
+        return self._offsets[high] - self._offsets[low]
 
     def __getitem__(self, row: int) -> bytes:
         return self._data[self._offsets[row] : self._offsets[row + 1]].tobytes()
@@ -94,12 +100,13 @@ class KeyRows:
 class _RowsInBlock:
     """The rows of a key in one block, from `low` up to, not including, `high`."""
 
-    __slots__ = ("_column", "_keys", "_samples", "_searches", "entries", "high", "low")
+    __slots__ = ("_column", "_keys", "_samples", "_searches", "_step", "entries", "high", "low")
 
     def __init__(self, block: RunBlock, key_hash: int, key: bytes) -> None:
         self._keys, self._column = block.batch.column(1), block.batch.column(2)
         self.entries = BinaryValues(self._column)
         self._samples: list[bytes] | None = None
+        self._step = 0
         self._searches = 0
         wanted = np.uint64(key_hash)
         low = int(block.hashes.searchsorted(wanted, "left"))
@@ -126,15 +133,16 @@ class _RowsInBlock:
         if not entry:
             high = low  # no other sorts before it
         elif self._samples is not None:
-            high = low + bisect_left(self._samples, entry) * _SAMPLED_ROWS
+            step = self._step
+            high = low + bisect_left(self._samples, entry) * step
             if high > end:
                 high = end
-            if high - _SAMPLED_ROWS > low:
-                low = high - _SAMPLED_ROWS
+            if high - step > low:
+                low = high - step
         else:
             self._searches += 1
             if self._searches == _OFTEN:
-                sampled = np.arange(low, high, _SAMPLED_ROWS)
-                self._samples = self._column.take(pa.array(sampled)).to_pylist()
+                self._step = max(_SAMPLED_ROWS, self.entries.size_bytes(low, high) // _SAMPLED_BYTES)
+                self._samples = self._column.take(pa.array(np.arange(low, high, self._step))).to_pylist()
         row = bisect_left(self.entries, entry, low, high)
         return row if row < end and self.entries[row] == entry else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ _ENTRIES_PER_LOOKUP: Final = 256
 _PAGES_OF_SLICE: Final = 4
 """A page has this part of the bytes that are worked on at once: its rows are Python objects."""
 _FEW_ENTRIES: Final = 256
-"""Enough to see whether there is any."""
+"""Mostly enough to see whether there is any."""
 _NEVER_MS: Final = (1 << 63) - 1
 
 
@@ -139,7 +140,10 @@ class EntryWindow:
 
     def has_entries(self, position: int, but: Container[bytes] = ()) -> bool:
         """Whether a large key has a stored entry, other than some."""
-        return any(entry not in but for page in self.pages(position, _FEW_ENTRIES) for entry, _ in page)
+        few = itertools.islice(self.pages(position, _FEW_ENTRIES), 1)
+        return any(entry not in but for page in few for entry, _ in page) or any(
+            entry not in but for page in self.pages(position) for entry, _ in page
+        )
 
     def _decoded(self, page: EntryRows) -> list[tuple[bytes, Row]]:
         entries, values = page.entries, page.values
