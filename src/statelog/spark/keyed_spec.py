@@ -70,7 +70,7 @@ class KeyedSpec(TaskSpec):
             uid=self.uid,
             processor=self.codecs.adapted(pickle.loads(self.processor), calls),
             key_codec=key_codec,
-            decode_key=key_decoder(key_codec, self.session_zone),
+            decode_keys=key_decoder(key_codec, self.session_zone),
             states=states.kept,
             batch_states=states.batch,
             deleted_states=states.deleted,

@@ -21,6 +21,7 @@ Words:
 - key chunk: successive keys of a batch that are processed together. (A *window* in prose is always a user's window.)
 - position: the index of a key in its chunk.
 - entry: a list element, map entry or timer of a key, with an entry key that orders it within the key.
+- large key: its entries are too many or too large to be fetched with those of other keys; they are read in pages.
 - phase: initial state, rows, or timers of a batch. Each reads the changes of those before it.
 - part: a run with some of a batch's changes. Parts are encoded before the batch ends, so that they can be uploaded.
 

@@ -116,8 +116,8 @@ class ColumnCaller(Caller):
             raise self.failure(error, "process") from error
 
     def _open(self, keys: KeyBatch) -> None:
-        decode = self._operator.decode_key
-        self._open_keys(keys, lambda position: repr(tuple(decode(keys.keys[position].as_py()))))
+        decode = self._operator.decode_keys
+        self._open_keys(keys, lambda position: repr(tuple(decode([keys.keys[position].as_py()])[0])))
 
     def _outputs(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Make one call of the processor, and yield its output, at least one batch; the last comes after the flush."""

@@ -28,6 +28,8 @@ Mask = npt.NDArray[np.bool_]
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
 _PHASE_SHIFT: Final = 30
+_MOST_BYTES: Final = 1 << 30
+"""Limit of the entries of a key chunk."""
 
 
 @dataclass(frozen=True)
@@ -285,10 +287,10 @@ class EntryColumns(ColumnState):
         found = cursor.table_of(state).entries(state, cursor.keys)
         size_bytes = found.entries.nbytes + found.values.nbytes
         cursor.loaded_bytes += size_bytes
-        if size_bytes > cursor.budget.key_bytes:
+        if size_bytes > _MOST_BYTES:
             raise ProcessorError(
                 f"state '{state.name}': the entries of {len(cursor.keys):,} keys take {size_bytes:,} bytes; at most"
-                f" {cursor.budget.key_bytes:,} can be read as a whole.",
+                f" {_MOST_BYTES:,} can be read as a whole.",
                 kind=ErrorKind.TOO_LARGE,
                 hint="Spread the entries over several keys, or clear() the state.",
             )

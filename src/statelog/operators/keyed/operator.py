@@ -118,8 +118,8 @@ class KeyedOperator:
     processor: Any
     """A :class:`Processor`, or a :class:`statelog.operators.keyed.column_caller.ColumnProcessor`."""
     key_codec: KeyCodec
-    decode_key: Callable[[bytes], tuple[Any, ...]]
-    """Makes the processor's key from canonical bytes."""
+    decode_keys: Callable[[Sequence[bytes]], list[tuple[Any, ...]]]
+    """Makes the processor's keys from canonical bytes."""
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec
