@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ArrowBatch, ArrowProcessor, ArrowTimers, ProcessorError, Step
+from statelog.runs.byte_slices import Budget
 from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
 
 INPUT = "user string, n long"
 
@@ -152,6 +155,21 @@ def test_what_is_written_is_read_back_in_the_same_call() -> None:
         return None
 
     assert run(act) == []
+
+
+def test_chunks_are_bounded_by_the_bytes_of_lists_and_maps() -> None:
+    def act(self: Any, batch: ArrowBatch) -> Any:
+        self.map.put(batch.key_index, {"k": batch.rows["n"]}, {"n": batch.rows["n"]})
+        users = batch.keys.column("user")
+        return pa.table({"user": users, "n": np.full(len(users), len(users))})
+
+    rows = [(str(user), n) for user in range(4) for n in range(100)]
+    with Harness(Scripted(act), input=INPUT, output="user string, n int", keys=["user"], parallelism=1) as query:
+        local = parts_of(query).query
+        assert isinstance(local.operator, LocalKeyedOperator)
+        local.operator = local.operator.with_budget(Budget(slice_bytes=2_000))
+        assert [row.n for row in query.push(rows)] == [1, 1, 1, 1], "by the rows"
+        assert [row.n for row in query.push(rows[::100])] == [1, 1, 1, 1], "by the entries"
 
 
 @pytest.mark.parametrize(

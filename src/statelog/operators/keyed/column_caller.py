@@ -107,7 +107,13 @@ class ColumnCaller(Caller):
                 if self._operator.event_time is not None:
                     whole = replace(whole, newest_ms=_newest_ms(whole, self._operator.event_time))
                 whole = self._reduced(whole)
-            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes)
+            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes, self._entry_bytes(whole.keys))
+
+    def _entry_bytes(self, keys: KeyBatch) -> npt.NDArray[np.int64] | None:
+        """The size of each key's lists and maps; None if the operator has none."""
+        table, states = self.changes.table, [binding.descriptor for binding in self._operator.states]
+        counts = [table.count_entries(state, keys) for state in states if state.kind.has_entries]
+        return sum((count.size_bytes for count in counts), np.zeros(len(keys), np.int64)) if counts else None
 
     def _reduced(self, whole: IndexedRows) -> IndexedRows:
         try:

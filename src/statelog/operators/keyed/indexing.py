@@ -39,16 +39,24 @@ class IndexedRows:
         firsts = pa.array(self.firsts)
         return [self.rows[0].column(column).take(firsts) for column in columns]
 
-    def cut(self, max_keys: Callable[[], int], max_bytes: int) -> Iterator[IndexedRows]:
-        """Cut the keys into chunks of bounded size; `max_keys` is asked before each chunk."""
+    def cut(
+        self, max_keys: Callable[[], int], max_bytes: int, state_bytes: Int64s | None = None
+    ) -> Iterator[IndexedRows]:
+        """Cut the keys into chunks of bounded size; `max_keys` is asked before each chunk.
+
+        `state_bytes`, shape (keys,), are added to the size of the keys' rows.
+        """
         count, start = len(self.keys), 0
-        if len(self.rows) > 1 or (count <= max_keys() and self.rows[0].nbytes <= max_bytes):
+        size_bytes = self.rows[0].nbytes + (0 if state_bytes is None else int(state_bytes.sum()))
+        if len(self.rows) > 1 or (count <= max_keys() and size_bytes <= max_bytes):
             yield self
             return
         rows = self.rows[0]
         order = np.argsort(self.key_index, kind="stable")
         starts = np.searchsorted(self.key_index[order], np.arange(count + 1))
         ends = np.concatenate(([0], np.cumsum(np.diff(row_ends(rows))[order])))[starts]
+        if state_bytes is not None:
+            ends = ends + np.concatenate(([0], np.cumsum(state_bytes)))
         while start < count:
             end = int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1
             end = max(start + 1, min(end, start + max_keys(), count))
