@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statelog
-from statelog import Step, Ttl, Watermark
+from statelog import Options, Step, Ttl, Watermark
 from statelog.aggregates.build import (
     KeyedDefinition,
     KeyedPlan,
@@ -250,11 +250,16 @@ class ByTime:
 
 
 @settings(max_examples=60)
-@given(STORIES, st.none() | st.integers(1, 6), st.sampled_from([None, 2]))
-def test_updates(story: list[Batch], ttl_ms: int | None, few: int | None) -> None:
+@given(
+    STORIES,
+    st.none() | st.integers(1, 6),
+    st.sampled_from([None, 2]),
+    st.sampled_from(["runs", "memory", "rocksdb"]),
+)
+def test_updates(story: list[Batch], ttl_ms: int | None, few: int | None, table: Any) -> None:
     plan = planned(["user"], ttl=ttl_ms)
     hashes = None if few is None else (lambda key: len(str(key)) % few)
-    with harness(plan, ["user"], keyHash=hashes) as query:
+    with harness(plan, ["user"], keyHash=hashes, options=Options(table=table)) as query:
         run(query, story, Updates(ttl_ms))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -183,6 +184,19 @@ def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_p
     add_json(tmp_path / "input", [late])
     (rows,) = _run(own, tmp_path, "append")
     assert sorted(map(tuple, rows)) == [("a", 40), ("b", 40), ("c", 40)]
+
+
+def test_an_aggregate_is_added_and_one_removed(spark: SparkSession, tmp_path: Path) -> None:
+    add_json(tmp_path / "input", [_events(0)])
+    by_user = statelog.key_by(_stream(spark, tmp_path), "user")
+    _run(by_user.agg(rows=statelog.Count(), least=statelog.Min("n"), parallelism=2), tmp_path, "update")
+    add_json(tmp_path / "input", [_events(1)])
+    added = by_user.agg(most=statelog.Max("n"), mean=statelog.Mean("n"), rows=statelog.Count(), parallelism=3)
+    (rows,) = _run(added, tmp_path, "update")
+    assert sorted(map(tuple, rows)) == [("a", 27, 13.5, 20), ("b", 28, 14.5, 20), ("c", 29, 15.5, 20)]
+    add_json(tmp_path / "input", [_events(2)])
+    with pytest.raises(StreamingQueryException, match="aggregate rows"):
+        _run(by_user.agg(rows=statelog.Sum("n"), parallelism=2), tmp_path, "update")
 
 
 def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:

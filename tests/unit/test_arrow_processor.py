@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import statelog
-from statelog import ArrowBatch, ArrowProcessor, ArrowTimers, ProcessorError, Step
+from statelog import ArrowBatch, ArrowProcessor, ArrowTimers, Options, ProcessorError, Step
 from statelog.runs.byte_slices import Budget
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
@@ -85,12 +85,15 @@ STORIES = st.lists(
 
 
 @settings(max_examples=60)
-@given(STORIES)
-def test_states_and_timers_of_many_keys(story: list[Any]) -> None:
+@given(STORIES, st.sampled_from(["runs", "memory", "rocksdb"]))
+def test_states_and_timers_of_many_keys(story: list[Any], table: Any) -> None:
     held: dict[Any, list[int]] = defaultdict(list)
     timers: dict[Any, set[int]] = defaultdict(set)
     now_ms = 0
-    with Harness(Everything(), input=INPUT, output=OUTPUT, keys=["user"], timeMode="ProcessingTime") as query:
+    options = Options(table=table)
+    with Harness(
+        Everything(), input=INPUT, output=OUTPUT, keys=["user"], timeMode="ProcessingTime", options=options
+    ) as query:
         for rows, advance_ms, crash, parallelism, repeats in story:
             now_ms += advance_ms
             if parallelism is not None:
