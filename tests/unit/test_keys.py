@@ -116,6 +116,7 @@ def test_columns_and_single_keys_agree(case: tuple[pa.Schema, list[tuple[Any, ..
     assert [column.type for column in decoded] == schema.types
     rows = [tuple(column[row].as_py() for column in decoded) for row in range(len(keys))]
     assert comparables(schema, rows) == expected
+    assert comparables(schema, codec.decode_all(encoded)) == expected
     for (first, first_data), (second, second_data) in itertools.product(zip(expected, encoded, strict=True), repeat=2):
         assert (first_data == second_data) == (first == second)
 

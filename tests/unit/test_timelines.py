@@ -28,7 +28,7 @@ from statelog.runs.times import Moment
 from statelog.runs.writer import encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
-from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, StateTable
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries, StateTable
 from tests.contract.table_contract import make_keys
 
 NUMBERS = row_codec(StructType().add("n", "long"), "state 'numbers'")
@@ -343,10 +343,17 @@ class Counting(RunsTable):
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         return self._counted(super().entries(state, keys))
 
-    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
-        page = super().entries_between(state, key, wanted)
-        self._counted(page.rows)
-        return page
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        entries = super().entries_of(state, key_hash, key)
+        read = entries.between
+
+        def between(wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
+            page = read(wanted, max_entries, max_bytes)
+            self._counted(page.rows)
+            return page
+
+        entries.between = between  # type: ignore[method-assign]  # it counts
+        return entries
 
     def _counted(self, rows: EntryRows) -> EntryRows:
         self.read += len(rows.positions)

@@ -21,7 +21,7 @@ from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import NO_TIME_MS, Moment
 from statelog.spark.keyed_spec import NO_ROWS
 from statelog.tables.runs import RunsTable
-from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch
+from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import KeyedQuery
@@ -44,10 +44,17 @@ class Counting(RunsTable):
         self.counts[state.name] = self.counts.get(state.name, 0) + len(found.positions)
         return found
 
-    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
-        page = super().entries_between(state, key, wanted)
-        self.counts[state.name] = self.counts.get(state.name, 0) + len(page.rows.positions)
-        return page
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        entries = super().entries_of(state, key_hash, key)
+        read = entries.between
+
+        def between(wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
+            page = read(wanted, max_entries, max_bytes)
+            self.counts[state.name] = self.counts.get(state.name, 0) + len(page.rows.positions)
+            return page
+
+        entries.between = between  # type: ignore[method-assign]  # it counts
+        return entries
 
 
 class Count(statelog.WindowProcessor):

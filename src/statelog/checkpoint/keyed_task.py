@@ -279,6 +279,7 @@ class KeyedTask:
             has_backlog=maintenance.has_backlog,
             restore_s=restoring.took_s,
             restored_bytes=restoring.known_bytes,
+            adds_floats=self.operator.adds_floats,
         )
         reply = attempt.call(ack, changeset.payload + materialized.payload)
         outcome = require_reply(reply, Acked, "an ack").job

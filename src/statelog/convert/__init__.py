@@ -15,6 +15,8 @@ A value on its way:
    unchanged, and converts stored values back.
 5. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
 
+An ``ArrowProcessor`` gets and returns columns; ``arrow`` names them, and checks those that it returns or writes.
+
 Words:
 
 - storage type: the Arrow type of a field in runs, snapshots and output; timestamps are UTC microseconds, for instance.

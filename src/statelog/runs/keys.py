@@ -12,7 +12,7 @@ The grouping keys of a batch are encoded column by column, the keys of map entri
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -80,6 +80,10 @@ class KeyCodec:
                 self._decoded.clear()
             key = self._decoded[data] = self._decode(data)
         return key
+
+    def decode_all(self, keys: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        """Decode keys that are hardly ever decoded again."""
+        return [self._decode(key) for key in keys]
 
     def _decode(self, data: bytes) -> tuple[Any, ...]:
         values: list[Any] = []

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.runs.byte_slices import BUDGET, in_parts, to_array
+from statelog.runs.byte_slices import BUDGET, Pace, in_parts, to_array
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
-from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.table import (
+    EntryCounts,
+    EntryPage,
+    EntryRange,
+    EntryRows,
+    FoundEntry,
+    KeyBatch,
+    KeyEntries,
+    StateTable,
+    TimerRows,
+    ValueRows,
+)
 
-_FIRST_ROWS: Final = 16
+_FIRST_ROWS: Final = 256
+"""Rows of the first page, from whose size the next one is derived."""
 _GROWTH: Final = 4
-"""A page has this many times more rows until it would have more than that part of a slice."""
 
 _Row = tuple[Any, ...]
 """An entry: the state's description when it was written, then expiry and value, in the order of a run's columns."""
@@ -30,19 +40,11 @@ _Row = tuple[Any, ...]
 class _Key:
     """The entries of one key in one state, and the key's hash."""
 
-    __slots__ = ("entries", "entry_order", "key_hash")
+    __slots__ = ("entries", "key_hash")
 
     def __init__(self, key_hash: int, entries: dict[bytes, _Row]) -> None:
         self.key_hash = key_hash
         self.entries = entries
-        self.entry_order: list[bytes] | None = None
-        """The entry keys in order, once somebody needs it; who adds or removes entries sets it to None."""
-
-    def ordered(self) -> list[bytes]:
-        """The entry keys in order."""
-        if self.entry_order is None:
-            self.entry_order = sorted(self.entries)
-        return self.entry_order
 
 
 class MemoryTable(StateTable):
@@ -77,19 +79,24 @@ class MemoryTable(StateTable):
         branched.apply([run])
         return branched
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         positions: list[int] = []
         rows: list[_Row] = []
         for position, entries in enumerate(self._entries_of(state, keys)):
-            row = entries.get(entry)
+            row = entries.get(b"")
             if row is not None:
                 positions.append(position)
                 rows.append(row)
         values, expiry = _to_columns(state, rows)
         return ValueRows(np.array(positions, np.int64), values, expiry)
 
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        return np.array([len(entries) for entries in self._entries_of(state, keys)], np.int64)
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryCounts:
+        counts = [len(entries) for entries in self._entries_of(state, keys)]
+        return EntryCounts(np.array(counts, np.int64), np.zeros(len(keys), np.int64))
+
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        held = self._states.get(state.name, {}).get(key)
+        return _EntriesInMemory(state, {} if held is None else held.entries)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         positions: list[int] = []
@@ -102,25 +109,6 @@ class MemoryTable(StateTable):
                 rows.append(row)
         values, expiry = _to_columns(state, rows)
         return EntryRows(np.array(positions, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
-
-    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
-        held = self._states.get(state.name, {}).get(key.keys[0].as_py()) or _Key(0, {})
-        ordered = held.ordered()
-        low = bisect_left(ordered, wanted.first)
-        high = bisect_left(ordered, wanted.end, low)
-        most, count = min(high - low, wanted.most), _FIRST_ROWS
-        while True:
-            count = min(count, most)
-            found = ordered[high - count : high] if wanted.from_end else ordered[low : low + count]
-            values, expiry = _to_columns(state, [held.entries[entry] for entry in found])
-            if count == most or values.nbytes * _GROWTH > BUDGET.slice_bytes // _GROWTH:
-                break
-            count *= _GROWTH
-        rest = None
-        if count < high - low:
-            _, rest = wanted.cut(ordered[high - count] if wanted.from_end else ordered[low + count])
-        rows = EntryRows(np.zeros(count, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
-        return EntryPage(rows, rest)
 
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         due = sorted(
@@ -138,27 +126,83 @@ class MemoryTable(StateTable):
         return [held[key].entries if key in held else {} for key in keys.keys.to_pylist()]
 
 
+class _EntriesInMemory(KeyEntries):
+    def __init__(self, state: StateDescriptor, entries: dict[bytes, _Row]) -> None:
+        self._state = state
+        self._entries = entries
+        self._in_order: tuple[list[bytes], dict[bytes, _Row]] | None = None
+
+    def find(self, entry: bytes) -> FoundEntry | None:
+        row = self._entries.get(entry)
+        if row is None:
+            return None
+        values, expiry = _to_columns(self._state, [row])
+        return FoundEntry(values, expiry[0].as_py())
+
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        # The references are copied now, as the table changes its dictionary.
+        return self._pages_of(sorted(self._entries), dict(self._entries), max_entries, max_bytes)
+
+    def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
+        if self._in_order is None:
+            # The references are copied now, as the table changes its dictionary.
+            self._in_order = sorted(self._entries), dict(self._entries)
+        names, entries = self._in_order
+        low = bisect_left(names, wanted.first)
+        high = bisect_left(names, wanted.end, low)
+        count, most = _FIRST_ROWS, min(high - low, max_entries)
+        while True:
+            count = min(count, most)
+            found = names[high - count : high] if wanted.from_end else names[low : low + count]
+            values, expiry = _to_columns(self._state, [entries[name] for name in found])
+            if count == most or values.nbytes * _GROWTH > max_bytes:
+                break
+            count *= _GROWTH
+        rest = None
+        if count < high - low:
+            _, rest = wanted.cut(names[high - count] if wanted.from_end else names[low + count])
+        rows = EntryRows(np.zeros(count, np.int64), values, expiry, pa.chunked_array([found], pa.binary()))
+        return EntryPage(rows, rest)
+
+    def _pages_of(
+        self, names: list[bytes], entries: dict[bytes, _Row], max_entries: int, max_bytes: int
+    ) -> Iterator[EntryRows]:
+        pace = Pace(max_bytes, _FIRST_ROWS, max_entries)
+        start = 0
+        while start < len(names):
+            rows = [entries[name] for name in names[start : start + pace.rows]]
+            values, expiry = _to_columns(self._state, rows, max_bytes)
+            first = 0
+            for batch in values.to_batches():
+                end = first + batch.num_rows
+                page = pa.chunked_array([names[start + first : start + end]], pa.binary())
+                positions = np.zeros(end - first, np.int64)
+                yield EntryRows(positions, pa.Table.from_batches([batch]), expiry.slice(first, end - first), page)
+                first = end
+            start += len(rows)
+            pace.learn(len(rows), values.nbytes)
+
+
 def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescriptor) -> None:
     columns = [column.to_pylist() for column in rows.columns[: VALUE_COLUMN + len(state.value_schema)]]
     for key_hash, key, entry, operation, *row in zip(*columns, strict=True):
         if operation == Operation.CLEAR:
             keys.pop(key, None)
         elif operation == Operation.PUT:
-            held = keys.setdefault(key, _Key(key_hash, {}))
-            held.entries[entry] = (state, *row)
-            held.entry_order = None
+            keys.setdefault(key, _Key(key_hash, {})).entries[entry] = (state, *row)
         elif key in keys:
-            keys[key].entry_order = None
             keys[key].entries.pop(entry, None)
             if not keys[key].entries:
                 del keys[key]
 
 
-def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.Table, pa.Array]:
+def _to_columns(
+    state: StateDescriptor, rows: list[_Row], max_bytes: int = BUDGET.slice_bytes
+) -> tuple[pa.Table, pa.Array]:
     batches: list[pa.RecordBatch] = []
     for _, group in itertools.groupby(rows, key=lambda row: id(row[0])):
         alike = list(group)
-        batches += in_parts(len(alike), partial(_to_values, state, alike), BUDGET.slice_bytes)
+        batches += in_parts(len(alike), partial(_to_values, state, alike), max_bytes)
     return pa.Table.from_batches(batches, state.value_schema), pa.array([row[1] for row in rows], pa.int64())
 
 

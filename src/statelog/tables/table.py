@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,30 +68,72 @@ class EntryRows(ValueRows):
 
 
 @dataclass(frozen=True)
+class EntryCounts:
+    """Upper bounds of what the entries of each key in a batch take."""
+
+    entries: npt.NDArray[np.int64]
+    """Number of entries, of shape (n,)."""
+    size_bytes: npt.NDArray[np.int64]
+    """Their size as columns, of shape (n,); 0 if the table does not know it."""
+
+
+@dataclass(frozen=True)
+class FoundEntry:
+    """One entry of a key."""
+
+    values: pa.RecordBatch | pa.Table
+    """A row with a column per field."""
+    expiry_ms: int | None
+    """As in :class:`ValueRows`."""
+
+
+@dataclass(frozen=True)
 class EntryRange:
-    """Entry keys from `first` up to, not including, `end`, to be read page by page."""
+    """Entry keys from `first` up to, not including, `end`, to be read from one of these ends."""
 
     first: bytes
     end: bytes
-    most: int
-    """Rows of a page; a page whose rows are large has fewer."""
     from_end: bool = False
-    """Whether the last entries are read first."""
+    """Whether the last ones are read first."""
 
     def cut(self, entry: bytes) -> tuple[EntryRange, EntryRange]:
-        """The two parts before and from an entry key on; first the one that is read first."""
-        before, behind = replace(self, end=entry), replace(self, first=entry)
-        return (behind, before) if self.from_end else (before, behind)
+        """The entry keys before a certain one, and the others; first the part that is read first."""
+        before, others = replace(self, end=entry), replace(self, first=entry)
+        return (others, before) if self.from_end else (before, others)
 
 
 @dataclass(frozen=True)
 class EntryPage:
-    """A part of a range of one key's entries, from one of its ends."""
+    """The entries of a range, up to some number and size."""
 
     rows: EntryRows
-    """In order, whichever end they come from. There may be none although there are more pages."""
+    """In order, from whichever end they were read. There may be none although some are left."""
     rest: EntryRange | None
-    """The entries of the other pages; None if there are no more."""
+    """Where the others are; None if there are none."""
+
+
+class KeyEntries(ABC):
+    """The entries of one key in a list or map state, however many there are."""
+
+    @abstractmethod
+    def find(self, entry: bytes) -> FoundEntry | None:
+        """The entry with an entry key, found without reading others; None if there is none."""
+
+    @abstractmethod
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        """All entries in order, in pages with at least one entry, and more only up to both limits.
+
+        Each page is read when it is asked for, and shows the state as of the call; ProcessorError if the table is
+        closed by then and must be open for that. All positions are 0.
+        """
+
+    @abstractmethod
+    def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
+        """A page of the entries in a range, found without reading those outside of it.
+
+        It has about as many entries and bytes as the limits say, but one entry in any case unless there is none; only
+        removed entries may fill a page. All positions are 0.
+        """
 
 
 class StateTable(ABC):
@@ -101,24 +143,20 @@ class StateTable(ABC):
     """
 
     @abstractmethod
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
-        """Values of a value state for a batch of keys.
-
-        With `entry`, the canonical bytes of a map key: this entry of a map state for a single key, found without
-        reading the key's other entries.
-        """
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        """Values of a value state for a batch of keys."""
 
     @abstractmethod
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         """All entries of a list or map state for a batch of keys."""
 
     @abstractmethod
-    def entries_between(self, state: StateDescriptor, key: KeyBatch, wanted: EntryRange) -> EntryPage:
-        """A page of a single key's entries in a range, found without reading those outside of it."""
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryCounts:
+        """How many entries each key may have, and how large they may be, found without reading them."""
 
     @abstractmethod
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        """An upper bound of the number of entries of each key, found without reading them."""
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        """The entries of one key, to be read one by one or in pages."""
 
     @abstractmethod
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:

@@ -333,7 +333,7 @@ class TwsTester:
             uid=_UID,
             processor=self._acting,
             key_codec=_NUMBERED_KEY,
-            decode_key=lambda data: (keys[_NUMBERED_KEY.decode(data)[0]],),
+            decode_keys=lambda found: [(keys[number],) for (number,) in _NUMBERED_KEY.decode_all(found)],
             states=states.kept,
             batch_states=states.batch,
             deleted_states=states.deleted,

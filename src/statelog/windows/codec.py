@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final
@@ -11,15 +11,15 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.aggregates.functions import stored_type
+from statelog.aggregates.stored import to_given
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import from_storage, row_maker
 from statelog.convert.types import arrow_type, time_zone
 from statelog.operators.event_time import EventTime
-from statelog.windows.aggregates import stored_type
 from statelog.windows.panes import Cut, WindowInput
 from statelog.windows.processor import LateRow
-from statelog.windows.stored import to_given
 
 
 class WindowOutput:
@@ -88,7 +88,7 @@ class WindowCodecs(ProcessorCodecs):
     returns_late: bool
     """Whether the last output column holds late rows."""
 
-    drops_late: ClassVar[bool] = False
+    drops_late: bool = field(default=False, kw_only=True)
     """A late row may belong to a window that is still open, so the operator sees all rows."""
     batch_watermark_ms: ClassVar[int] = (1 << 63) - 1
     """A batch query has all its rows, so every window is complete."""

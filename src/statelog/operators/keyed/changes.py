@@ -84,7 +84,7 @@ class ChangeBuffer:
         operations: Sequence[int] | None = None,
         expiry_ms: int | Sequence[int | None] | None = None,
     ) -> None:
-        """Add changes of a state; their keys come after those of all its earlier changes.
+        """Add changes of a state; they come after all its earlier changes in the order of a run.
 
         `positions` has the position in `keys` of each change's key, ascending. `entries` ascend within a key; None
         means that all are empty. Without `operations` a value is a put, and None a delete. From `expiry_ms` on, one

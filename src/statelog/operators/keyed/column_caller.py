@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -80,12 +80,9 @@ class ColumnCaller(Caller):
             yield from self._outputs("handleInitialState", partial(self._processor.load_initial_state, chunk, moment))
 
     def process(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
-        event_time = self._operator.event_time
         for chunk in self._chunks(read, self._operator.input):
             self._open(chunk.keys)
-            if self._needs_event_ms:
-                assert event_time is not None
-                self._cursor.event_ms = _newest_ms(chunk, event_time)
+            self._cursor.event_ms = chunk.newest_ms
             yield from self._outputs("process", partial(self._processor.process, chunk, self._context.moment))
 
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
@@ -107,8 +104,16 @@ class ColumnCaller(Caller):
         budget = self._budget
         for whole in index_rows(to_batches(read.rows), read.hashes, source.key_columns, budget):
             if source is self._operator.input:
+                if self._operator.event_time is not None:
+                    whole = replace(whole, newest_ms=_newest_ms(whole, self._operator.event_time))
                 whole = self._reduced(whole)
-            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes)
+            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes, self._entry_bytes(whole.keys))
+
+    def _entry_bytes(self, keys: KeyBatch) -> npt.NDArray[np.int64] | None:
+        """The size of each key's lists and maps; None if the operator has none."""
+        table, states = self.changes.table, [binding.descriptor for binding in self._operator.states]
+        counts = [table.count_entries(state, keys) for state in states if state.kind.has_entries]
+        return sum((count.size_bytes for count in counts), np.zeros(len(keys), np.int64)) if counts else None
 
     def _reduced(self, whole: IndexedRows) -> IndexedRows:
         try:
@@ -117,8 +122,8 @@ class ColumnCaller(Caller):
             raise self.failure(error, "process") from error
 
     def _open(self, keys: KeyBatch) -> None:
-        decode = self._operator.decode_key
-        self._open_keys(keys, lambda position: repr(tuple(decode(keys.keys[position].as_py()))))
+        decode = self._operator.decode_keys
+        self._open_keys(keys, lambda position: repr(tuple(decode([keys.keys[position].as_py()])[0])))
 
     def _outputs(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Make one call of the processor, and yield its output, at least one batch; the last comes after the flush."""

@@ -28,6 +28,8 @@ Mask = npt.NDArray[np.bool_]
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
 _PHASE_SHIFT: Final = 30
+_MOST_BYTES: Final = 1 << 30
+"""Limit of the entries of a key chunk."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class ColumnState(ABC):
     def _expiry(self, positions: Positions) -> pa.Array | None:
         return None if self._ttl is None else self._cursor.expiry_column(self._ttl, positions)
 
+    @property
+    def key_count(self) -> int:
+        """The number of keys in the chunk."""
+        return len(self._cursor.keys)
+
     def _require(self) -> int:
         """The number of keys in the chunk; raises ProcessorError outside of the processor's calls."""
         self._cursor.require(f"state '{self._state.name}'")
@@ -86,11 +93,14 @@ class ValueColumns(ColumnState):
         self._has: Mask = np.zeros(0, bool)
         self._changed: Mask = np.zeros(0, bool)
 
-    def read(self) -> tuple[Columns, Mask]:
-        """The values of all keys, null where there is none, and which keys have one."""
+    def read(self, alive_after_ms: int | None = None) -> tuple[Columns, Mask]:
+        """The values of all keys, null where there is none, and which keys have one.
+
+        Values that expire up to `alive_after_ms` do not count; by default up to the time of the batch.
+        """
         count = self._require()
         if self._stored is None:
-            self._load(count)
+            self._load(count, alive_after_ms)
         assert self._values is not None
         if self._renews:
             self._changed |= self._has
@@ -114,7 +124,12 @@ class ValueColumns(ColumnState):
 
     def clear(self, positions: Positions | Mask) -> None:
         """Remove the values of some keys."""
-        self._begin(self._require())
+        count = self._require()
+        self._begin(count)
+        assert self._values is not None
+        kept = np.ones(count, bool)
+        kept[positions] = False
+        self._values = [pc.if_else(pa.array(kept), column, pa.scalar(None, column.type)) for column in self._values]
         self._has[positions] = False
         self._changed[positions] = True
 
@@ -123,12 +138,12 @@ class ValueColumns(ColumnState):
             self._values = [pa.nulls(count, field.type) for field in self._state.value_schema]
             self._has, self._changed = np.zeros(count, bool), np.zeros(count, bool)
 
-    def _load(self, count: int) -> None:
+    def _load(self, count: int, alive_after_ms: int | None) -> None:
         state, cursor = self._state, self._cursor
         found = cursor.table_of(state).get_many(state, cursor.keys)
         cursor.loaded_bytes += found.values.nbytes
         positions, values = found.positions, [column.combine_chunks() for column in found.values.columns]
-        live = cursor.live_rows(state, found.expiry)
+        live = cursor.live_rows(state, found.expiry, alive_after_ms)
         if live is not None:
             positions, values = positions[live], [column.filter(pa.array(live)) for column in values]
         stored = np.zeros(count, bool)
@@ -272,10 +287,10 @@ class EntryColumns(ColumnState):
         found = cursor.table_of(state).entries(state, cursor.keys)
         size_bytes = found.entries.nbytes + found.values.nbytes
         cursor.loaded_bytes += size_bytes
-        if size_bytes > cursor.budget.key_bytes:
+        if size_bytes > _MOST_BYTES:
             raise ProcessorError(
                 f"state '{state.name}': the entries of {len(cursor.keys):,} keys take {size_bytes:,} bytes; at most"
-                f" {cursor.budget.key_bytes:,} can be read as a whole.",
+                f" {_MOST_BYTES:,} can be read as a whole.",
                 kind=ErrorKind.TOO_LARGE,
                 hint="Spread the entries over several keys, or clear() the state.",
             )

@@ -51,7 +51,8 @@ class ProcessorHandle:
         """Number of rows that were too late for the processor."""
         self.closed_ms = closed_ms
         self._states = states
-        self._timers: Timers | None = timers
+        self.timers = timers
+        """Their columns, if the processor takes columns."""
         self._uid = operator.uid
         self._deleted = operator.deleted_states
         self._kinds = {binding.name: binding.descriptor.kind for binding in (*operator.states, *operator.batch_states)}
@@ -117,11 +118,6 @@ class ProcessorHandle:
         rows.bind(makeRows, are_shared=areShared)
         return rows
 
-    @property
-    def timers(self) -> Timers:
-        """The timers themselves."""
-        return self._require_timers("timers")
-
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Ask for a call of handleExpiredTimer for the current key; the same time asked for twice is one timer."""
         self._require_timers("registerTimer").register(expiryTimestampMs)
@@ -151,13 +147,14 @@ class ProcessorHandle:
         self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:
-        if self._timers is None:
+        if self.timers is None:
             raise ProcessorError(
                 f"{method}() was called, but the operator's timeMode is None.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use timeMode='ProcessingTime' or 'EventTime'.",
             )
-        return self._timers
+        found: Timers = self.timers
+        return found
 
     def _used_as(self, name: str, kind: type[_S]) -> _S:
         declared: MapState = self._declared(name, StateKind.MAP)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +15,8 @@ from statelog.runs.byte_slices import Budget, Positions, gather_rows, row_ends, 
 from statelog.runs.key_columns import encode_column, joined_by_row
 from statelog.runs.key_groups import Hashes
 from statelog.tables.table import KeyBatch
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,29 +31,44 @@ class IndexedRows:
     """The position in `keys` of each row's key, shape (rows,)."""
     firsts: Positions
     """The first row of each key, shape (keys,)."""
+    newest_ms: Int64s | None = None
+    """The newest event time of each key's rows, ``NO_TIME_MS`` for a key without any; None if nobody asks for it."""
 
     def first_of_keys(self, columns: Sequence[int]) -> list[pa.Array]:
         """The values of some columns in the first row of each key."""
         firsts = pa.array(self.firsts)
         return [self.rows[0].column(column).take(firsts) for column in columns]
 
-    def cut(self, max_keys: Callable[[], int], max_bytes: int) -> Iterator[IndexedRows]:
-        """Cut the keys into chunks of bounded size; `max_keys` is asked before each chunk."""
+    def cut(
+        self, max_keys: Callable[[], int], max_bytes: int, state_bytes: Int64s | None = None
+    ) -> Iterator[IndexedRows]:
+        """Cut the keys into chunks of bounded size; `max_keys` is asked before each chunk.
+
+        `state_bytes`, shape (keys,), are added to the size of the keys' rows.
+        """
         count, start = len(self.keys), 0
-        if len(self.rows) > 1 or (count <= max_keys() and self.rows[0].nbytes <= max_bytes):
+        size_bytes = self.rows[0].nbytes + (0 if state_bytes is None else int(state_bytes.sum()))
+        if len(self.rows) > 1 or (count <= max_keys() and size_bytes <= max_bytes):
             yield self
             return
         rows = self.rows[0]
         order = np.argsort(self.key_index, kind="stable")
         starts = np.searchsorted(self.key_index[order], np.arange(count + 1))
         ends = np.concatenate(([0], np.cumsum(np.diff(row_ends(rows))[order])))[starts]
+        if state_bytes is not None:
+            ends = ends + np.concatenate(([0], np.cumsum(state_bytes)))
         while start < count:
             end = int(np.searchsorted(ends, ends[start] + max_bytes, "right")) - 1
             end = max(start + 1, min(end, start + max_keys(), count))
             picked = np.sort(order[starts[start] : starts[end]])
             index = self.key_index[picked] - start
+            newest_ms = None if self.newest_ms is None else self.newest_ms[start:end]
             yield IndexedRows(
-                self.keys.slice(start, end), [rows.take(pa.array(picked))], index, first_rows(index, end - start)
+                self.keys.slice(start, end),
+                [rows.take(pa.array(picked))],
+                index,
+                first_rows(index, end - start),
+                newest_ms,
             )
             start = end
 

@@ -118,8 +118,8 @@ class KeyedOperator:
     processor: Any
     """A :class:`Processor`, or a :class:`statelog.operators.keyed.column_caller.ColumnProcessor`."""
     key_codec: KeyCodec
-    decode_key: Callable[[bytes], tuple[Any, ...]]
-    """Makes the processor's key from canonical bytes."""
+    decode_keys: Callable[[Sequence[bytes]], list[tuple[Any, ...]]]
+    """Makes the processor's keys from canonical bytes."""
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec
@@ -136,6 +136,8 @@ class KeyedOperator:
     initial: KeyedInput | None = None
     takes_columns: bool = False
     """Whether the processor is called with the columns of many keys; otherwise it is called key by key."""
+    adds_floats: bool = False
+    """Whether the last digits of results depend on the order of the rows, so that attempts may differ."""
     budget: Budget = BUDGET
     batch_states: list[StateBinding] = field(default_factory=list)
     """The states whose values live for one batch only; `states` has the others."""

@@ -121,7 +121,7 @@ class RowCaller(Caller):
     def _keys_of(self, window: KeyChunk, source: KeyedInput) -> list[Key]:
         firsts = pa.array(window.starts[:-1])
         assert source.codec is not None
-        with operator_named(self._operator.uid):
+        with operator_named(self._operator.uid), rare_garbage_collection():
             return source.codec.keys([window.rows.column(index).take(firsts) for index in source.key_columns])
 
     # ---- Timers ----
@@ -136,7 +136,8 @@ class RowCaller(Caller):
         key_of = np.cumsum(is_first) - 1
         found = rows.take(firsts)
         chunk_keys = KeyBatch(found.hashes, found.keys.cast(pa.binary()))
-        keys = [operator.decode_key(key) for key in chunk_keys.keys.to_pylist()]
+        with rare_garbage_collection():
+            keys = operator.decode_keys(chunk_keys.keys.to_pylist())
         times = due.times_ms[start:end]
         self._open_keys(chunk_keys, lambda position: repr(keys[position]))
         if self._needs_event_ms:
@@ -155,7 +156,7 @@ class RowCaller(Caller):
                     fired.append(position)
                     outputs.starts.append(len(outputs.taken))
                     yield fire(keys[position], timer_values, info(time_ms))
-                timers.delete(time_ms)
+                timers.note_fired(time_ms)
 
         outputs.begin(calls(), lambda call: f"key {keys[fired[call]]!r}", fire)
         yield from self._run_calls("handleExpiredTimer", keys)

@@ -82,7 +82,7 @@ class KeyedSubtask:
             for rows, mask in zip(batches, masks, strict=True)
         ]
         on_time = np.concatenate(kept)
-        self.late_rows = len(on_time) - int(on_time.sum())
+        self.late_rows = sum(event_time.count(rows, ~mask) for rows, mask in zip(batches, kept, strict=True))
         rows = [rows.filter(pa.array(mask)) for rows, mask in zip(batches, kept, strict=True)]
         return KeyedRows(pa.Table.from_batches(rows), read.hashes[on_time])
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.operators.keyed.cursor import KeyCursor
 from statelog.runs.byte_slices import Budget, Positions
 from statelog.runs.schema import StateDescriptor
-from statelog.tables.table import EntryRange, EntryRows, KeyBatch, StateTable
+from statelog.tables.table import EntryCounts, EntryPage, EntryRange, EntryRows, KeyEntries
 
 FIRST_MS: Final = -(1 << 63)
 """No entry is earlier, and none is at `AFTER_MS` or later."""
@@ -97,8 +98,8 @@ class TimeReader(Generic[_L]):
         self._cursor = cursor
         self._state = state
         self._decode = decode
-        self._few = cursor.budget.prefetch_entries // _FEW_OF_FETCH
-        self._counts: Positions | None = None
+        self._counts: EntryCounts | None = None
+        self._has_few: npt.NDArray[np.bool_] = np.zeros(0, bool)
         self._visited = 0
         self._places: dict[int, Part[_L] | None] = {}
         self._large: _LargeKey[_L] | None = None
@@ -132,29 +133,37 @@ class TimeReader(Generic[_L]):
 
     def is_known_empty(self, position: int) -> bool:
         """Whether a key has no stored entry; False also if its entries were not counted yet."""
-        return self._counts is not None and not self._counts[position]
+        return self._counts is not None and not self._counts.entries[position]
 
     def _found(self, position: int) -> Part[_L] | None:
         """Find the current key's entries, if they are few; else note that they are not."""
-        if self._counts is None:
-            self._counts = self._cursor.table_of(self._state).count_entries(self._state, self._cursor.keys)
-        if self._counts[self._cursor.require(self._state.name)] > self._few:
-            self._places[position] = None
+        self._cursor.require(self._state.name)
+        counts, budget = self._counts, self._cursor.budget
+        if counts is None:
+            counts = self._counts = self._cursor.table_of(self._state).count_entries(self._state, self._cursor.keys)
+            most, max_bytes = budget.prefetch_entries // _FEW_OF_FETCH, budget.slice_bytes // _PARTS_OF_SLICE
+            self._has_few = (counts.entries <= most) & (counts.size_bytes <= max_bytes)
+        if self._has_few[position]:
+            self._load(counts)
         else:
-            self._load(self._counts)
+            self._places[position] = None
         return self._places[position]
 
-    def _load(self, counts: Positions) -> None:
+    def _load(self, counts: EntryCounts) -> None:
         """Load the entries of the current key, and of the keys with few entries that are visited next."""
-        table = self._cursor.table_of(self._state)
-        next_ones = self._upcoming()
-        next_ones = next_ones[counts[next_ones] <= self._few]
         budget = self._cursor.budget
-        most = budget.slice_bytes // _PARTS_OF_SLICE // max(1, table.mean_bytes(self._state))
-        most = max(1, min(budget.prefetch_entries, most))
-        fitting = int(np.searchsorted(np.cumsum(counts[next_ones]), most, "right"))
+        next_ones = self._upcoming()
+        next_ones = next_ones[self._has_few[next_ones]]
+        fitting = min(
+            int(np.searchsorted(np.cumsum(each[next_ones]), most, "right"))
+            for each, most in (
+                (counts.entries, budget.prefetch_entries),
+                (counts.size_bytes, budget.slice_bytes // _PARTS_OF_SLICE),
+            )
+        )
         picked = np.sort(next_ones[: max(1, fitting)])
-        found = table.entries(self._state, self._cursor.keys.take(picked if counts[picked].any() else picked[:0]))
+        keys = self._cursor.keys.take(picked if counts.entries[picked].any() else picked[:0])
+        found = self._cursor.table_of(self._state).entries(self._state, keys)
         self._cursor.loaded_bytes += found.entries.nbytes + found.values.nbytes
         starts = np.searchsorted(found.positions, np.arange(len(picked) + 1)).tolist()
         loaded = self._decode(found)
@@ -175,11 +184,11 @@ class TimeReader(Generic[_L]):
         return upcoming
 
     def _large_key(self) -> _LargeKey[_L]:
-        position = self._cursor.position
+        position, keys = self._cursor.position, self._cursor.keys
         if self._large is None or self._large_position != position:
-            key = self._cursor.keys.slice(position, position + 1)
-            table = self._cursor.table_of(self._state)
-            self._large = _LargeKey(table, self._state, key, self._decode, self._cursor.budget)
+            table, key = self._cursor.table_of(self._state), keys.keys[position].as_py()
+            entries = table.entries_of(self._state, int(keys.hashes[position]), key)
+            self._large = _LargeKey(entries, self._decode, self._cursor.budget)
             self._large_position = position
         return self._large
 
@@ -202,17 +211,8 @@ class _Page(Generic[_L]):
 class _LargeKey(Generic[_L]):
     """The entries of one key, of which successive pages are held, up to a number of bytes."""
 
-    def __init__(
-        self,
-        table: StateTable,
-        state: StateDescriptor,
-        key: KeyBatch,
-        decode: Callable[[EntryRows], _L],
-        budget: Budget,
-    ) -> None:
-        self._table = table
-        self._state = state
-        self._key = key
+    def __init__(self, entries: KeyEntries, decode: Callable[[EntryRows], _L], budget: Budget) -> None:
+        self._entries = entries
         self._decode = decode
         self._max_bytes = budget.slice_bytes
         self._largest = max(1, budget.prefetch_entries // _PAGES_OF_FETCH)
@@ -240,12 +240,15 @@ class _LargeKey(Generic[_L]):
         """Read the page that begins at an entry key, up to a bound; pages that follow each other grow."""
         follows = bool(self._pages) and self._pages[-1].end == at
         self._most = min(self._most * _GROWTH, self._largest) if follows else self._first
-        found = self._table.entries_between(self._state, self._key, EntryRange(at, bound, self._most))
+        found = self._read(EntryRange(at, bound), self._most)
         page = self._page(at, bound if found.rest is None else found.rest.first, found.rows)
         self._pages = [*self._pages, page] if follows else [page]
         while len(self._pages) > 1 and sum([held.size_bytes for held in self._pages]) > self._max_bytes:
             self._pages = self._pages[1:]
         return page
+
+    def _read(self, wanted: EntryRange, most: int) -> EntryPage:
+        return self._entries.between(wanted, most, self._max_bytes // _PARTS_OF_SLICE)
 
     def _page(self, first: bytes, end: bytes, rows: EntryRows) -> _Page[_L]:
         return _Page(first, end, self._decode(rows), rows.entries.nbytes + rows.values.nbytes)
@@ -259,12 +262,13 @@ class _LargeKey(Generic[_L]):
                     return page.loaded, end - 1
                 after = page.first
                 break
-        wanted: EntryRange | None = EntryRange(_BEFORE_ALL, after, self._first, from_end=True)
+        most = self._first
+        wanted: EntryRange | None = EntryRange(_BEFORE_ALL, after, from_end=True)
         while wanted is not None:
-            found = self._table.entries_between(self._state, self._key, wanted)
+            found = self._read(wanted, most)
             if len(found.rows.positions):
                 first = _BEFORE_ALL if found.rest is None else found.rest.end
                 self._pages = [self._page(first, after, found.rows)]
                 return self._pages[0].loaded, len(found.rows.positions) - 1
-            wanted = found.rest and replace(found.rest, most=min(found.rest.most * _GROWTH, self._largest))
+            wanted, most = found.rest, min(most * _GROWTH, self._largest)
         return None
