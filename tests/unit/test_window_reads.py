@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -180,3 +181,44 @@ def test_all_timers_of_a_key_are_deleted_when_they_are_due() -> None:
     timers = [run.sections["$timers"] for run in stream.runs if "$timers" in run.sections]
     operations = np.concatenate([block.load().column(3).to_numpy() for section in timers for block in section.blocks])
     assert operations.tolist() == [0] * COUNT + [1] * COUNT
+
+
+# ---- Time ----
+
+
+def _new_sessions(count: int) -> None:
+    stream = Stream(SessionWindows(3), "process")
+    stream.push([10 * number for number in range(count)], 0)
+    assert len(stream.push([], 10 * count)) == count
+
+
+def _updates(count: int) -> None:
+    stream = Stream(TumblingWindows(10), "process", lateness_ms=1_000_000)
+    stream.push([10 * number for number in range(count)], 0)
+    assert len(stream.push([], 10 * count)) == count
+    assert stream.push([10 * number + 5 for number in range(count)], 10 * count) == [2] * count
+
+
+def _bridged_sessions(count: int) -> None:
+    stream = Stream(SessionWindows(3), "reduce", lateness_ms=1_000_000)
+    stream.push([5 * number for number in range(count)], 0)
+    assert stream.push([5 * number + 3 for number in range(count - 1)], 10) == []
+    assert stream.push([], 10 * count) == [2 * count - 1]
+
+
+def _sliding_windows(count: int) -> None:
+    stream = Stream(SlidingWindows(count // 10, 1), "reduce")
+    stream.push(list(range(count)), 0)
+    assert len(stream.push([], count)) == count
+
+
+@pytest.mark.parametrize("run", [_new_sessions, _updates, _bridged_sessions, _sliding_windows])
+def test_the_time_grows_with_the_windows_not_with_their_square(run: Callable[[int], None]) -> None:
+    def seconds(count: int) -> float:
+        started = time.process_time()
+        run(count)
+        return time.process_time() - started
+
+    seconds(100)
+    small = min(seconds(2_000) for _ in range(2))
+    assert any(seconds(16_000) < 24 * small for _ in range(2))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, repeat
+from operator import itemgetter
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -48,6 +50,7 @@ class RowSource(Protocol):
 _Added = tuple[int, int, int, int, int]
 """Rows that are not flushed yet: position of their key, their start and end in the source, ordinal and time of the
 first."""
+_TIME_OF: Final = itemgetter(4)
 
 
 class RowBlocks:
@@ -138,7 +141,10 @@ class TimedRows(KeyedState):
         position = self._cursor.position
         parts = () if position in self._cleared else self._stored.parts(first_ms, end_ms)
         first = self._first_added.get(position)
-        added = () if first is None else [rows for rows in self._added[first:] if first_ms <= rows[4] < end_ms]
+        added: Sequence[_Added] = ()
+        if first is not None:  # those of the current key are the last ones
+            first = bisect_left(self._added, first_ms, first, key=_TIME_OF)
+            added = self._added[first : bisect_left(self._added, end_ms, first, key=_TIME_OF)]
         removed = self._removed.get(position)
         if removed is None and not added:
             return chain.from_iterable(map(_rows_of, parts))

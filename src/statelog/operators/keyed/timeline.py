@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -30,6 +30,7 @@ class Timeline(KeyedState):
     def open(self) -> None:
         self._stored = TimeReader(self._cursor, self._state, self._decoded)
         self._writes: dict[int, dict[int, Row | None]] = {}
+        self._orders: dict[int, list[int]] = {}  # the times of the writes, as far as they were needed
         self._cleared: set[int] = set()
         self._is_mutable = self._codec.is_mutable
 
@@ -76,6 +77,7 @@ class Timeline(KeyedState):
         """Remove all rows."""
         position = self._require()
         self._writes.pop(position, None)
+        self._orders.pop(position, None)
         self._cleared.add(position)
 
     def between(self, first_ms: int = FIRST_MS, end_ms: int = AFTER_MS) -> Iterator[tuple[int, Row]]:
@@ -97,8 +99,16 @@ class Timeline(KeyedState):
                 stored = self._rows_of((loaded, first, bisect_left(loaded.times, end_ms, first, end)))
         if writes is None:
             return stored
-        changed = sorted([time_ms for time_ms in writes if first_ms <= time_ms < end_ms])
+        order = self._order_of(position, writes)
+        changed = order[bisect_left(order, first_ms) : bisect_left(order, end_ms)]
         return self._overlaid(stored, changed, writes) if changed else stored
+
+    def _order_of(self, position: int, writes: dict[int, Row | None]) -> list[int]:
+        """The times of a key's writes in order; most writes are in that order already."""
+        order = self._orders.setdefault(position, [])
+        for time_ms in reversed(list(islice(reversed(writes), len(writes) - len(order)))):
+            insort(order, time_ms)
+        return order
 
     def split(self, time_ms: int) -> tuple[list[int], int | None]:
         """The times before a time, and the first one from it on; None if there is none."""
