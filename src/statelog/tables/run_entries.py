@@ -93,7 +93,9 @@ class EntriesInRuns(KeyEntries):
                 yield page
 
     def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
-        parts = [_part_between(rows, wanted, max_entries, max_bytes) for rows in [*self._opened, *self._unopened]]
+        sources = [*self._opened, *self._unopened]
+        max_bytes //= max(1, len(sources) + (self._older is not None))
+        parts = [_part_between(rows, wanted, max_entries, max_bytes) for rows in sources]
         if self._older is not None:
             parts.append(self._older_between(self._older, wanted, max_entries, max_bytes))
         unread = [part.unread for part in parts if part.unread is not None]

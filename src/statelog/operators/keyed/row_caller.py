@@ -148,11 +148,12 @@ class RowCaller(Caller):
         fire, timer_values, info = operator.processor.handleExpiredTimer, self._timer_values, operator.expired_timer
 
         def calls() -> Iterator[Iterable[Any]]:
+            skipped_until = timers.skipped_until
             for position, time_ms in zip(key_of[order].tolist(), times[order].tolist(), strict=True):
                 cursor.position = position
                 if timers.was_deleted(time_ms):
                     continue
-                if not timers.is_skipped(time_ms):
+                if position not in skipped_until or time_ms > skipped_until[position]:
                     fired.append(position)
                     outputs.starts.append(len(outputs.taken))
                     yield fire(keys[position], timer_values, info(time_ms))

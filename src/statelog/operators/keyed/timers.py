@@ -18,7 +18,6 @@ from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.runs.format import Operation
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
-from statelog.runs.times import NO_TIME_MS
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.tables.table import TimerRows
 
@@ -48,7 +47,8 @@ class Timers:
         """Start on a new key chunk: forget everything read and written so far."""
         self._stored = EntryWindow(self._cursor, self.state, self._codec)
         self._writes: defaultdict[int, dict[bytes, bool]] = defaultdict(dict)
-        self._skipped_until: dict[int, int] = {}
+        self.skipped_until: dict[int, int] = {}
+        """The time up to which due timers of a key count as fired, by the position of the key."""
 
     def register(self, time_ms: int) -> None:
         """Register a timer; the same time registered twice is one timer."""
@@ -64,11 +64,7 @@ class Timers:
 
     def skip_due(self, until_ms: int) -> None:
         """Let the current key's due timers up to a time count as fired, although they have not."""
-        self._skipped_until[self._cursor.require("A timer")] = until_ms
-
-    def is_skipped(self, time_ms: int) -> bool:
-        """Whether a due timer counts as fired."""
-        return time_ms <= self._skipped_until.get(self._cursor.position, NO_TIME_MS)
+        self.skipped_until[self._cursor.require("A timer")] = until_ms
 
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""
