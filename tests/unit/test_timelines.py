@@ -330,6 +330,23 @@ def test_rows_are_made_once_in_blocks_of_bounded_size(size_bytes: int, most_rows
     assert max(made) == min(most_rows, count)
 
 
+def test_the_last_time_before_a_written_one() -> None:
+    table, chunk = RunsTable(), Chunk(RunsTable(), Budget())
+    chunk.cursor.position = 0
+    for time_ms in (2, 5, 9):
+        chunk.timeline.put(time_ms, (time_ms,))
+    chunk.flush_to(table)
+    for budget in (Budget(), Budget(prefetch_entries=1)):
+        later = Chunk(table, budget)
+        later.cursor.position = 0
+        later.timeline.put(7, (70,))
+        assert list(later.timeline.from_last_until(6, 9)) == [(5, (5,)), (7, (70,))]
+        assert list(later.timeline.from_last_until(2, 3)) == [(2, (2,))]
+        assert list(later.timeline.from_last_until(1, 3)) == [(2, (2,))]
+        later.timeline.remove(5)
+        assert list(later.timeline.from_last_until(6, 8)) == [(7, (70,))]
+
+
 # ---- What is read ----
 
 
@@ -431,11 +448,44 @@ def test_rows_can_be_read_after_their_key(long_key: Counting) -> None:
     assert list(rows) == list(range(4, 15_000))
 
 
-def test_the_rows_of_a_key_are_never_in_memory_together() -> None:
+@pytest.mark.parametrize("backwards", [False, True])
+def test_keys_with_few_entries_are_read_once_in_the_order_of_the_visits(backwards: bool) -> None:
+    table, keys = Counting(), make_keys(*[(number, b"%d" % number) for number in range(100)])
+    visits = list(reversed(range(100))) if backwards else list(range(100))
+
+    def opened(budget: Budget) -> tuple[KeyCursor, Timeline]:
+        cursor = KeyCursor(table, ListPosition(1, 0), keys, Moment(0, 0), budget=budget)
+        cursor.visits = np.array(visits) if backwards else None
+        timeline = Timeline(cursor, TIMELINE, NUMBERS)
+        timeline.open()
+        return cursor, timeline
+
+    cursor, timeline = opened(Budget())
+    for cursor.position in range(100):
+        for time_ms in range(3):
+            timeline.put(time_ms, (cursor.position,))
+    changes = ChangeBuffer()
+    timeline.flush(changes)
+    table.apply([Run(pa.py_buffer(encode_run(changes.take(), compression=None, block_rows=1 << 20)), "run")])
+    for budget, first_read in ((Budget(), 300), (Budget(prefetch_entries=160), 159), (Budget(slice_bytes=1600), 9)):
+        table.read = 0
+        cursor, timeline = opened(budget)
+        cursor.position = visits[0]
+        assert timeline.get(1) == (visits[0],)
+        assert 3 <= table.read <= first_read
+        for position in visits:
+            cursor.position = position
+            assert list(timeline.between()) == [(time_ms, (position,)) for time_ms in range(3)]
+        assert table.read == 300
+        assert cursor.loaded_bytes >= 300 * (8 + 9)
+
+
+@pytest.mark.parametrize(("count", "size_bytes"), [(5000, 2000), (1000, 10_000)])
+def test_the_rows_of_a_key_are_never_in_memory_together(count: int, size_bytes: int) -> None:
     budget = Budget(slice_bytes=200_000)
     table = RunsTable(budget=budget)
     state = StateDescriptor("texts", StateKind.MAP, TEXTS.schema, TIME_AND_ORDINAL.schema)
-    texts = pa.array(["x" * 2000] * 5000)
+    texts = pa.array(["x" * size_bytes] * count)
     seen: list[int] = []
 
     def make_rows(columns: pa.RecordBatch | pa.Table) -> list[str]:
@@ -450,9 +500,9 @@ def test_the_rows_of_a_key_are_never_in_memory_together() -> None:
         rows.open()
         return rows
 
-    source = Source([(1, time_ms) for time_ms in range(5000)], 0, has_times=True)
+    source = Source([(1, time_ms) for time_ms in range(count)], 0, has_times=True)
     source.stored = [texts]
-    for part in (slice(0, 2500), slice(2500, 5000)):
+    for part in (slice(0, count // 2), slice(count // 2, count)):
         rows = opened()
         rows.add(source, part.start, part.stop, 0, part.start)
         changes = ChangeBuffer(budget)
@@ -461,9 +511,9 @@ def test_the_rows_of_a_key_are_never_in_memory_together() -> None:
     rows = opened()
     tracemalloc.start()
     try:
-        assert sum(len(text) for text in rows.between()) == 10_000_000
+        assert sum(len(text) for text in rows.between()) == count * size_bytes
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
-    assert sum(seen) == 5000
-    assert max(seen) * 2000 <= 200_000
+    assert sum(seen) == count
+    assert max(seen) * size_bytes <= 200_000

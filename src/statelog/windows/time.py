@@ -10,7 +10,7 @@ from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.assigners import Panes
 from statelog.windows.merging import Pane, WindowMerge, filled_windows
-from statelog.windows.operator import Clock, WindowOperator
+from statelog.windows.operator import Clock, WindowOperator, WindowTimes
 from statelog.windows.panes import RowGroup
 from statelog.windows.processor import WindowContext
 
@@ -31,6 +31,7 @@ class TimeWindowOperator(WindowOperator):
         super().__init__(contents, clock, codecs)
         self._grid = panes
         self._merge = WindowMerge(panes, contents.merged)
+        self._first_open: tuple[WindowTimes, int, int] | None = None
 
     def init(self, handle: Any) -> None:
         # The grid is part of the state's schema, so that windows of another grid cannot mistake the panes for theirs.
@@ -42,7 +43,7 @@ class TimeWindowOperator(WindowOperator):
 
     def handleInputRows(self, key: Row, rows: Iterator[RowGroup], timerValues: Any) -> Iterator[Any]:
         times, grid, panes = self.times(timerValues), self._grid, self._panes
-        first_open = grid.first_open(times.closed_before_ms)
+        first_open, _ = self._open_panes(times)
         updated: set[int] = set()
         for group in self._timed(rows, timerValues):
             if group.first_ms is None:
@@ -84,7 +85,7 @@ class TimeWindowOperator(WindowOperator):
         else:
             ends = range(due_ms, times.now_ms + 1)
             yield from self._results(key, ends, due_ms, times.now_ms, times.context)
-        closed, oldest = self._panes.split(self._grid.first_open(times.closed_now_ms))
+        closed, oldest = self._panes.split(self._open_panes(times)[1])
         if oldest is None:
             if closed:
                 self._panes.clear()
@@ -94,6 +95,13 @@ class TimeWindowOperator(WindowOperator):
         next_ms = self._next_timer(oldest, times.now_ms)
         if next_ms is not None:
             self._timers.register(next_ms)
+
+    def _open_panes(self, times: WindowTimes) -> tuple[int, int]:
+        """Start of the first pane that is not closed before the batch, and after it."""
+        if self._first_open is None or self._first_open[0] is not times:
+            before, now = (self._grid.first_open(at_ms) for at_ms in (times.closed_before_ms, times.closed_now_ms))
+            self._first_open = times, before, now
+        return self._first_open[1:]
 
     def _results(
         self, key: Row, ends: Container[int], first_end_ms: int, last_end_ms: int, context: WindowContext
