@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import statelog
@@ -313,8 +313,15 @@ class EventTtl(Updates):
         return query.advanceWatermark(self._now_ms), None
 
 
+ROW_WITHOUT_TIME = [
+    Batch([Event("a", 1, None, None)], 0, None, None, False),
+    Batch([Event("a", None, None, None)], 1, None, None, False),
+]
+
+
 @settings(max_examples=60)
 @given(STORIES, st.integers(1, 6), st.booleans())
+@example(ROW_WITHOUT_TIME, 1, True)
 def test_a_ttl_in_event_time(story: list[Batch], ttl_ms: int, appends: bool) -> None:
     plan = planned(["user"], ttl=Ttl(ttl_ms, "event"), output_mode="append" if appends else "update", event_time="time")
     with harness(plan, ["user"], eventTime="time") as query:
