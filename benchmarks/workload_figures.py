@@ -13,7 +13,17 @@ from typing import Any, Final
 import click
 
 from benchmarks.figures import percentiles, upper_bound
-from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Plot, Result, Target, alternate, option, require_space
+from benchmarks.frame import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSSIBLE_KEYS,
+    Plot,
+    Result,
+    Target,
+    alternate,
+    option,
+    require_space,
+)
 from benchmarks.query import begun_s
 from benchmarks.workload import WorkloadSide
 
@@ -48,7 +58,7 @@ class WorkloadSettings:
     warm_up: float = option(20.0, "Seconds at the rate before it.", click.FloatRange(0))
     keys: int = option(2_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     value_bytes: int = option(256, "Size of an event's payload.", click.IntRange(8))
-    built_events: int = option(0, "Events that make statelog's state before, in large batches.", click.IntRange(0))
+    built_events: int = option(0, "Events that make statelog's state before, in large batches.", NOT_NEGATIVE)
     materialization_s: float = option(20.0, "Interval of materializations.", click.FloatRange(0))
     parallelism: int = option(2, "Source and state subtasks, and cores.")
     side: tuple[str, ...] = option(tuple(SIDES), "Only these sides.", click.Choice(list(SIDES)))
