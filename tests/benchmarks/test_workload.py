@@ -258,11 +258,15 @@ class TestFigures:
         assert all(each.is_quick and each.seconds == 5 and each.window_ms == 10_000 for each in asked)
 
     def test_an_aggregation_gets_the_whole_rate(self, asked: list[Any], tmp_path: Path) -> None:
-        value_state.run(value_state.Settings(spark="aggregation", side=("spark-off",), built_events=7), tmp_path)
+        settings = value_state.Settings(spark="aggregation", side=("spark-off",), built_events=7)
+
+        result = value_state.run(settings, tmp_path)
 
         assert [(each.side, each.rate, each.spark, each.built_events) for each in asked] == [
             (SPARK_OFF, 20_000, "aggregation", 0)
         ]
+        # The sizes of Spark's state are not known by batch.
+        assert len(result.plots) == 3
 
     def test_a_side_that_falls_behind_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def run(side: Any, place: Path) -> dict[str, Any]:
