@@ -317,7 +317,7 @@ def test_a_query_is_killed_and_goes_on_with_what_its_events_give(tmp_path: Path)
 
     measured = side.run(tmp_path)
 
-    assert len(measured["progress"]) > 3
+    assert measured["progress"]
     assert {each["batch"] for each in measured["checkpoints"]} >= {each["batchId"] for each in measured["progress"]}
     assert measured["restart"]["batch"] >= len(measured["progress"]) - 1
     assert measured["restart"]["restored_bytes"] > 0
