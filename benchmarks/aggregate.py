@@ -35,7 +35,7 @@ class Settings:
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
-    combine: bool = option(True, "Partial aggregates before the shuffle, on statelog's side.")
+    without_combining: bool = option(False, "No partial aggregates before the shuffle on statelog's side.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class AggregateSide(BatchSide):
 
     keys: int
     skew: str
-    combine: bool
+    without_combining: bool
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         rows = source.select(*self._columns(F.col("value")))
@@ -56,7 +56,7 @@ class AggregateSide(BatchSide):
             n=statelog.Count(),
             x=statelog.Sum("x"),
             y=statelog.Sum("y"),
-            combine=self.combine,
+            combine=not self.without_combining,
             parallelism=self.parallelism,
             options=statelog.Options(observer=recorder),
         )

@@ -47,7 +47,7 @@ _DAY_S: Final = 86_400
 _SCHEME: Final = "counted"
 _MAINTENANCE: Final = "spark.sql.streaming.stateStore.maintenanceInterval"
 _MAINTENANCE_S: Final = 60.0
-_KEPT_BATCHES: Final = 130
+_WARM_UP: Final = 130
 """When this many batches are done Spark deletes old ones regularly: 100 are kept, and 30 deleted together."""
 _LATE: Final = 1.1
 
@@ -167,8 +167,8 @@ def run(settings: Settings, place: Path) -> Result:
         rows=[_row(each) for each in bills],
         remarks=[
             f"Measured with {' and '.join(map(str, settings.partitions))} partitions, {settings.rate:,} events/s, each"
-            f" trigger in {settings.batch_s:g} s; other numbers of partitions are on the line through these. Deletions"
-            " cost nothing. Every batch's output was checked.",
+            f" trigger in {settings.batch_s:g} s; other numbers of partitions are on the line through these, with the"
+            " same bytes. Deletions cost nothing. Every batch's output was checked.",
             *([f"The machine was too slow: triggers took up to {late:.1f} times as long."] if late > _LATE else []),
         ],
     )
@@ -177,7 +177,8 @@ def run(settings: Settings, place: Path) -> Result:
 def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partitions: int) -> dict[str, Any]:
     """The requests and the price of a day, with a number of partitions; the runs have a trigger in common.
 
-    Requests and bytes are on the straight line that fits the runs best, and not below 0.
+    Requests are on the straight line that fits the runs best, and not below 0; bytes are the most of any run, because
+    they follow from the keys.
     """
     own = [(side, one) for side, one in runs if side.side == (STATELOG if owner == LOGS else owner)]
     requests = "logs" if owner == LOGS else "state"
@@ -189,7 +190,7 @@ def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partition
 
     per_batch = {kind: at([one[requests].get(kind, 0) / one["batches"] for _, one in own]) for kind in PRICES}
     a_day = {kind: number * _DAY_S / trigger_s for kind, number in per_batch.items()}
-    stored = 0.0 if owner == LOGS else at([one["bytes"] for _, one in own])
+    stored = 0 if owner == LOGS else max(one["bytes"] for _, one in own)
     storage = stored / 1e9 * STORAGE_PRICE / 30
     return {
         "owner": owner,
@@ -220,7 +221,7 @@ def _side(name: str, trigger_s: float, partitions: int, settings: Settings) -> M
         warm_up, measured = 5, 15
     else:
         interval_s = _MAINTENANCE_S if name == SPARK else statelog.Options().materialization_interval_s
-        warm_up = _KEPT_BATCHES if name == SPARK else 10
+        warm_up = _WARM_UP
         # Not fewer than Spark deletes together.
         measured = max(60, math.ceil(settings.intervals * interval_s / trigger_s))
     return MoneySide(

@@ -39,8 +39,8 @@ class ValueStateSide(WorkloadSide):
 
     def output(self, events: DataFrame, options: statelog.Options, location: str | None) -> DataFrame:
         if self.is_spark and self.spark == "aggregation":
-            counts = events.groupBy("key").agg(F.count(F.lit(1)).alias("n"), F.last("payload"))
-            return counts.select("key", "n")
+            # The sink gets the payload too, or it would not be kept.
+            return events.groupBy("key").agg(F.count(F.lit(1)).alias("n"), F.last("payload"))
         return self.transform(events, CountInPayload(), OUTPUT, options, location=location)
 
     def expected(self, batches: Sequence[EventBatch]) -> Iterator[Checks]:

@@ -111,7 +111,7 @@ class WorkloadSide(Side):
             with s3_server("workload", _SERVER_BYTES) if self.has_delays else nullcontext() as bucket:
                 return self._run(work, None if bucket is None else f"{_SCHEME}:{bucket}")
         finally:
-            shutil.rmtree(work)
+            shutil.rmtree(work, ignore_errors=True)
 
     def _run(self, work: Path, location: str | None) -> dict[str, Any]:
         environment, measured_file = own_temporary_files(work), work / _MEASURED

@@ -13,7 +13,17 @@ from typing import Any, Final
 import click
 
 from benchmarks.figures import percentiles, upper_bound
-from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Plot, Result, Target, alternate, option, require_space
+from benchmarks.frame import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSSIBLE_KEYS,
+    Plot,
+    Result,
+    Target,
+    alternate,
+    option,
+    require_space,
+)
 from benchmarks.query import begun_s
 from benchmarks.workload import WorkloadSide
 
@@ -48,7 +58,7 @@ class WorkloadSettings:
     warm_up: float = option(20.0, "Seconds at the rate before it.", click.FloatRange(0))
     keys: int = option(2_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     value_bytes: int = option(256, "Size of an event's payload.", click.IntRange(8))
-    built_events: int = option(0, "Events that make statelog's state before, in large batches.", click.IntRange(0))
+    built_events: int = option(0, "Events that make statelog's state before, in large batches.", NOT_NEGATIVE)
     materialization_s: float = option(20.0, "Interval of materializations.", click.FloatRange(0))
     parallelism: int = option(2, "Source and state subtasks, and cores.")
     side: tuple[str, ...] = option(tuple(SIDES), "Only these sides.", click.Choice(list(SIDES)))
@@ -61,8 +71,8 @@ def run_workload(
     """Run the sides of a workload one after the other; `make` makes a side of settings and further fields."""
     if settings.quick:
         settings = dataclasses.replace(settings, **{"seconds": 5.0, "warm_up": 1.0, "side": _QUICK_SIDES, **quick})
-    events = settings.built_events + settings.rate * (settings.seconds + settings.warm_up)
-    require_space(place, int(6 * events * (settings.value_bytes + 40)), "Give another --directory, or fewer events.")
+    kept = min(settings.keys, settings.built_events + int(settings.rate * (settings.seconds + settings.warm_up)))
+    require_space(place, 8 * kept * (settings.value_bytes + 40), "Give another --directory, or fewer --keys.")
     sides = {SIDES[name]: _side(SIDES[name], settings, make) for name in settings.side}
     measured = alternate({name: partial(side.run, place) for name, side in sides.items()})
     figures = {name: _figures(sides[name], one) for name, (one,) in measured.items()}
@@ -212,9 +222,10 @@ def _plots(figures: dict[str, dict[str, Any]]) -> list[Plot]:
         for measure in ("checkpoint_ms", "batch_ms", "full_bytes")
     }
     sizes = {name: [(at_s, size / 1e6) for at_s, size in line] for name, line in over_time["full_bytes"].items()}
-    return [
+    plots = [
         Plot("checkpoint durations", "percent of the checkpoints", "ms", shares, is_logarithmic=True),
         Plot("checkpoint durations over time", "s", "ms", over_time["checkpoint_ms"], is_logarithmic=True),
         Plot("batch durations over time", "s", "ms", over_time["batch_ms"], is_logarithmic=True),
         Plot("full checkpoint size", "s", "MB", sizes),
     ]
+    return [plot for plot in plots if plot.lines]

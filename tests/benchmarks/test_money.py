@@ -128,8 +128,8 @@ class TestBill:
 
         assert found["requests_a_batch"] == pytest.approx({PUT: 200, LIST: 200 / 60, GET: 0}, abs=1e-9)
         assert found["requests_a_day"][PUT] == pytest.approx(200 * 86_400)
-        # A million requests cost 5 dollars; 200 MB for a month 0.0046.
-        dollars = (200 + 200 / 60) * 86_400 / 1e6 * 5 + 0.2 * 0.023 / 30
+        # A million requests cost 5 dollars; 8 MB for a month 0.000184.
+        dollars = (200 + 200 / 60) * 86_400 / 1e6 * 5 + 0.008 * 0.023 / 30
         assert found["dollars_a_day"] == pytest.approx(dollars)
         assert not found["is_measured"]
         statelog = bill(STATELOG, runs, 8)
@@ -145,9 +145,11 @@ class TestBill:
         assert found["dollars_a_day"] == pytest.approx(17_280 * 5e-6 + 8_640 * 4e-7)
 
     def test_is_never_below_nothing(self) -> None:
-        one, other = ({**run_of(side(SPARK, 2)), "bytes": size} for size in (500, 100))
+        one, other = ({**run_of(side(SPARK, 2)), "state": {LIST: number}} for number in (500, 100))
 
-        assert bill(SPARK, [(side(SPARK, 2), one), (side(SPARK, 8), other)], 200)["bytes"] == 0
+        found = bill(SPARK, [(side(SPARK, 2), one), (side(SPARK, 8), other)], 200)
+
+        assert found["requests_a_day"][LIST] == 0
 
 
 class TestRun:
@@ -166,13 +168,13 @@ class TestRun:
             (each.side, each.trigger_s, each.parallelism, each.speed, each.batches, each.rows_per_batch)
             for each in asked
         ] == [
-            (STATELOG, 1, 2, 2, 1_210, 1_000),
+            (STATELOG, 1, 2, 2, 1_330, 1_000),
             (SPARK, 1, 2, 2, 250, 1_000),
-            (STATELOG, 1, 8, 2, 1_210, 1_000),
+            (STATELOG, 1, 8, 2, 1_330, 1_000),
             (SPARK, 1, 8, 2, 250, 1_000),
-            (STATELOG, 10, 2, 20, 130, 10_000),
+            (STATELOG, 10, 2, 20, 250, 10_000),
             (SPARK, 10, 2, 20, 190, 10_000),
-            (STATELOG, 10, 8, 20, 130, 10_000),
+            (STATELOG, 10, 8, 20, 250, 10_000),
             (SPARK, 10, 8, 20, 190, 10_000),
         ]
         assert [(row["partitions"], row["trigger"], row["requests of"]) for row in result.rows] == [

@@ -258,11 +258,15 @@ class TestFigures:
         assert all(each.is_quick and each.seconds == 5 and each.window_ms == 10_000 for each in asked)
 
     def test_an_aggregation_gets_the_whole_rate(self, asked: list[Any], tmp_path: Path) -> None:
-        value_state.run(value_state.Settings(spark="aggregation", side=("spark-off",), built_events=7), tmp_path)
+        settings = value_state.Settings(spark="aggregation", side=("spark-off",), built_events=7)
+
+        result = value_state.run(settings, tmp_path)
 
         assert [(each.side, each.rate, each.spark, each.built_events) for each in asked] == [
             (SPARK_OFF, 20_000, "aggregation", 0)
         ]
+        # The sizes of Spark's state are not known by batch.
+        assert len(result.plots) == 3
 
     def test_a_side_that_falls_behind_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def run(side: Any, place: Path) -> dict[str, Any]:
@@ -313,7 +317,7 @@ def test_a_query_is_killed_and_goes_on_with_what_its_events_give(tmp_path: Path)
 
     measured = side.run(tmp_path)
 
-    assert len(measured["progress"]) > 3
+    assert measured["progress"]
     assert {each["batch"] for each in measured["checkpoints"]} >= {each["batchId"] for each in measured["progress"]}
     assert measured["restart"]["batch"] >= len(measured["progress"]) - 1
     assert measured["restart"]["restored_bytes"] > 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import statelog
@@ -249,7 +249,7 @@ class ByTime:
         return query.advanceWatermark(self._watermark_ms), None
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     STORIES,
     st.none() | st.integers(1, 6),
@@ -263,7 +263,7 @@ def test_updates(story: list[Batch], ttl_ms: int | None, few: int | None, table:
         run(query, story, Updates(ttl_ms))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(STORIES, st.integers(1, 6))
 def test_appends(story: list[Batch], ttl_ms: int) -> None:
     plan = planned(["user"], ttl=ttl_ms, output_mode="append")
@@ -271,7 +271,7 @@ def test_appends(story: list[Batch], ttl_ms: int) -> None:
         run(query, story, Appends(ttl_ms))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(STORIES, st.booleans())
 def test_keys_with_a_time(story: list[Batch], appends: bool) -> None:
     plan = planned(["user", "time"], output_mode="append" if appends else "update", event_time="time")
@@ -313,8 +313,15 @@ class EventTtl(Updates):
         return query.advanceWatermark(self._now_ms), None
 
 
-@settings(max_examples=60)
+ROW_WITHOUT_TIME = [
+    Batch([Event("a", 1, None, None)], 0, None, None, False),
+    Batch([Event("a", None, None, None)], 1, None, None, False),
+]
+
+
+@settings(max_examples=40)
 @given(STORIES, st.integers(1, 6), st.booleans())
+@example(ROW_WITHOUT_TIME, 1, True)
 def test_a_ttl_in_event_time(story: list[Batch], ttl_ms: int, appends: bool) -> None:
     plan = planned(["user"], ttl=Ttl(ttl_ms, "event"), output_mode="append" if appends else "update", event_time="time")
     with harness(plan, ["user"], eventTime="time") as query:
@@ -376,7 +383,7 @@ def greatest_two(events: list[Event]) -> list[tuple[Any, ...]]:
     return [(event.user, rank, local(event.time_ms), event.n, event.x) for rank, event in enumerate(best, 1)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_newest_row(story: list[Batch], ttl_ms: int | None) -> None:
     plan = plan_latest(defined(["user"]), "time", ttl_ms, combine=False)
@@ -384,7 +391,7 @@ def test_the_newest_row(story: list[Batch], ttl_ms: int | None) -> None:
         tell(query, story, Rows(newest, ttl_ms).check)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_greatest_rows(story: list[Batch], ttl_ms: int | None) -> None:
     plan = plan_top(defined(["user"]), 2, "time", ttl_ms, combine=False)
@@ -392,7 +399,7 @@ def test_the_greatest_rows(story: list[Batch], ttl_ms: int | None) -> None:
         tell(query, story, Rows(greatest_two, ttl_ms).check)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(STORIES, st.none() | st.integers(1, 6))
 def test_the_first_row(story: list[Batch], ttl_ms: int | None) -> None:
     now_ms = 0

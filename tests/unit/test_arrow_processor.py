@@ -84,7 +84,7 @@ STORIES = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(STORIES, st.sampled_from(["runs", "memory", "rocksdb"]))
 def test_states_and_timers_of_many_keys(story: list[Any], table: Any) -> None:
     held: dict[Any, list[int]] = defaultdict(list)

@@ -121,7 +121,7 @@ class KeyedAggregates:
             picked = pa.array(known)
             before = [column.take(picked) for column in stored[first:]]
             held = self._merged([before, held], chunk.keys, [known, np.arange(len(has))])
-        last = self._last(chunk, moment)
+        last = self._last(chunk, moment, stored)
         self._state.write(held if last is None else [pa.array(last), *held])
         if self._completion.has_timers:
             self._register(rows.columns[:width], ~has, last)
@@ -175,15 +175,13 @@ class KeyedAggregates:
         with self._key_named(keys):
             return self._reduction.reduce(held, Groups(np.concatenate(index), len(keys)))
 
-    def _last(self, chunk: IndexedRows, moment: Moment) -> Int64s | None:
+    def _last(self, chunk: IndexedRows, moment: Moment, stored: Columns) -> Int64s | None:
         """The time of each key's newest row, by the clock of its TTL; None if the state does not hold it."""
         ttl = self._completion.ttl
         if not self._completion.stores_last or ttl is None:
             return None
-        now_ms = moment.now_ms(ttl.domain)
-        if chunk.newest_ms is None:
-            return np.full(len(chunk.keys), now_ms)
-        return np.maximum(chunk.newest_ms, now_ms)
+        last: Int64s = np.maximum(stored[0].fill_null(NO_TIME_MS).to_numpy(), moment.now_ms(ttl.domain))
+        return last if chunk.newest_ms is None else np.maximum(last, chunk.newest_ms)
 
     def _register(self, keys: Columns, is_new: npt.NDArray[np.bool_], last: Int64s | None) -> None:
         completion = self._completion

@@ -1,8 +1,7 @@
 """Keyed operators: state per key, read in bulk, and one changeset per batch.
 
-Python objects are made late and columns early. The state of many keys is read from the table at once, and their changes
-are encoded at once; only a processor of rows or frames is called key by key. A budget of bytes and rows bounds all
-work.
+Python objects are made late and columns early. The state of many keys is read from the table at once, and their
+changes are encoded at once; only a processor of rows or frames is called key by key. A budget bounds all work.
 
 A batch of a subtask:
 
