@@ -17,7 +17,7 @@ The life of a table:
 ``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
 searches mapped runs, newest first, and also puts runs over another table; ``run_entries`` does so for a single key,
 and ``found_rows`` makes answers of the rows. ``memory`` has dictionaries; ``rocksdb`` has an index on disk, in the
-format of ``rocksdb_format``, and fills it with ``sorted_files``.
+format of ``rocksdb_format``, fills it with ``sorted_files``, and reads a single key with ``rocksdb_entries``.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a
 timer), *header* (the record in a RocksDB table of the state that it holds), *description* (a state's kind and fields).

@@ -21,6 +21,7 @@ from statelog.runs.format import Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, is_deleted
 from statelog.runs.times import Moment
+from statelog.tables.rocksdb_entries import EntriesInRocks
 from statelog.tables.rocksdb_format import (
     CONTENTS_KEY,
     VERSION,
@@ -41,10 +42,8 @@ from statelog.tables.runs import BranchedTable
 from statelog.tables.sorted_files import SortedFiles
 from statelog.tables.table import (
     EntryCounts,
-    EntryPage,
     EntryRange,
     EntryRows,
-    FoundEntry,
     KeyBatch,
     KeyEntries,
     StateTable,
@@ -354,7 +353,7 @@ class RocksTable(StateTable):
 
     def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
         keys = KeyBatch(np.array([key_hash], np.uint64), pa.array([key], pa.binary()))
-        return _EntriesInRocks(self, state, next((prefix for _, prefix in self._prefixes(state, keys)), None))
+        return EntriesInRocks(self, state, next((prefix for _, prefix in self._prefixes(state, keys)), None))
 
     def value_at(self, key: bytes) -> bytes | None:
         """The encoded value of a row key; None if there is none."""
@@ -447,55 +446,6 @@ class RocksTable(StateTable):
                 f"The RocksDB table in {self._folder} failed: {error}.",
                 hint="Nothing is lost: it is made again from the local runs. Is the disk full, or failing?",
             ) from error
-
-
-class _EntriesInRocks(KeyEntries):
-    """The entries of a key: the rows whose row keys begin with a prefix; None has none."""
-
-    def __init__(self, table: RocksTable, state: StateDescriptor, prefix: bytes | None) -> None:
-        self._table = table
-        self._state = state
-        self._prefix = prefix
-
-    def find(self, entry: bytes) -> FoundEntry | None:
-        value = None if self._prefix is None else self._table.value_at(self._prefix + entry)
-        if value is None:
-            return None
-        rows = self._table.entry_rows(self._state, [(entry, value)])
-        return FoundEntry(rows.values, rows.expiry[0].as_py())
-
-    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
-        prefix = start = self._prefix
-        while prefix is not None and start is not None:
-            # No iterator of RocksDB stays open between two pages: the processor may never ask for the next.
-            rows, start = self._read(prefix, start, max_entries, max_bytes)
-            if rows:
-                yield self._table.entry_rows(self._state, rows)
-
-    def between(self, wanted: EntryRange, max_entries: int, max_bytes: int) -> EntryPage:
-        found: list[_Row] = []
-        rest = None
-        for entry, value in () if self._prefix is None else self._table.scan_between(self._prefix, wanted):
-            max_bytes -= len(entry) + len(value)
-            if found and (len(found) >= max_entries or max_bytes < 0):
-                _, rest = wanted.cut(found[-1][0] if wanted.from_end else entry)
-                break
-            found.append((entry, value))
-        if wanted.from_end:
-            found.reverse()
-        return EntryPage(self._table.entry_rows(self._state, found), rest)
-
-    def _read(self, prefix: bytes, start: bytes, max_entries: int, max_bytes: int) -> tuple[list[_Row], bytes | None]:
-        """The entries of a page, with their values, and the row key of the next page."""
-        rows: list[_Row] = []
-        read_bytes = 0
-        for key, value in self._table.scan(prefix, start):
-            entry = key[len(prefix) :]
-            read_bytes += len(entry) + len(value)
-            if rows and (len(rows) == max_entries or read_bytes > max_bytes):
-                return rows, key
-            rows.append((entry, value))
-        return rows, None
 
 
 def rocksdict_library() -> Any:
