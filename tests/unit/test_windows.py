@@ -10,6 +10,8 @@ from decimal import Context, Decimal
 from functools import reduce
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,13 @@ from hypothesis import strategies as st
 import statelog
 from statelog import ConfigurationError, ErrorKind, ProcessorError
 from statelog.convert.times import TimeMode
+from statelog.operators.keyed.grouping import KeyChunk
+from statelog.tables.table import KeyBatch
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
 from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition
+from statelog.windows.panes import WindowInput
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
 
 MINUTE = 60_000
@@ -381,3 +386,79 @@ def test_a_window_knows_its_bounds() -> None:
     window = statelog.TimeWindow(-1, 86_400_000)
     assert (window.start, window.end) == (instant(-1), instant(86_400_000))
     assert set(KINDS) == {"process", "agg", "reduce", "aggregate"}
+
+
+# ---- Rows and values ----
+
+
+class Spoiled(statelog.WindowProcessor):
+    """Returns the lists of a window's rows, and changes them."""
+
+    def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Any]:
+        found = []
+        for row in rows:
+            found.append(str(row.list))
+            row.list.append(0)
+        yield (window.end_ms, " ".join(found))
+
+
+@pytest.mark.parametrize("lateness_ms", [0, 100])
+def test_a_window_does_not_see_what_another_has_done_to_a_row(lateness_ms: int) -> None:
+    schema = "user string, time timestamp, list array<long>"
+    windows = definition(statelog.SlidingWindows(30, 10), schema, allowed_lateness_ms=lateness_ms)
+    plan = windows.processed(Spoiled(), "end long, lists string")
+    with Harness(
+        plan.operator, input=schema, output=plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
+    ) as harness:
+        harness.push([("a", instant(5), [1]), ("a", instant(6), [2])])
+        assert harness.advanceWatermark(30) == [(end, "[1] [2]") for end in (10, 20, 30)]
+        late = harness.push([("a", instant(7), [3])])
+        assert late == ([(end, "[1] [2] [3]") for end in (10, 20, 30)] if lateness_ms else [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ("n long", [(1,), (None,), (2,)]),
+        ("n double", [(1.0,), (None,), (2.0,)]),
+        ("name string, n long", [("a", 1), ("a", None), ("a", 2)]),
+        ("times array<timestamp>, n int", [([], 1), (None, None), ([instant(5)], 2)]),
+    ],
+)
+def test_values_made_of_columns_have_the_types_of_their_schema(schema: str, values: list[Any]) -> None:
+    columns = "user string, time timestamp, n long, times array<timestamp>"
+    seen: list[Any] = []
+
+    def reduce_values(one: Any, other: Any) -> Any:
+        seen.extend(value for value in (one, other) if not seen or value is other)
+        return other
+
+    reduced = definition(schema=columns).reduced(reduce_values, schema, None).operator
+    contents: Any = reduced._contents
+    contents.init(None)
+    rows = [("a", instant(1), 1, []), ("a", instant(2), None, None), ("a", instant(3), 2, [instant(5)])]
+    batch = pa.RecordBatch.from_pylist(
+        [dict(zip(("user", "time", "n", "times"), row, strict=True)) for row in rows],
+        pa.schema(
+            [
+                ("user", pa.string()),
+                ("time", pa.timestamp("us", "UTC")),
+                ("n", pa.int64()),
+                ("times", pa.list_(pa.timestamp("us", "UTC"))),
+            ]
+        ),
+    )
+    rows_input = WindowInput(batch.schema.names, None, None)
+    chunk = KeyChunk(KeyBatch(np.zeros(1, np.uint64), pa.array([b"a"])), batch, np.array([0, 3]))
+    [[group]] = rows_input.by_key(chunk)
+    assert contents.added(group, None) == seen[-1]
+    expected = [tuple(_local(part) for part in value) for value in values]
+    assert seen == expected
+    assert [tuple(map(type, value)) for value in seen] == [tuple(map(type, value)) for value in expected]
+
+
+def _local(value: Any) -> Any:
+    """Timestamps of state values are local times."""
+    if isinstance(value, list):
+        return [at.astimezone().replace(tzinfo=None) for at in value]
+    return value
