@@ -12,8 +12,10 @@ A value on its way:
 3. ``input`` makes the processor's keys and rows, or frames, from the columns of a key chunk. ``times`` makes the
    objects that tell it the time.
 4. ``python_values`` converts each value that the processor writes to a state, or returns, to one that Arrow stores
-   unchanged, and converts stored values back.
-5. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
+   unchanged. Timestamps stay datetimes until ``local_times`` makes a column of many; ``held_columns`` makes the
+   columns of types that hold timestamps or structs.
+5. ``stored_values`` makes of stored columns what users see.
+6. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
 
 Words:
 
@@ -21,6 +23,7 @@ Words:
 - exact type: a Python class whose values need no conversion.
 - missing value: None, or pandas' NaT and NA. NaN is one too, but in floating-point and text fields only in frames.
 - misfit: a value that its field cannot hold.
+- held value: a checked value that waits for its column, and that nobody can change any more.
 
 May import ``operators``, ``tables``, ``local``, ``log``, ``storage``, ``runs`` and the core modules, but not
 ``checkpoint``, which stands beside it. It names Spark's types and touches no Spark session.

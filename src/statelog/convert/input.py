@@ -14,6 +14,7 @@ from pyspark.sql.types import VariantVal
 from statelog.convert.python_values import row_maker
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.grouping import KeyChunk
+from statelog.runs.column_values import ColumnValues
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 16 << 20
 """The rows of one key become Python objects in chunks of this size at most."""
+_VALUES: Final = ColumnValues()
 
 
 class RowInput:
@@ -30,7 +32,7 @@ class RowInput:
         self._make = row_maker(columns)
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+        return list(zip(*map(_VALUES.of, columns), strict=True))
 
     def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         if len(window.keys) == 1:
@@ -40,7 +42,7 @@ class RowInput:
 
     def rows(self, rows: pa.RecordBatch) -> list[Any]:
         """A Row for each row of the columns."""
-        return self._make([column.to_pylist() for column in rows.columns])
+        return self._make(list(map(_VALUES.of, rows.columns)))
 
 
 class FrameInput:

@@ -17,7 +17,7 @@ from statelog.convert.python_values import is_mutable
 from statelog.convert.types import field_codecs
 from statelog.errors import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.operators.keyed.outputs import NoRow
-from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
+from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
 from statelog.runs.values import MISFITS, FieldCodec
 
 
@@ -337,7 +337,7 @@ def _column(
     field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str], *, first: int = 0, is_stored: bool = False
 ) -> pa.Array:
     try:
-        return to_array(values, field.type) if is_stored else field.to_array(values)
+        return field.column(values) if is_stored else field.to_array(values)
     except MISFITS as failure:
         for index, value in enumerate(values, first):
             if (reason := field.misfit(value)) is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -23,6 +23,10 @@ class _ListWrites:
     is_cleared: bool = False
     is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
+    """Held."""
+
+
+_NO_WRITES: Final = _ListWrites()
 
 
 class ListState(KeyedState):
@@ -34,51 +38,50 @@ class ListState(KeyedState):
 
     def exists(self) -> bool:
         """Whether the list has an element."""
-        return bool(self._elements())
+        return any(self._elements())
 
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
         if self._renews:
             self._writes[self._require()].is_renewed = True
-        return iter([self._codec.copied(row) for row in self._elements()])
+        stored, appended = self._elements()
+        copied, read_held = self._codec.copied, self._codec.read_held
+        return iter([*map(copied, stored), *map(read_held, appended)])
 
     def put(self, newState: Iterable[Row]) -> None:
         """Replace all elements; the new list has at least one."""
-        rows = self._normalized(newState, "put")
+        rows = self._held(newState, "put")
         self._writes[self._require()] = _ListWrites(is_cleared=True, appended=rows)
 
     def appendValue(self, newState: Row) -> None:
         """Append an element."""
-        row = self._codec.normalize(newState)
+        row = self._codec.hold(newState)
         self._writes[self._require()].appended.append(row)
 
     def appendList(self, newState: Iterable[Row]) -> None:
         """Append elements; at least one."""
-        rows = self._normalized(newState, "appendList")
+        rows = self._held(newState, "appendList")
         self._writes[self._require()].appended.extend(rows)
 
     def clear(self) -> None:
         """Remove all elements."""
         self._writes[self._require()] = _ListWrites(is_cleared=True)
 
-    def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
-        normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
-        if not normalized:
+    def _held(self, rows: Iterable[Row], method: str) -> list[Row]:
+        held = [self._codec.hold(row) for row in rows] if isinstance(rows, Iterable) else []
+        if not held:
             raise ProcessorError(
                 f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {rows!r:.80}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )
-        return normalized
+        return held
 
-    def _elements(self) -> list[Row]:
+    def _elements(self) -> tuple[Collection[Row], list[Row]]:
+        """The elements that were stored before, and those appended since, which are held."""
         position = self._require()
-        writes = self._writes.get(position)
-        if writes is None:
-            return list(self._stored.of(position).values())
-        if writes.is_cleared:
-            return writes.appended
-        return [*self._stored.of(position).values(), *writes.appended]
+        writes = self._writes.get(position, _NO_WRITES)
+        return () if writes.is_cleared else self._stored.of(position).values(), writes.appended
 
     def flush(self, changes: ChangeBuffer) -> None:
         positions: list[int] = []
@@ -110,6 +113,7 @@ class ListState(KeyedState):
 class _MapWrites:
     is_cleared: bool = False
     puts: dict[bytes, Row | None] = field(default_factory=dict)
+    """Held; None is a removed entry."""
 
 
 class MapState(KeyedState):
@@ -148,7 +152,7 @@ class MapState(KeyedState):
     def updateValue(self, key: Row, value: Row) -> None:
         """Set the value of a map key."""
         entry = self._keys.encode(key)
-        self._writes[self._require()].puts[entry] = self._codec.normalize(value)
+        self._writes[self._require()].puts[entry] = self._codec.hold(value)
 
     def removeKey(self, key: Row) -> None:
         """Remove a map key."""
@@ -181,7 +185,7 @@ class MapState(KeyedState):
         if writes is not None:
             written: Row | None = writes.puts.get(entry, MISSING)
             if written is not MISSING:
-                return written
+                return None if written is None else self._codec.read_held(written)
             if writes.is_cleared:
                 return None
         row = self._stored.get(position, entry)
@@ -199,7 +203,7 @@ class MapState(KeyedState):
             if row is None:
                 merged.pop(entry, None)
             else:
-                merged[entry] = row
+                merged[entry] = self._codec.read_held(row)
         return merged
 
     def _renew_all(self) -> None:
