@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import VariantVal
 
 from statelog.convert.python_values import row_maker
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.grouping import KeyChunk
-from statelog.runs.column_values import ColumnValues
+from statelog.runs.column_values import ColumnValues, MapsAsDicts
+from statelog.time_zones import local_clock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +23,7 @@ _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 16 << 20
 """The rows of one key become Python objects in chunks of this size at most."""
 _VALUES: Final = ColumnValues()
+_WITH_DICTS: Final = MapsAsDicts()
 
 
 class RowInput:
@@ -135,7 +136,7 @@ def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> p
     if keeps_integers and pa.types.is_integer(kind):
         return pa.nulls(len(column)) if column.null_count else column
     if pa.types.is_timestamp(kind):
-        column, kind = pc.local_timestamp(column) if kind.tz else column, pa.timestamp("us")
+        column, kind = local_clock(column) if kind.tz else column, pa.timestamp("us")
     for is_kind, wide in _WIDENED:
         if is_kind(kind) and kind != wide:
             try:
@@ -153,7 +154,7 @@ def _key_values(column: pa.Array, subject: str) -> list[Any]:
     if not pa.types.is_nested(column.type):
         values: list[Any] = _plain(column, subject).to_pylist()
         return values
-    return list(map(_converter(column.type, is_key=True), column.to_pylist()))
+    return list(map(_converter(column.type, is_key=True), _VALUES.of(column)))
 
 
 def _object_integers(column: pa.Array) -> Any:
@@ -168,8 +169,7 @@ def _objects(column: pa.Array) -> Any:
     kind = column.type
     if not pa.types.is_struct(kind) and not _has_times(kind):
         return column.to_pandas(date_as_object=True, maps_as_pydicts="strict", integer_object_nulls=True).to_numpy()
-    values = column.to_pylist(maps_as_pydicts="strict")
-    return np.fromiter(map(_converter(kind), values), object, len(column))
+    return np.fromiter(map(_converter(kind), _WITH_DICTS.of(column)), object, len(column))
 
 
 def _has_times(kind: pa.DataType) -> bool:

@@ -19,6 +19,7 @@ from statelog.errors import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.operators.keyed.outputs import NoRow
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
 from statelog.runs.values import MISFITS, FieldCodec
+from statelog.time_zones import instants
 
 
 class _HeldRow(tuple[Any, ...]):
@@ -246,8 +247,7 @@ class FrameOutput:
             local = array.cast(pa.timestamp("us"), safe=False)
             if wanted.tz is None:
                 return local
-            # Of two instants with one local time the later one, and in a gap the time after it: as in Spark.
-            return pc.assume_timezone(local, self._zone, ambiguous="latest", nonexistent="latest").cast(wanted)
+            return instants(local, self._zone).cast(wanted)
         if _is_number(own) and _is_number(wanted):
             cast = array.cast(wanted)
             if pa.types.is_floating(own) and pa.types.is_floating(wanted) and wanted.bit_width < own.bit_width:
