@@ -55,7 +55,7 @@ class _SingleState(KeyedState):
         self._loaded: list[Row | None] | None = None
         self._writes: dict[int, Row | None] = {}  # held rows
         self._hold = self._codec.hold
-        self._copied, self._read_held = self._codec.copied, self._codec.read_held
+        self._copied = self._codec.copied if self._codec.is_mutable else None
 
     def exists(self) -> bool:
         """Whether the key has a value."""
@@ -71,17 +71,18 @@ class _SingleState(KeyedState):
         position = self._cursor.position
         row: Any = self._writes.get(position, MISSING)
         if row is not MISSING:
-            return None if row is None else self._read_held(row)
+            return None if row is None else self._codec.read_held(row)
         row = self._current() if self._loaded is None else self._loaded[position]
         if self._renews and row is not None:
             self._writes[position] = row
-        return None if row is None else self._copied(row)
+        return row if row is None or self._copied is None else self._copied(row)
 
-    def _write(self, value: Row) -> None:
+    def _write(self, newValue: Row) -> None:
+        """Replace the key's value."""
         position = self._cursor.position
         if position < 0:
             self._require()
-        self._writes[position] = self._hold(value)
+        self._writes[position] = self._hold(newValue)
 
     def _current(self) -> Row | None:
         position = self._cursor.position
@@ -122,11 +123,9 @@ class _SingleState(KeyedState):
 class ValueState(_SingleState):
     """One value per key."""
 
-    get = _SingleState._read  # no call in between: it runs for every read of a value
-
-    def update(self, newValue: Row) -> None:
-        """Replace the key's value."""
-        self._write(newValue)
+    # No calls in between: these run for every read and write of a value.
+    get = _SingleState._read
+    update = _SingleState._write
 
 
 class ReducingState(_SingleState):
