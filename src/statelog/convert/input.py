@@ -68,12 +68,10 @@ class FrameInput:
             limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
         if len(window.keys) == 1 and (rows.num_rows > limit or window.more):
             return iter([(self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))])
-        owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
-        # Iterating over groups takes a third of the time of cutting out and copying a frame for every key. Groups are
-        # views of a copy that nothing else reads, so the processor may change them.
         objects = self._objects_for_nulls(rows)
-        groups = self._frame(rows).groupby(owners, sort=False)
-        return (_frames(_narrowed(frame, objects) if objects else frame, limit) for _, frame in groups)
+        # The parts are views of a copy that nothing else reads, so the processor may change them.
+        parts = _parts(self._frame(rows).copy(), window.starts.tolist())
+        return (_frames(_narrowed(frame, objects) if objects else frame, limit) for frame in parts)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [
@@ -106,15 +104,25 @@ def _narrowed(frame: pd.DataFrame, objects: dict[str, Any]) -> pd.DataFrame:
     return frame.astype(whole) if whole else frame
 
 
-def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
+def _parts(frame: Any, starts: list[int]) -> Iterator[pd.DataFrame]:
+    """Cut a frame into views, each with an index from 0, by the way of pandas' own groups but in half their time."""
     from pandas import RangeIndex
 
+    manager = frame._mgr
+    indexes: dict[int, Any] = {}
+    for start, end in pairwise(starts):
+        part = manager.get_slice(slice(start, end), axis=1)
+        index = indexes.get(end - start)
+        if index is None:
+            index = indexes[end - start] = RangeIndex(end - start)
+        part.axes[1] = index.view()  # of each frame's own, because an index can be given a name
+        yield frame._constructor_from_mgr(part, axes=part.axes)
+
+
+def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
     if len(frame) <= limit:
-        frame.index = RangeIndex(len(frame))
-        yield frame
-        return
-    for first in range(0, len(frame), limit):
-        yield frame.iloc[first : first + limit].reset_index(drop=True)
+        return iter((frame,))
+    return (frame.iloc[first : first + limit].reset_index(drop=True) for first in range(0, len(frame), limit))
 
 
 _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
@@ -152,8 +160,7 @@ def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> p
 
 def _key_values(column: pa.Array, subject: str) -> list[Any]:
     if not pa.types.is_nested(column.type):
-        values: list[Any] = _plain(column, subject).to_pylist()
-        return values
+        return _VALUES.of(_plain(column, subject))
     return list(map(_converter(column.type, is_key=True), _VALUES.of(column)))
 
 
