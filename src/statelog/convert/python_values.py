@@ -9,9 +9,10 @@ from __future__ import annotations
 import array
 import datetime
 import math
+import operator
 import struct
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache
 from itertools import repeat
@@ -379,7 +380,7 @@ def _elements(of_element: Convert, exact: type | None) -> Convert:
 
 def _entries(of_key: Convert, of_value: Convert) -> Convert:
     def convert(value: Any) -> dict[Any, Any]:
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             pairs = list(value.items())
         elif type(value) is list and all(type(pair) is tuple and len(pair) == 2 for pair in value):
             pairs = value
@@ -395,8 +396,13 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
 
 def _struct(names: list[str], converts: list[Convert]) -> Convert:
     def convert(value: Any) -> dict[str, Any]:
+        items = _fields(value, names)
+        try:
+            return dict(zip(names, map(operator.call, converts, items), strict=True))
+        except (TypeError, ValueError, ArithmeticError):
+            pass  # once more, to find the field
         stored: dict[str, Any] = {}
-        for name, one, item in zip(names, converts, _fields(value, names), strict=True):
+        for name, one, item in zip(names, converts, items, strict=True):
             try:
                 stored[name] = one(item)
             except (TypeError, ValueError, ArithmeticError) as error:
@@ -406,12 +412,14 @@ def _struct(names: list[str], converts: list[Convert]) -> Convert:
     return convert
 
 
-def _fields(value: Any, names: list[str]) -> list[Any]:
+def _fields(value: Any, names: list[str]) -> Sequence[Any]:
     """The values of a struct's fields: by name if the value has names, else by position."""
     own = getattr(value, "__fields__", None) if isinstance(value, Row) else None
     if own is not None:
+        if own == names and len(value) == len(names):
+            return tuple(value)
         held = dict(zip(own, value, strict=True))
-    elif isinstance(value, Mapping):
+    elif type(value) is dict or isinstance(value, Mapping):
         held = dict(value)
     elif isinstance(value, (tuple, list)):
         if len(value) != len(names):
