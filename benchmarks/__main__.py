@@ -5,10 +5,42 @@ from __future__ import annotations
 import signal
 import sys
 
-from benchmarks import commit, count, files, growth, latency, memory, recovery, state, tail, window_space
+from benchmarks import (
+    aggregate,
+    commit,
+    count,
+    files,
+    growth,
+    latency,
+    memory,
+    money,
+    recovery,
+    state,
+    tail,
+    value_state,
+    window,
+    window_space,
+)
 from benchmarks.frame import command_line
 
-main = command_line([count, state, recovery, growth, memory, commit, files, window_space, latency, tail])
+main = command_line(
+    [
+        count,
+        aggregate,
+        state,
+        recovery,
+        growth,
+        memory,
+        commit,
+        files,
+        window_space,
+        latency,
+        tail,
+        value_state,
+        window,
+        money,
+    ]
+)
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

@@ -16,6 +16,7 @@ _PERCENTILES: Final = {
     "p99.9": (0.999, 10_000),
 }
 """Fractions, and from how many samples on they are given; with fewer, the maximum and their number say as much."""
+_CONFIDENCE: Final = 0.95
 
 
 def percentiles(samples: Iterable[float], names: Iterable[str]) -> dict[str, float]:
@@ -27,6 +28,16 @@ def percentiles(samples: Iterable[float], names: Iterable[str]) -> dict[str, flo
         if len(ordered) >= least:
             found[name] = ordered[math.ceil(round(fraction * len(ordered), 6)) - 1]
     return found
+
+
+def upper_bound(samples: Iterable[float], name: str) -> float | None:
+    """A percentile, or the maximum if that is above it with 95 % confidence; None if there are too few samples."""
+    ordered = sorted(samples)
+    fraction, least = _PERCENTILES[name]
+    if len(ordered) >= least:
+        return percentiles(ordered, [name])[name]
+    # All samples are below the percentile with this probability.
+    return ordered[-1] if fraction ** len(ordered) <= 1 - _CONFIDENCE else None
 
 
 def summary(samples: Iterable[float]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import click
 import psutil
 
 NOT_NEGATIVE: Final = click.IntRange(0)
+POSITIVE: Final = click.FloatRange(0, min_open=True)
 POSSIBLE_KEYS: Final = click.IntRange(2, 10**8)
 STORED_KEYS: Final = click.IntRange(100, 10**8)
 
@@ -69,6 +70,18 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """Lines of a plot: points by label."""
+
+    name: str
+    x: str
+    y: str
+    lines: dict[str, list[tuple[float, float]]]
+    is_logarithmic: bool = False
+    """Of y."""
+
+
+@dataclass(frozen=True)
 class Result:
     """The findings of a benchmark: all figures for the JSON file (units end the names), and those to be printed."""
 
@@ -76,6 +89,7 @@ class Result:
     targets: list[Target]
     rows: list[dict[str, str]]
     remarks: list[str] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
 
 
 def command_line(benchmarks: Sequence[Any]) -> click.Group:
@@ -104,22 +118,28 @@ def _command(benchmark: Any) -> click.Command:
     name = benchmark.__name__.rpartition(".")[2].replace("_", "-")
     description = benchmark.__doc__.splitlines()[0]
 
-    def invoke(directory: Path | None, json_file: Path | None, **parameters: Any) -> None:
+    def invoke(directory: Path | None, json_file: Path | None, report: Path | None, **parameters: Any) -> None:
         if json_file is not None and not json_file.absolute().parent.is_dir():
             raise click.BadParameter(f"{json_file.parent} is not a directory", param_hint="--json")
         about = _machine()
         with scratch(directory) as place:
             result = benchmark.run(benchmark.Settings(**parameters), place)
-        _print(f"{name}: {description}", about, result)
+        heading = [f"{name}: {description}", *_shown_machine(about)]
+        _print(heading, result)
+        if report is not None:
+            # Not at the top: the processes of sides do without it.
+            from benchmarks.report import write_report
+
+            write_report(report, name, heading, result)
         if json_file is not None:
-            report = {
+            content = {
                 "benchmark": name,
                 "machine": about,
                 "parameters": {**parameters, "directory": directory},
                 "figures": result.figures,
                 "targets": [target.to_json() for target in result.targets],
             }
-            json_file.write_text(json.dumps(report, indent=1, default=str) + "\n")
+            json_file.write_text(json.dumps(content, indent=1, default=str) + "\n")
 
     options: list[click.Parameter] = [
         click.Option(
@@ -137,6 +157,7 @@ def _command(benchmark: Any) -> click.Command:
     file = click.Path(dir_okay=False, writable=True, path_type=Path)
     options.append(click.Option(["--directory"], type=folder, help=folder_help))
     options.append(click.Option(["--json", "json_file"], type=file, help="Write everything measured here."))
+    options.append(click.Option(["--report", "report"], type=folder, help="Write a page with plots into this folder."))
     return click.Command(name, callback=invoke, params=options, help=description)
 
 
@@ -172,19 +193,21 @@ def _java_version() -> str:
     return found[1] if found else "unknown"
 
 
-def _print(heading: str, about: dict[str, Any], result: Result) -> None:
+def _shown_machine(about: dict[str, Any]) -> list[str]:
+    return [
+        f"{about['cores']} cores ({about['cpu']}), {about['memory_bytes'] / 2**30:.0f} GiB, {about['system']},"
+        f" Python {about['python']}, Java {about['java']}, Spark {about['spark']}, PyArrow {about['pyarrow']}",
+        "benchmarks/README.md explains the figures.",
+    ]
+
+
+def _print(heading: list[str], result: Result) -> None:
     # Not at the top: the processes of sides do without it.
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
-    console.print(
-        heading,
-        f"{about['cores']} cores ({about['cpu']}), {about['memory_bytes'] / 2**30:.0f} GiB, {about['system']},"
-        f" Python {about['python']}, Java {about['java']}, Spark {about['spark']}, PyArrow {about['pyarrow']}",
-        "benchmarks/README.md explains the figures.",
-        sep="\n",
-    )
+    console.print(*heading, sep="\n")
     table = Table(*result.rows[0])
     for column in table.columns[1:]:
         column.justify = "right"

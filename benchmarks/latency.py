@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.child import run_in_child
 from benchmarks.figures import median_ratio, percentiles, summary
-from benchmarks.frame import POSSIBLE_KEYS, Result, alternate, option
+from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Result, alternate, option
 from benchmarks.processors import OUTPUT, Count
 from benchmarks.query import (
     Side,
@@ -50,16 +50,15 @@ _START_S: Final = 120
 
 _TICK_S: Final = 0.002
 _POLL_S: Final = 0.05
-_POSITIVE: Final = click.FloatRange(0, min_open=True)
 
 _Round = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Settings:
-    rate: float = option(5_000.0, "Events per second.", _POSITIVE)
+    rate: float = option(5_000.0, "Events per second.", POSITIVE)
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
-    seconds: float = option(60.0, "Events of so many seconds are measured.", _POSITIVE)
+    seconds: float = option(60.0, "Events of so many seconds are measured.", POSITIVE)
     warm_up: float = option(60.0, "First seconds to leave out.", click.FloatRange(0))
     drain: float = option(
         120.0, "Seconds to wait after the last event for those that are not committed.", click.FloatRange(0)

@@ -21,7 +21,8 @@ from benchmarks.frame import Result, Target, alternate
 from benchmarks.processors import OUTPUT, TTL_MS
 from statelog import Options
 from statelog.clock import SystemClock
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.reader import Run
 from statelog.runs.times import Moment
 from statelog.tables.runs import RunsTable

@@ -173,6 +173,58 @@ class KeepPayload(StatefulProcessor):
         yield Row(key=key[0], n=n, found=found)
 
 
+class CountInPayload(StatefulProcessor):
+    """A value state: the payload of a key's last event, in whose first 8 bytes is how many events the key has had."""
+
+    def init(self, handle: Any) -> None:
+        self._kept = handle.getValueState("kept", "payload binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n = 0
+        for row in rows:
+            before = self._kept.get()
+            n = 1 + (int.from_bytes(before[0][:8], "little") if before else 0)
+            self._kept.update((n.to_bytes(8, "little") + row.payload[8:],))
+        yield Row(key=key[0], n=n)
+
+
+class CountSlidingRows(StatefulProcessor):
+    """Sliding windows of processing time by hand, returned as by CountWindowRows: a list of the rows with their times.
+
+    An event is stored once. A timer is at the end of the next window that has rows, and one window follows another.
+    """
+
+    def __init__(self, size_ms: int, slide_ms: int) -> None:
+        self._size_ms = size_ms
+        self._slide_ms = slide_ms
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._rows = handle.getListState("rows", "time_ms long, payload binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        # If the key has rows, its next window may end before this one; then the timer is there already.
+        self._handle.registerTimer(now_ms - now_ms % self._slide_ms + self._slide_ms)
+        self._rows.appendList([(now_ms, row.payload) for row in rows])
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        rows = list(self._rows.get())
+        end_ms, now_ms = expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentProcessingTimeInMs()
+        while rows and end_ms <= now_ms:
+            held = [row for row in rows if row[0] < end_ms]
+            if held:
+                yield Row(key=key[0], n=len(held), bytes=sum(len(row[1]) for row in held))
+            end_ms += self._slide_ms
+            rows = [row for row in rows if row[0] >= end_ms - self._size_ms]
+        if rows:
+            self._rows.put(rows)
+            self._handle.registerTimer(end_ms)
+        else:
+            self._rows.clear()
+
+
 class CountWindowRows(WindowProcessor):
     """Reads all rows of a window, and returns how many they are and how long their payloads."""
 

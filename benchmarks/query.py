@@ -122,11 +122,12 @@ class Side(ABC):
         *,
         time_mode: str = "None",
         uses_frames: bool = False,
+        location: str | None = None,
     ) -> DataFrame:
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
         keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options}
+        own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options, "location": location}
         transformed: DataFrame = method(processor, output, "update", time_mode, **own)
         return transformed
 
@@ -170,7 +171,7 @@ class BatchSide(Side):
         session = self.session(directory)
         recorder = Recorder()
         source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
-        files = _Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
+        files = Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
 
         def is_over(query: StreamingQuery) -> bool:
             files.look()
@@ -294,9 +295,15 @@ def payload(column: str, value_bytes: int) -> Column:
     return F.substring(F.unhex(F.concat(*digests)), 1, value_bytes).alias("payload")
 
 
-def start(output: DataFrame, checks: Sequence[Column], directory: Path, mode: str = "update") -> StreamingQuery:
-    """Start a query into the sink ``noop``, with sums over each batch's output on the way."""
+def start(
+    output: DataFrame, checks: Sequence[Column], directory: Path, mode: str = "update", every_s: float = 0
+) -> StreamingQuery:
+    """Start a query into the sink ``noop``, with sums over each batch's output on the way.
+
+    A batch begins every so many seconds, or as soon as the one before is done.
+    """
     writer = output.observe("check", *checks).writeStream.format("noop").outputMode(mode)
+    writer = writer.trigger(processingTime=f"{every_s} seconds")
     return writer.option("checkpointLocation", f"{directory}/checkpoint").start()
 
 
@@ -374,7 +381,7 @@ def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], ke
         yield check_of(changed, counts)
 
 
-class _Files:
+class Files:
     """Files below a folder, looked at from time to time."""
 
     def __init__(self, folder: Path) -> None:

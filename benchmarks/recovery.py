@@ -26,7 +26,6 @@ from benchmarks.frame import STORED_KEYS, Result, Target, alternate, option, req
 from benchmarks.query import (
     PayloadSide,
     Recorder,
-    begun_s,
     count_checks,
     last_progress,
     rate_source,
@@ -34,6 +33,7 @@ from benchmarks.query import (
     start,
     stop_when,
 )
+from benchmarks.restarts import fresh, load_rocksdb, own_temporary_files, restart_parts
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
@@ -119,16 +119,14 @@ class RecoverySide(PayloadSide):
         """Go on for some batches; the process was started at `started_s`."""
         session = self.session(directory, _SPARK)
         if self.is_spark:
-            # The native library that Spark would load with its first state is no part of a state.
-            jvm: Any = session.sparkContext._jvm
-            jvm.org.rocksdb.RocksDB.loadLibrary()
+            load_rocksdb(session)
         recorder = Recorder()
         progress = self._batches(
             session, self.rows_per_batch, recorder, directory, lambda query: len(query.recentProgress) >= self.batches
         )[: self.batches]
         self._check(session, progress)
         session.stop()
-        return _measured(progress, recorder, started_s)
+        return restart_parts(progress, recorder, started_s)
 
     def _batches(
         self,
@@ -160,40 +158,6 @@ def _offset(progress: Any, name: str) -> int:
     """How many rows a query has read before or after a batch, since its first start."""
     [source] = progress["sources"]
     return 0 if source[name] is None else int(source[name]["offset"])
-
-
-def _measured(progress: list[dict[str, Any]], recorder: Recorder, started_s: float) -> dict[str, Any]:
-    first, *later = progress
-    first_begun_s = begun_s(first)
-    first_s = first["durationMs"]["triggerExecution"] / 1000
-    measured = {
-        "batch": first["batchId"],
-        "rows": [each["numInputRows"] for each in progress],
-        "total_s": first_begun_s + first_s - started_s,
-        "start_up_s": first_begun_s - started_s,
-        "first_batch_s": first_s,
-        "later_batch_s": statistics.median(each["durationMs"]["triggerExecution"] for each in later) / 1000,
-        "log_s": 0.0,
-    }
-    if recorder.restores:
-        (opened, opened_s), *_ = recorder.restores
-        checkpoint = recorder.checkpoints[0]
-        measured["log_s"] = opened.log_s
-        measured["log_entries"] = opened.log_entries
-        if opened_s < first_begun_s:
-            measured["start_up_s"] -= opened.log_s
-        measured["restore_s"] = checkpoint.restore_s
-        measured["restored_bytes"] = checkpoint.restored_bytes
-        measured["later_restore_s"] = statistics.median(each.restore_s for each in recorder.checkpoints[1:])
-    else:
-        [operator] = first["stateOperators"]
-        partitions = operator["numShufflePartitions"]
-        metrics = operator["customMetrics"]
-        measured["restore_s"] = metrics["rocksdbLoadLatencyMs"] / 1000 / partitions
-        measured["replay_s"] = metrics["rocksdbReplayChangeLogLatencyMs"] / 1000 / partitions
-        measured["changelogs"] = metrics["rocksdbNumReplayChangelogFiles"] / partitions
-    measured["processing_s"] = measured["total_s"] - measured["start_up_s"] - measured["log_s"] - measured["restore_s"]
-    return measured
 
 
 def run(settings: Settings, place: Path) -> Result:
@@ -265,7 +229,7 @@ def targets_of(
 
 def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
     """Have a state built, kill the process, and keep what it leaves behind."""
-    work = _fresh(place / "work")
+    work = fresh(place / "work")
     checkpoint = work / "checkpoint"
 
     def is_over() -> bool:
@@ -278,7 +242,7 @@ def _build(place: Path, side: RecoverySide) -> dict[str, Any]:
 
     started_s = time.monotonic()
     builder = dataclasses.replace(side, parallelism=side.built_parallelism)
-    kill_child_when(is_over, partial(builder.build, work), work, _environment(work), _BUILD_TIMEOUT_S)
+    kill_child_when(is_over, partial(builder.build, work), work, own_temporary_files(work), _BUILD_TIMEOUT_S)
     built = {"build_s": time.monotonic() - started_s, **stored(side, checkpoint)}
     saved = _saved(place, side)
     saved.mkdir()
@@ -319,28 +283,16 @@ def _snapshot_version(checkpoint: Path) -> int:
 
 
 def _restart(place: Path, side: RecoverySide) -> dict[str, Any]:
-    work = _fresh(place / "work")
+    work = fresh(place / "work")
     saved = _saved(place, side)
     shutil.copytree(saved / "checkpoint", work / "checkpoint")
     if side.keeps_local:
         shutil.copytree(saved / "local", work / "local")
-    return run_in_child(partial(side.measure, work, time.time()), work, _environment(work))
+    return run_in_child(partial(side.measure, work, time.time()), work, own_temporary_files(work))
 
 
 def _saved(place: Path, side: RecoverySide) -> Path:
     return place / re.sub(r"\W+", "-", side.state)
-
-
-def _fresh(work: Path) -> Path:
-    shutil.rmtree(work, ignore_errors=True)
-    (work / "tmp").mkdir(parents=True)
-    return work
-
-
-def _environment(work: Path) -> dict[str, str]:
-    """A process that is killed leaves its temporary files behind, so they are made here."""
-    java = f"-Djava.io.tmpdir={work / 'tmp'} -XX:-UsePerfData"
-    return {"TMPDIR": str(work / "tmp"), "JAVA_TOOL_OPTIONS": java}
 
 
 def _figures(rounds: list[dict[str, Any]]) -> dict[str, Any]:

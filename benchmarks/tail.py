@@ -8,14 +8,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from unittest import mock
 
 import click
@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.child import run_in_child
 from benchmarks.figures import percentiles
-from benchmarks.frame import NOT_NEGATIVE, Result, Target, option
+from benchmarks.frame import NOT_NEGATIVE, POSITIVE, Result, Target, option
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
@@ -39,6 +39,7 @@ _TIMEOUT_S: Final = 1.0
 _SEED: Final = 158
 _ATTEMPTS: Final = (Metric.UPLOAD_REQUESTS, Metric.UPLOAD_HEDGES, Metric.UPLOAD_RETRIES)
 _CHECKED: Final = 200
+_T = TypeVar("_T")
 
 
 # FLIP-158, "DFS write latency": 500 streams of 5 MB objects, in seconds. The ends are not in its table; they are
@@ -87,6 +88,12 @@ class SlowStore(StoreWrapper):
         return self._numbers.total()
 
     def put(self, name: str, data: bytes | memoryview) -> None:
+        self._delayed(name, lambda: self._inner.put(name, data))
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        return self._delayed(name, lambda: self._inner.put_if_absent(name, data))
+
+    def _delayed(self, name: str, write: Callable[[], _T]) -> _T:
         with self._lock:
             self._numbers[name] += 1
             number = self._numbers[name]
@@ -94,8 +101,9 @@ class SlowStore(StoreWrapper):
         time.sleep(max(0.0, until_s - time.perf_counter()))
         begun_s = time.perf_counter()
         self.late_s.append(begun_s - until_s)
-        super().put(name, data)
+        written = write()
         self.server_s.append(time.perf_counter() - begun_s)
+        return written
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Settings:
     requests: int = option(20_000, "Of each side.")
     warm_up: int = option(500, "Requests of each side left out.", NOT_NEGATIVE)
     block: int = option(4_000, "Requests until the sides change.")
-    scale: float = option(1.0, "Factor of FLIP-158's latencies.", click.FloatRange(0, min_open=True))
+    scale: float = option(1.0, "Factor of FLIP-158's latencies.", POSITIVE)
     concurrency: int = option(128, "Objects written at a time.")
     object_bytes: int = option(1_000, "Of every object.")
 
@@ -114,7 +122,7 @@ def run(settings: Settings, place: Path) -> Result:
 
 
 @contextmanager
-def s3_server(bucket: str) -> Iterator[str]:
+def s3_server(bucket: str, memory_bytes: int = 4 << 30) -> Iterator[str]:
     """A location in a bucket of a server of its own, which the environment leads to meanwhile."""
     # Not at the top: most benchmarks do without the server.
     from tests.s3.server import RadosGateway, missing_programs
@@ -122,7 +130,7 @@ def s3_server(bucket: str) -> Iterator[str]:
     if missing := missing_programs():
         raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
     others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    with RadosGateway() as server:
+    with RadosGateway(memory_bytes) as server:
         server.create_bucket(bucket)
         environment = {**others, **server.environment, "NO_PROXY": "127.0.0.1"}
         with mock.patch.dict(os.environ, environment, clear=True):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
@@ -65,6 +66,10 @@ _LONGEST = (
     "tests/soak/",
 )
 """The first tests to run: of two processes none waits long for the other one's last file."""
+
+
+def pytest_report_header() -> str:
+    return f"pyspark: {pyspark.__version__}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

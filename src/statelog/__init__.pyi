@@ -1,3 +1,27 @@
+from .aggregates.functions import (
+    Aggregate,
+    Collect,
+    Count,
+    CountDistinct,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    StandardDeviation,
+    Sum,
+    Variance,
+)
+from .convert.arrow import (
+    ArrowBatch,
+    ArrowEntries,
+    ArrowHandle,
+    ArrowListState,
+    ArrowMapState,
+    ArrowProcessor,
+    ArrowTimers,
+    ArrowValueState,
+)
 from .errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -25,13 +49,20 @@ from .streams.repair import Rewound, rewind
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
-from .windows.aggregates import Aggregate, Collect, Count, CountDistinct, First, Last, Max, Mean, Min, Sum
 from .windows.assigners import CountWindows, SessionWindows, SlidingWindows, TumblingWindows
 from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 
 __all__ = [
     "Aggregate",
     "AggregateFunction",
+    "ArrowBatch",
+    "ArrowEntries",
+    "ArrowHandle",
+    "ArrowListState",
+    "ArrowMapState",
+    "ArrowProcessor",
+    "ArrowTimers",
+    "ArrowValueState",
     "BroadcastState",
     "CheckpointMetrics",
     "Collect",
@@ -67,6 +98,7 @@ __all__ = [
     "Savepoint",
     "SessionWindows",
     "SlidingWindows",
+    "StandardDeviation",
     "StateMissingError",
     "StatelogError",
     "Step",
@@ -76,6 +108,7 @@ __all__ = [
     "TimeWindow",
     "Ttl",
     "TumblingWindows",
+    "Variance",
     "Watermark",
     "WindowContext",
     "WindowHandle",

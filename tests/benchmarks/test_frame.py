@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.child import kill_child_when, run_in_child
-from benchmarks.figures import percentiles, summary
-from benchmarks.frame import Result, Target, alternate, command_line, option, require_space, scratch
+from benchmarks.figures import percentiles, summary, upper_bound
+from benchmarks.frame import Plot, Result, Target, alternate, command_line, option, require_space, scratch
 
 
 def shuffled(count: int) -> list[float]:
@@ -54,6 +54,29 @@ class TestDistribution:
         expected = {"samples": 10_000, "median": 5000.5, "p99": 9900, "p99.9": 9990, "max": 10_000}
 
         assert summary(shuffled(10_000)) == expected
+
+
+class TestUpperBound:
+    @pytest.mark.parametrize(
+        ("samples", "name", "bound"),
+        [
+            (298, "p99", None),
+            (299, "p99", 299),
+            (300, "p99", 297),
+            (2_994, "p99.9", None),
+            (2_995, "p99.9", 2_995),
+            (9_999, "p99.9", 9_999),
+            (10_000, "p99.9", 9_990),
+        ],
+    )
+    def test_is_the_percentile_or_above_it(self, samples: int, name: str, bound: float | None) -> None:
+        assert upper_bound(shuffled(samples), name) == bound
+
+    def test_the_maximum_is_above_the_percentile_as_often_as_it_should_be(self) -> None:
+        source = random.Random(7)
+        above = sum(max(source.random() for _ in range(299)) > 0.99 for _ in range(2_000))
+
+        assert above / 2_000 == pytest.approx(0.95, abs=0.02)
 
 
 class TestTarget:
@@ -96,7 +119,8 @@ class FakeBenchmark:
         self.calls.append(settings)
         if self._failure is not None:
             raise self._failure
-        return Result({"speed": 3.5}, self._targets, [{"side": "A", "speed": "3.5"}], ["a remark"])
+        plot = Plot("speed over time", "s", "m/s", {"A": [(0.0, 3.0), (1.0, 4.0)]}, is_logarithmic=True)
+        return Result({"speed": 3.5}, self._targets, [{"side": "A", "speed": "3.5"}], ["a remark"], [plot])
 
     def invoke(self, *arguments: str) -> Any:
         module = SimpleNamespace(
@@ -133,6 +157,18 @@ class TestCommandLine:
         assert report["figures"] == {"speed": 3.5}
         assert report["targets"] == [{"name": "delay", "value": 9.0, "limit": 5, "sense": "at_most", "met": False}]
         assert report["machine"].keys() >= {"cores", "cpu", "memory_bytes", "python", "java", "spark"}
+
+    def test_a_report_is_a_page_with_plots(self, tmp_path: Path) -> None:
+        folder = tmp_path / "new" / "report"
+
+        answer = FakeBenchmark(Target("delay", 9.0, 5, "at_most")).invoke("fake", "--report", str(folder))
+
+        assert answer.exit_code == 0
+        page = (folder / "fake.md").read_text()
+        assert page.startswith("fake: Measures nothing.\n")
+        assert "| side | speed |\n| --- | --- |\n| A | 3.5 |\n\n- a remark\n- MISSED: delay: 9 (at most 5)\n" in page
+        assert page.endswith("\n![speed over time](fake-speed-over-time.png)\n")
+        assert (folder / "fake-speed-over-time.png").read_bytes().startswith(b"\x89PNG")
 
     def test_defaults_reach_the_benchmark(self) -> None:
         fake = FakeBenchmark()

@@ -126,5 +126,9 @@ class TestLatency:
             expected_s = 0.1 * latency_of(name, number)
             assert expected_s <= took_s < expected_s + 5
             assert inner.read(name) == b"%d" % number
-        assert slow.puts == len(slow.late_s) == len(slow.server_s) == 3
+        started_s = time.perf_counter()
+        assert not slow.put_if_absent("x", b"other")
+        assert time.perf_counter() - started_s >= 0.1 * latency_of("x", 3)
+        assert slow.put_if_absent("z", b"new")
+        assert slow.puts == len(slow.late_s) == len(slow.server_s) == 5
         assert min(slow.late_s) >= 0

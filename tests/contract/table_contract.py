@@ -16,7 +16,7 @@ from statelog.runs.format import EXPIRY_COLUMN, Operation, change_schema
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, StateChanges, encode_run
-from statelog.tables.table import KeyBatch, StateTable
+from statelog.tables.table import KeyBatch, KeyEntries, StateTable
 
 Change = tuple[int, bytes, bytes, Operation, Any]
 TimerChange = tuple[int, bytes, int, bool]
@@ -62,6 +62,11 @@ def write_run(local: LocalRuns, local_run: LocalRun, data: bytes, token: str) ->
 
 def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> Run:
     """Make a run from timer changes (hash, key, time in ms, whether the timer is set), which are sorted first."""
+    return Run(pa.py_buffer(encode_timers(changes, block_rows=block_rows)), "test")
+
+
+def encode_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK_ROWS) -> bytes:
+    """Encode the run of :func:`make_timers`."""
     ordered = sorted(changes)
     operations = [Operation.PUT if is_set else Operation.DELETE for *_, is_set in ordered]
     columns = [
@@ -74,8 +79,7 @@ def make_timers(changes: Sequence[TimerChange], *, block_rows: int = LOCAL_BLOCK
         pa.nulls(len(ordered), pa.uint32()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=change_schema(TIMERS))
-    data = encode_run([StateChanges(TIMERS, [batch])], compression=None, block_rows=block_rows)
-    return Run(pa.py_buffer(data), "test")
+    return encode_run([StateChanges(TIMERS, [batch])], compression=None, block_rows=block_rows)
 
 
 def make_keys(*keys: tuple[int, bytes]) -> KeyBatch:
@@ -83,6 +87,25 @@ def make_keys(*keys: tuple[int, bytes]) -> KeyBatch:
     ordered = sorted(keys)
     hashes = np.array([key_hash for key_hash, _ in ordered], np.uint64)
     return KeyBatch(hashes, pa.array([key for _, key in ordered], pa.binary()))
+
+
+def _pages(entries: KeyEntries, max_entries: int, max_bytes: int) -> list[list[tuple[bytes, str]]]:
+    """The entries of a key page by page, with their texts."""
+    pages: list[list[tuple[bytes, str]]] = []
+    for page in entries.pages(max_entries, max_bytes):
+        assert not page.positions.any()
+        assert len(page.positions) == len(page.expiry)
+        pages.append(list(zip(page.entries.to_pylist(), page.values.column(0).to_pylist(), strict=True)))
+    return pages
+
+
+def _text_at(table: StateTable, key_hash: int, key: bytes, entry: bytes) -> str | None:
+    """The text of a map's entry; None if there is none."""
+    found = table.entries_of(MAP, key_hash, key).find(entry)
+    if found is None:
+        return None
+    [text] = found.values.column(0).to_pylist()
+    return str(text)
 
 
 class TableContract:
@@ -113,8 +136,8 @@ class TableContract:
         keys = make_keys((1, b"a"), (2, b"b"))
         assert self._values(table, keys) == {}
         assert self._entries(table, keys) == []
-        assert table.count_entries(MAP, keys).tolist() == [0, 0]
-        assert table.get_many(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
+        assert table.count_entries(MAP, keys).entries.tolist() == [0, 0]
+        assert _text_at(table, 1, b"a", b"e") is None
 
     def test_no_keys_find_nothing(self, table: StateTable) -> None:
         table.apply([make_run(VALUE, [(1, b"a", b"", Operation.PUT, "x")])])
@@ -181,9 +204,9 @@ class TableContract:
         table.apply([make_run(MAP, old, block_rows=block_rows), make_run(MAP, new, block_rows=block_rows)])
         keys = make_keys((1, b"a"), (1, b"b"))
         assert self._entries(table, keys) == [(0, b"f", "new"), (1, b"e", "old")]
-        assert table.get_many(MAP, make_keys((1, b"a")), b"e").values.num_rows == 0
-        assert table.get_many(MAP, make_keys((1, b"a")), b"f").values.column(0).to_pylist() == ["new"]
-        assert table.get_many(MAP, make_keys((1, b"b")), b"e").values.column(0).to_pylist() == ["old"]
+        assert _text_at(table, 1, b"a", b"e") is None
+        assert _text_at(table, 1, b"a", b"f") == "new"
+        assert _text_at(table, 1, b"b", b"e") == "old"
 
     def test_get_entry_finds_one_of_many(self, table: StateTable) -> None:
         entries = [number.to_bytes(4, "big") for number in range(1000)]
@@ -191,18 +214,95 @@ class TableContract:
         others: list[Change] = [(9, key, entries[5], Operation.PUT, "x") for key in (b"j", b"l")]
         table.apply([make_run(MAP, changes + others)])
         for entry in (entries[0], entries[5], entries[999]):
-            found = table.get_many(MAP, make_keys((9, b"k")), entry)
-            assert found.values.column(0).to_pylist() == [entry.hex()]
-        assert table.get_many(MAP, make_keys((9, b"k")), b"absent").values.num_rows == 0
+            assert _text_at(table, 9, b"k", entry) == entry.hex()
+        assert _text_at(table, 9, b"k", b"absent") is None
         table.apply([make_run(MAP, [(9, b"k", entries[5], Operation.DELETE, None)])])
-        assert table.get_many(MAP, make_keys((9, b"k")), entries[5]).values.num_rows == 0
+        assert _text_at(table, 9, b"k", entries[5]) is None
+
+    def test_a_key_is_read_entry_by_entry_and_page_by_page(self, table: StateTable, block_rows: int) -> None:
+        """Random runs, with keys of one hash, against dictionaries; the last runs are branches."""
+        rng = random.Random(block_rows)
+        keys = [(5, b"a"), (5, b"b"), (5, b"bb"), (6, b"c")]
+        names = [bytes([1, number]) for number in range(30)] + [b"\x02" * 3, b"\x02" * 4]
+        held: dict[bytes, dict[bytes, str]] = {key: {} for _, key in keys}
+        seen = table
+        for number in range(9):
+            changes: dict[tuple[bytes, bytes], Change] = {}
+            for key_hash, key in keys:
+                if rng.random() < 0.2:
+                    changes[key, b""] = (key_hash, key, b"", Operation.CLEAR, None)
+                    held[key].clear()
+                for entry in rng.sample(names, rng.randrange(14)):
+                    is_put = rng.random() < 0.7
+                    text = f"{number}" * rng.randrange(1, 4) if is_put else None
+                    changes[key, entry] = (key_hash, key, entry, Operation(not is_put), text)
+                    held[key].pop(entry, None)
+                    if text is not None:
+                        held[key][entry] = text
+            run = make_run(MAP, list(changes.values()), block_rows=block_rows)
+            if number < 6:
+                table.apply([run])
+            else:
+                seen = seen.branch(run)
+            for key_hash, key in keys:
+                entries = seen.entries_of(MAP, key_hash, key)
+                for entry in names:
+                    assert _text_at(seen, key_hash, key, entry) == held[key].get(entry)
+                    found = entries.find(entry)
+                    assert (None if found is None else found.values.column(0).to_pylist()) == (
+                        [held[key][entry]] if entry in held[key] else None
+                    )
+                most = rng.choice([1, 2, 5, 100])
+                pages = _pages(entries, most, 1 << 20)
+                assert [item for page in pages for item in page] == sorted(held[key].items())
+                assert all(1 <= len(page) <= most for page in pages)
+                counts = seen.count_entries(MAP, make_keys((key_hash, key)))
+                assert counts.entries[0] >= len(held[key])
+
+    def test_nothing_is_found_of_an_unknown_key(self, table: StateTable) -> None:
+        for _ in range(2):
+            unknown = table.entries_of(MAP, 1, b"b")
+            assert unknown.find(b"e") is None
+            assert _pages(unknown, 5, 1 << 20) == []
+            table.apply([make_run(MAP, [(1, key, b"e", Operation.PUT, "entry") for key in (b"a", b"c")], expiry_ms=-7)])
+        [page] = table.entries_of(MAP, 1, b"a").pages(5, 1 << 20)
+        assert page.expiry.to_pylist() == [-7]
+
+    def test_pages_are_bounded_in_bytes(self, table: StateTable, block_rows: int) -> None:
+        texts = [str(number % 10) * (1000 if number % 3 else 9000) for number in range(60)]
+        names = [bytes([1, number]) for number in range(60)]
+        changes: list[Change] = [
+            (1, b"a", entry, Operation.PUT, text) for entry, text in zip(names, texts, strict=True)
+        ]
+        table.apply([make_run(MAP, part, block_rows=block_rows) for part in (changes[::2], changes[1::2])])
+        pages = _pages(table.entries_of(MAP, 1, b"a"), 1000, 20_000)
+        assert [item for page in pages for item in page] == list(zip(names, texts, strict=True))
+        assert all(len(page) == 1 or sum(len(text) for _, text in page) <= 20_000 for page in pages)
+        assert len(pages) < 40
+
+    def test_entries_of_a_key_stay_as_they_are(self, table: StateTable) -> None:
+        names = [bytes([1, number]) for number in range(20)]
+        table.apply([make_run(MAP, [(1, b"a", entry, Operation.PUT, "old") for entry in names])])
+        branch = table.branch(make_run(MAP, [(1, b"a", names[0], Operation.DELETE, None)]))
+        entries = table.entries_of(MAP, 1, b"a").pages(3, 1 << 20)
+        first = next(entries).entries.to_pylist()
+        branched = _pages(branch.entries_of(MAP, 1, b"a"), 3, 1 << 20)
+        assert first + [entry for page in entries for entry in page.entries.to_pylist()] == names
+        assert [entry for page in branched for entry, _ in page] == names[1:]
 
     def test_count_is_an_upper_bound(self, table: StateTable) -> None:
         changes: list[Change] = [(3, b"k", bytes([n]), Operation.PUT, "x") for n in range(1, 6)]
         table.apply([make_run(MAP, changes)])
         counts = table.count_entries(MAP, make_keys((2, b"other"), (3, b"k")))
-        assert counts[0] == 0
-        assert counts[1] >= 5
+        assert counts.entries[0] == 0
+        assert counts.entries[1] >= 5
+        assert counts.size_bytes[0] == 0
+
+    def test_sizes_are_known_or_nothing_is_said(self, table: StateTable, block_rows: int) -> None:
+        changes: list[Change] = [(3, b"k", bytes([n]), Operation.PUT, "x" * 1000 * n) for n in range(1, 6)]
+        table.apply([make_run(MAP, [*changes, (3, b"l", b"e", Operation.PUT, "x")], block_rows=block_rows)])
+        [size_bytes] = table.count_entries(MAP, make_keys((3, b"k"))).size_bytes.tolist()
+        assert size_bytes == 0 or 15_000 <= size_bytes < 20_000
 
     def test_expiry_is_told_and_not_judged(self, table: StateTable) -> None:
         keys = make_keys((1, b"a"), (2, b"b"))
@@ -211,7 +311,9 @@ class TableContract:
         table.apply([make_run(MAP, [(1, b"a", b"e", Operation.PUT, "entry")], expiry_ms=-7)])
         assert table.get_many(VALUE, keys).expiry.to_pylist() == [5, None]
         assert table.entries(MAP, keys).expiry.to_pylist() == [-7]
-        assert table.get_many(MAP, make_keys((1, b"a")), b"e").expiry.to_pylist() == [-7]
+        found = table.entries_of(MAP, 1, b"a").find(b"e")
+        assert found is not None
+        assert found.expiry_ms == -7
 
     def test_a_branch_leaves_the_table_as_it_is(self, table: StateTable) -> None:
         keys = make_keys((1, b"a"), (2, b"b"), (3, b"c"))

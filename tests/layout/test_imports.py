@@ -20,6 +20,7 @@ FLOORS = [
     {"windows"},
     {"spark"},
     {"savepoints"},
+    {"aggregates"},
     {"convert", "checkpoint"},
     {"operators"},
     {"tables"},
@@ -30,7 +31,7 @@ FLOORS = [
 ]
 """From top to bottom; packages of one floor do not import each other."""
 
-MAY_NAME_SPARK_TYPES = {"convert", "windows", "testing"}
+MAY_NAME_SPARK_TYPES = {"aggregates", "convert", "windows", "testing"}
 MAY_USE_A_SESSION = {"spark", "streams"}
 SPARK_TYPES = {"pyspark.errors", "pyspark.sql.types", "pyspark.sql.streaming.stateful_processor"}
 

@@ -13,7 +13,7 @@ from typing import Any
 from statelog import Options
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.keyed_task import BatchInput
-from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.operator import KeyedRows
 from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from statelog.testing.arguments import OperatorArguments

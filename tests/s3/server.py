@@ -25,7 +25,8 @@ _SECRET_KEY: Final = "test-secret-key"
 _START_S: Final = 90.0
 
 # Without tcp_nodelay some answers take 40 ms. Short intervals of the monitor and its clients, and pools of few groups,
-# make the start take 2 s instead of 13.
+# make the start take 2 s instead of 13. Of large objects that are deleted most bytes are freed by a collection, which
+# would wait for two hours.
 _CONFIGURATION: Final = """
 [global]
 fsid = {fsid}
@@ -60,6 +61,8 @@ rgw_frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw_data = {directory}/rgw
 rgw_thread_pool_size = 64
 rgw_run_sync_thread = false
+rgw_gc_obj_min_wait = 5
+rgw_gc_processor_period = 5
 """
 
 
@@ -76,7 +79,7 @@ class RadosGateway:
     Parameters
     ----------
     memory_bytes : int
-        How much it can hold. What is deleted is not freed.
+        How much it can hold. What is deleted is freed some seconds later.
     """
 
     def __init__(self, memory_bytes: int = 4 << 30) -> None:

@@ -33,7 +33,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [pytest.param("defaults", marks=pytest.mark.smoke), *list(VARIANTS)[1:]])
 def test_any_parallelism_at_every_start(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     job = Job(tmp_path)
     for leg, parallelism in enumerate((2, 3, 1, 5)):

@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import statelog
 from statelog import ConfigurationError, ErrorKind
-from statelog.streams.keyed import keyed_frame
+from statelog.streams.grouping import keyed_frame
 from tests.spark.support import Job
 
 pytestmark = pytest.mark.spark

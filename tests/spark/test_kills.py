@@ -80,7 +80,7 @@ def test_workers_that_spark_replaces_lose_nothing(tmp_path: Path) -> None:
     ("victim", "step", "file_merging"),
     [
         ("driver", Step.LAST_ACK, "across"),
-        ("driver", Step.DURABLE, "across"),
+        pytest.param("driver", Step.DURABLE, "across", marks=pytest.mark.smoke),
         ("driver", Step.DURABLE, "within"),
         ("jvm", Step.LAST_ACK, "within"),
         ("jvm", Step.DURABLE, "across"),

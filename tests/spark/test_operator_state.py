@@ -239,6 +239,7 @@ def convert(job: Job, rates: Job, spark: SparkSession, parallelism: int, process
     )
 
 
+@pytest.mark.smoke
 def test_every_subtask_has_the_broadcast_state(spark: SparkSession, tmp_path: Path) -> None:
     job, rates = Job(tmp_path), Job(tmp_path / "rates")
     rates.root.mkdir()

@@ -66,6 +66,7 @@ def require_saved(target: Path, expected: Accounts, uid: str = "main") -> None:
     assert maps == {user: held[3] for user, held in expected.items() if held[3]}
 
 
+@pytest.mark.smoke
 def test_a_stopped_query_is_saved_and_gone_on_from_with_another_parallelism(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_stopped_query_is_saved_and_gone_on_from_with_another_parallelism(
     require_saved(again, accounts(answers))
 
 
+@pytest.mark.smoke
 def test_a_running_query_is_saved_without_a_stop(spark: SparkSession, tmp_path: Path) -> None:
     orders = make_orders(16, seed=4)
     job = Job(tmp_path).add(orders[:5])

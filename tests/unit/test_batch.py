@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -85,6 +86,15 @@ def test_the_latest_attempt_with_a_result_of_its_own_counts() -> None:
     assert take(held, ack(b"x", subtask=2, attempt=1)) == [True]
     assert counted(held) == {0: 6, 2: 1}
     assert held.missing(4) == [1, 3]
+
+
+@pytest.mark.parametrize("adds_floats", [False, True])
+def test_other_last_digits_are_no_reason_to_warn(adds_floats: bool, caplog: pytest.LogCaptureFixture) -> None:
+    held = batch()
+    acks = [replace(ack(data, attempt=at), adds_floats=adds_floats) for at, data in enumerate((b"first", b"second"))]
+    with caplog.at_level(logging.WARNING):
+        assert take(held, *acks) == [True, True]
+    assert ("is not deterministic" in caplog.text) is not adds_floats
 
 
 def test_a_result_is_all_of_its_parts() -> None:

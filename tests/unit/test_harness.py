@@ -151,8 +151,8 @@ def test_session_time_zone_may_be_an_offset() -> None:
     arguments: dict[str, Any] = {"timeMode": "ProcessingTime", "sessionTimeZone": "+02:00", "keys": ["key"]}
     columns, output = "key timestamp, delay long", "key string, at long"
     with Harness(TimesOfKeys(), input=columns, output=output, **arguments) as harness:
-        harness.push([(datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC), 5)])
-        assert harness.advanceProcessingTime(5) == [("2024-07-01 14:00:00+02:00", 5)]
+        harness.push([(datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC), 5), (None, 4)])
+        assert harness.advanceProcessingTime(5) == [("None", 4), ("2024-07-01 14:00:00+02:00", 5)]
 
 
 def test_session_time_zone_does_not_matter_without_times() -> None:

@@ -112,6 +112,11 @@ def test_columns_and_single_keys_agree(case: tuple[pa.Schema, list[tuple[Any, ..
     assert encoded == [codec.encode(key) for key in keys]
     expected = comparables(schema, keys)
     assert comparables(schema, [codec.decode(data) for data in encoded]) == expected
+    decoded = codec.decode_columns(pa.array([b"before", *encoded], pa.binary()).slice(1))
+    assert [column.type for column in decoded] == schema.types
+    rows = [tuple(column[row].as_py() for column in decoded) for row in range(len(keys))]
+    assert comparables(schema, rows) == expected
+    assert comparables(schema, codec.decode_all(encoded)) == expected
     for (first, first_data), (second, second_data) in itertools.product(zip(expected, encoded, strict=True), repeat=2):
         assert (first_data == second_data) == (first == second)
 

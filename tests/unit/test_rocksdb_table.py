@@ -505,10 +505,19 @@ def test_many_entries(tmp_path: Path) -> None:
     entries = [number.to_bytes(4, "big") for number in range(5000)]
     changes: list[Any] = [(9, key, entry, Operation.PUT, "x") for key in (b"k", b"l") for entry in entries]
     table.apply([make_run(MAP, changes)])
-    assert table.count_entries(MAP, make_keys((9, b"k"), (9, b"m"))).tolist() == [1 << 31, 0]
+    assert table.count_entries(MAP, make_keys((9, b"k"), (9, b"m"))).entries.tolist() == [1 << 31, 0]
     table.apply([make_run(MAP, [(9, b"k", b"", Operation.CLEAR, None), (9, b"k", entries[7], Operation.PUT, "y")])])
     assert table.entries(MAP, make_keys((9, b"k"))).values.column(0).to_pylist() == ["y"]
     assert len(table.entries(MAP, make_keys((9, b"l"))).entries) == 5000
+    table.close()
+
+
+def test_large_entries_count_as_many(tmp_path: Path) -> None:
+    """They are looked up, or read in pages."""
+    table = opened(tmp_path)
+    changes: list[Any] = [(9, b"k", bytes([number]), Operation.PUT, "x" * (1 << 20)) for number in range(6)]
+    table.apply([make_run(MAP, [*changes, *((9, b"l", *change[2:]) for change in changes[:3])])])
+    assert table.count_entries(MAP, make_keys((9, b"k"), (9, b"l"))).entries.tolist() == [1 << 31, 3]
     table.close()
 
 

@@ -31,6 +31,7 @@ from statelog.testing.arguments import read_schema
 from statelog.testing.clock import ManualClock
 from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition, WindowPlan
+from tests.model.test_aggregates_model import planned
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator
 
 
@@ -126,7 +127,8 @@ def test_what_other_arguments_of_windows_mean(
 
 def test_the_table_has_every_setting_that_is_recorded() -> None:
     recorded = [settings_of(windows, kind) for windows in (TumblingWindows(1), SessionWindows(1)) for kind in KINDS]
-    names = {name for settings in [*recorded, settings_of(CountWindows(1))] for name in settings}
+    recorded += [settings_of(CountWindows(1)), dict(planned(["user"]).operator.codecs.settings)]
+    names = {name for settings in recorded for name in settings}
     judged = {name for rule in RULES for name in rule.names}
     assert {name for name in names if not name.startswith("aggregate ")} == judged - {"aggregate ", "TTL of state "}
     assert {"size_ms", "gap_ms", "size", "allowedLatenessMs", "results", "windows", "timeMode"} <= names

@@ -21,8 +21,8 @@ from statelog.clock import SystemClock
 from statelog.convert.output import RowOutput
 from statelog.convert.times import TimeMode
 from statelog.operators.keyed.grouping import KeyChunk
-from statelog.operators.keyed.operator import KeyedInput
-from statelog.operators.keyed.subtask import BatchContext, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedInput
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedSubtask
 from statelog.runs.byte_slices import Budget

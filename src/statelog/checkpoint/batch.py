@@ -111,7 +111,8 @@ class Batch:
                 hint="A DataFrame of an earlier batch was kept and run again; use each batch's DataFrame only in"
                 " its own foreachBatch call.",
             )
-        _log.warning(
+        _log.log(
+            logging.DEBUG if ack.adds_floats else logging.WARNING,
             "%s: attempts %d and %d of subtask %d gave different results in batch %d: the processor or its input"
             " is not deterministic; the later attempt counts",
             name,

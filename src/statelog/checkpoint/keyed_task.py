@@ -22,8 +22,8 @@ from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER, SharedReads, remove_shared
 from statelog.local.use import remove_other_parallelisms
 from statelog.metrics import Metric, Step
-from statelog.operators.keyed.operator import KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage, choose_merge
 from statelog.runs.reader import Run
@@ -279,6 +279,7 @@ class KeyedTask:
             has_backlog=maintenance.has_backlog,
             restore_s=restoring.took_s,
             restored_bytes=restoring.known_bytes,
+            adds_floats=self.operator.adds_floats,
         )
         reply = attempt.call(ack, changeset.payload + materialized.payload)
         outcome = require_reply(reply, Acked, "an ack").job

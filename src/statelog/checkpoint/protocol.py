@@ -155,6 +155,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """Time from the reply to Begin until the state could be read."""
     restored_bytes: int = 0
     """Size of the fetched state, as stored."""
+    adds_floats: bool = False
+    """Whether another attempt may give other last digits."""
 
     @property
     def last(self) -> SegmentRef:

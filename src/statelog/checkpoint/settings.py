@@ -89,6 +89,7 @@ RULES: Final = (
     ),
     Rule(("windows",), _refused, "The state of open windows of one kind is nothing to another."),
     Rule(("results",), _refused, "The state of open windows for one kind of result is nothing to another."),
+    Rule(("outputMode",), _refused, "Timers complete the keys of one output mode only."),
     Rule(
         ("size_ms", "slide_ms", "offset_ms"),
         _sizes,

@@ -12,10 +12,10 @@ A value on its way:
 3. ``input`` makes the processor's keys and rows, or frames, from the columns of a key chunk. ``times`` makes the
    objects that tell it the time.
 4. ``python_values`` converts each value that the processor writes to a state, or returns, to one that Arrow stores
-   unchanged. Timestamps stay datetimes until ``local_times`` makes a column of many; ``held_columns`` makes the
-   columns of types that hold timestamps or structs.
-5. ``stored_values`` makes of stored columns what users see.
-6. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
+   unchanged; ``held_columns`` and ``local_times`` make columns of timestamps and structs, ``stored_values`` reads them.
+5. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
+
+An ``ArrowProcessor`` gets and returns columns; ``arrow`` names them, and checks those that it returns or writes.
 
 Words:
 

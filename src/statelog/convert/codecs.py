@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
+from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
+from statelog.convert.arrow import ArrowCalls
 from statelog.convert.input import FrameInput, RowInput
 from statelog.convert.output import FrameOutput, RowOutput
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Settings
 from statelog.operators.keyed.operator import InputCodec, OutputCodec
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor
+from statelog.runs.times import Moment
 
 _NO_LIMIT_BYTES: Final = (1 << 31) - 1
+_END_OF_TIME_MS: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorCalls:
+    """The parts of an operator that calls of its processor need."""
+
+    columns: list[str]
+    """The input columns."""
+    key_columns: list[int]
+    key_codec: KeyCodec
+    output: StructType
+    states: Mapping[str, StateDescriptor]
+    """By declared name."""
+    times: Callable[[Moment], TimerValues]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +46,20 @@ class ProcessorCodecs(ABC):
     settings: Settings = field(default_factory=dict)
     """The settings, by name, that the state of such a processor depends on."""
 
-    drops_late: ClassVar[bool] = True
+    takes_columns: ClassVar[bool] = False
+    """Whether the processor is called with the columns of many keys."""
+    drops_late: bool = True
     """Whether late rows are dropped before the processor sees them."""
     batch_watermark_ms: ClassVar[int] = -1
     """The watermark of a batch query, milliseconds; this is Spark's."""
 
+    def adapted(self, processor: Any, calls: ProcessorCalls) -> Any:
+        """The processor as a subtask calls it."""
+        return processor
+
     @abstractmethod
-    def input(self, columns: list[str]) -> InputCodec:
-        """The codec of input rows with these column names."""
+    def input(self, columns: list[str]) -> InputCodec | None:
+        """The codec of input rows with these column names; None if the processor takes columns."""
 
     @abstractmethod
     def output(self, schema: StructType, zone: str, uid: str) -> OutputCodec:
@@ -77,6 +103,38 @@ class FrameCodecs(ProcessorCodecs):
 
     def output(self, schema: StructType, zone: str, uid: str) -> FrameOutput:
         return FrameOutput(schema, zone, uid)
+
+
+@dataclass(frozen=True)
+class ColumnCodecs(ProcessorCodecs):
+    """Arrow columns, for processors that take the rows of many keys at once."""
+
+    completes_in_batch: bool = False
+    """Whether a batch query, which has all its rows, completes everything."""
+    adds_floats: bool = False
+    """Whether the last digits of results depend on the order in which rows are added."""
+
+    takes_columns: ClassVar[bool] = True
+
+    @property
+    def batch_watermark_ms(self) -> int:  # type: ignore[override]
+        return _END_OF_TIME_MS if self.completes_in_batch else -1
+
+    def input(self, columns: list[str]) -> None:
+        return None
+
+    def output(self, schema: StructType, zone: str, uid: str) -> RowOutput:
+        return RowOutput(schema, uid)
+
+
+@dataclass(frozen=True)
+class ArrowCodecs(ColumnCodecs):
+    """Arrow columns, for the user's :class:`statelog.ArrowProcessor`."""
+
+    def adapted(self, processor: Any, calls: ProcessorCalls) -> ArrowCalls:
+        return ArrowCalls(
+            processor, calls.columns, calls.key_columns, calls.key_codec, calls.output, calls.states, calls.times
+        )
 
 
 def recorded_settings(mode: TimeMode, codecs: ProcessorCodecs) -> Settings:

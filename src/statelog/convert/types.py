@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -136,11 +137,15 @@ def _nullable(kind: DataType) -> DataType:
     return kind
 
 
-def key_decoder(codec: KeyCodec, zone: str) -> Callable[[bytes], tuple[Any, ...]]:
+def key_decoder(codec: KeyCodec, zone: str) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]]]:
     """Make the decoder of keys for ``handleExpiredTimer``: Rows, as in Spark, with times in `zone`, the session's."""
-
-    def in_zone(value: Any) -> Any:
-        return value.astimezone(time_zone(zone)) if isinstance(value, datetime.datetime) and value.tzinfo else value
-
     make = row_maker(codec.schema.names)
-    return lambda data: make([[in_zone(value)] for value in codec.decode(data)])[0]
+    is_zoned = [pa.types.is_timestamp(field.type) and field.type.tz is not None for field in codec.schema]
+
+    def decode(keys: Sequence[bytes]) -> list[tuple[Any, ...]]:
+        columns: list[list[Any]] = [list(column) for column in zip(*codec.decode_all(keys), strict=True)]
+        for index in itertools.compress(range(len(columns)), is_zoned):
+            columns[index] = [None if at is None else at.astimezone(time_zone(zone)) for at in columns[index]]
+        return make(columns)
+
+    return decode

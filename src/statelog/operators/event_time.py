@@ -28,6 +28,8 @@ class EventTime:
     """Number of inputs that the operator's own watermark follows; 0 if it has none."""
     input_column: int | None = None
     """The column with the number of a row's input, from 0; None if there is only one input."""
+    rows_column: int | None = None
+    """The column with the number of rows that a row stands for; None if it stands for itself."""
 
     def times_us(self, rows: pa.RecordBatch) -> pa.Array:
         """Event time of each row, microseconds since the Unix epoch; null where the row has none."""
@@ -42,6 +44,12 @@ class EventTime:
             return None
         late = pc.less_equal(self.times_us(rows), watermark_ms * _US_PER_MS).fill_null(False)
         return pc.invert(late) if late.true_count else None
+
+    def count(self, rows: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> int:
+        """How many rows those with the mask set stand for."""
+        if self.rows_column is None:
+            return int(mask.sum())
+        return int(rows.column(self.rows_column).to_numpy()[mask].sum())
 
     def require_on_time(self, rows: pa.RecordBatch, watermark_ms: int) -> None:
         """Raise ProcessorError if the next operator would drop an output row as late."""

@@ -31,6 +31,8 @@ class Budget:
 
     window_keys: int = 16_384
     """Keys of a key chunk: those that are processed together."""
+    column_keys: int = 262_144
+    """Keys of a key chunk of a processor that takes columns."""
     window_rows: int = 65_536
     """Input rows of a key chunk."""
     slice_bytes: int = 64 << 20
@@ -39,8 +41,6 @@ class Budget:
     """Entries of lists and maps that are fetched for a key chunk at once."""
     input_bytes: int = 256 << 20
     """Input rows that are grouped by key at once."""
-    key_bytes: int = 1 << 30
-    """Limit of the entries of one key that are read as a whole."""
     row_bytes: int = 1 << 30
     """Limit of a row: a value, with its key and its map key."""
     elements_bytes: int = MAX_COLUMN_BYTES
@@ -107,10 +107,11 @@ def bytes_before(column: pa.Array, rows: Positions) -> Positions:
     if pa.types.is_struct(kind):
         return sum((bytes_before(column.field(i), rows) for i in range(kind.num_fields)), np.zeros(len(rows), np.int64))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        offsets = column.offsets.to_numpy().astype(np.int64)
+        offsets = column.offsets.to_numpy()
+        within, first = offsets[rows].astype(np.int64), offsets[:1].astype(np.int64)
         inside: Positions = _OFFSET_BYTES * rows
         for child in [column.keys, column.items] if pa.types.is_map(kind) else [column.values]:
-            inside = inside + bytes_before(child, offsets[rows]) - bytes_before(child, offsets[:1])
+            inside = inside + bytes_before(child, within) - bytes_before(child, first)
         return inside
     if is_variable(kind):
         width = np.dtype(np.int64 if _is_large(kind) else np.int32)

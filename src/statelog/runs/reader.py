@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
 from statelog.errors import CorruptionError, ErrorKind
-from statelog.runs.byte_slices import Positions
+from statelog.runs.byte_slices import Positions, bytes_before
 from statelog.runs.evolution import can_read, project
 from statelog.runs.format import (
     EXPIRY_COLUMN,
@@ -128,7 +129,30 @@ class RunSection:
 
     def blocks_between(self, first: int, last: int) -> list[RunBlock]:
         """Blocks that may hold a hash from `first` to `last`."""
-        return [block for block in self.blocks if block.first_hash <= last and first <= block.last_hash]
+        low, high = self._between(first, last)
+        return self.blocks[low:high]
+
+    def _between(self, first: int, last: int) -> tuple[int, int]:
+        low = bisect.bisect_left(self.blocks, first, key=lambda block: block.last_hash)
+        return low, bisect.bisect_right(self.blocks, last, low, key=lambda block: block.first_hash)
+
+    @cached_property
+    def _bounds(self) -> tuple[Hashes, Hashes]:
+        first = np.array([block.first_hash for block in self.blocks], np.uint64)
+        return first, np.array([block.last_hash for block in self.blocks], np.uint64)
+
+    def blocks_of(self, hashes: Hashes) -> Iterator[tuple[RunBlock, int, int]]:
+        """Blocks that may hold some of `hashes`, which ascend.
+
+        With each come the position of the first of these hashes, and the one after the last.
+        """
+        if not len(hashes):
+            return
+        low, high = self._between(int(hashes[0]), int(hashes[-1]))
+        first, last = self._bounds
+        starts, ends = hashes.searchsorted(first[low:high], "left"), hashes.searchsorted(last[low:high], "right")
+        for index in np.flatnonzero(starts < ends).tolist():
+            yield self.blocks[low + index], int(starts[index]), int(ends[index])
 
 
 @dataclass(frozen=True)
@@ -197,17 +221,30 @@ class RunBlock:
 
     def due(self, after_ms: int, until_ms: int) -> Positions:
         """Positions of timers later than `after_ms` and not later than `until_ms`, found by bisection."""
-        times = self.batch.column(VALUE_COLUMN).to_numpy()
-        by_time = self.batch.column(VALUE_COLUMN + 1).to_numpy()
+        times, by_time, earliest, latest = self._times
+        if latest <= after_ms or until_ms < earliest:
+            return by_time[:0].astype(np.int64)
         first = bisect.bisect_right(by_time, after_ms, key=lambda row: times[row])
         last = bisect.bisect_right(by_time, until_ms, key=lambda row: times[row])
         return np.sort(by_time[first:last]).astype(np.int64)
+
+    @cached_property
+    def _times(self) -> tuple[Positions, npt.NDArray[np.uint32], int, int]:
+        """Times of timers, their rows in order of time, and the first and last time."""
+        times, by_time = (self.batch.column(index).to_numpy() for index in (VALUE_COLUMN, VALUE_COLUMN + 1))
+        return times, by_time, int(times[by_time[0]]), int(times[by_time[-1]])
 
     @cached_property
     def hashes(self) -> Hashes:
         """Key hashes of the rows, ascending."""
         hashes: Hashes = self.batch.column(0).to_numpy()
         return hashes
+
+    @cached_property
+    def operations(self) -> npt.NDArray[np.uint8]:
+        """The :class:`~statelog.runs.format.Operation` of each row."""
+        operations: npt.NDArray[np.uint8] = self.batch.column(3).to_numpy()
+        return operations
 
     def spans(self, hashes: Hashes) -> tuple[Positions, Positions]:
         """First row of each hash, and the row after its last; equal where the block has none. `hashes` ascend."""
@@ -221,16 +258,11 @@ class RunBlock:
             high[several] = np.searchsorted(own, hashes[several], "right")
         return low, high
 
-    def find(self, key_hash: int, key: bytes, entry: bytes) -> int | None:
-        """Row of one entry, found by bisection; None if the block does not name the entry."""
-        low, high = (int(span[0]) for span in self.spans(np.array([key_hash], np.uint64)))
-        keys, entries = self.batch.column(1), self.batch.column(2)
-
-        def name(row: int) -> tuple[bytes, bytes]:
-            return keys[row].as_py(), entries[row].as_py()
-
-        row = bisect.bisect_left(range(high), (key, entry), low, key=name)
-        return row if row < high and name(row) == (key, entry) else None
+    def sizes(self, low: Positions, high: Positions) -> Positions:
+        """Bytes of the rows from each of `low` up to, not including, each of `high`, found from offsets alone."""
+        bounds = np.concatenate((low, high))
+        before = sum([bytes_before(column, bounds) for column in self.batch.columns], np.zeros(len(bounds), np.int64))
+        return before[len(low) :] - before[: len(low)]
 
     def match(self, hashes: Hashes, keys: pa.Array) -> tuple[Positions, Positions]:
         """Find all rows of some keys, given by ascending hashes and the bytes of each key.
@@ -243,8 +275,7 @@ class RunBlock:
         rows = low[queries]
         counts = high[queries] - rows
         if len(counts) and counts.max() > 1:
-            starts = np.repeat(rows - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
-            rows = starts + np.arange(len(starts))
+            rows = expanded(rows, counts)
             queries = np.repeat(queries, counts)
         same = pc.equal(self.batch.column(1).take(pa.array(rows)), keys.take(pa.array(queries)))
         if same.true_count < len(rows):
@@ -275,6 +306,14 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
+def expanded(starts: Positions, counts: Positions) -> Positions:
+    """All positions of stretches, which have `counts` positions from `starts` on."""
+    if not len(starts):
+        return starts
+    first = np.repeat(starts - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
+    return first + np.arange(len(first))
 
 
 def _decompress(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:

@@ -151,6 +151,7 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     def __init__(self, uid: str, domains: frozenset[TimeDomain], parse: Parse) -> None:
         super().__init__(uid, parse)
         self.deleted: dict[str, None] = {}
+        self.timers = None
         self._domains = domains
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> Any:

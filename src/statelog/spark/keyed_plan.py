@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from statelog.convert.codecs import ProcessorCodecs, recorded_settings
 from statelog.convert.times import TimeMode
@@ -74,11 +74,31 @@ class KeyedFrame:
         return _by_subtask(self.rows(prefix), parallelism)
 
 
+class BeforeShuffle(Protocol):
+    """A step in the map tasks, before rows are brought to the partitions of their subtasks; picklable."""
+
+    @property
+    def output(self) -> StructType:
+        """The columns that it returns, without the key hash."""
+
+    @property
+    def output_keys(self) -> list[int]:
+        """The grouping columns in the output."""
+
+    @property
+    def output_event_time(self) -> EventTime | None:
+        """The event time of the output."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take the input's rows of a task, with the key hash behind them; returns rows with the hash behind them."""
+
+
 @dataclass(frozen=True)
 class SparkArguments:
     """The arguments that Spark's method has too; see :class:`statelog.KeyedStream`."""
 
-    processor: StatefulProcessor
+    processor: Any
+    """A StatefulProcessor, or a processor of columns."""
     output_type: StructType | str
     output_mode: str
     time_mode: str
@@ -87,11 +107,19 @@ class SparkArguments:
 
 
 def apply_keyed(
-    stream: KeyedFrame, arguments: SparkArguments, own: StatelogArguments, codecs: ProcessorCodecs
+    stream: KeyedFrame,
+    arguments: SparkArguments,
+    own: StatelogArguments,
+    codecs: ProcessorCodecs,
+    step_of: Callable[[EventTime | None], BeforeShuffle] | None = None,
 ) -> DataFrame:
-    """Plan a keyed operator, and return its output rows."""
+    """Plan a keyed operator, and return its output rows.
+
+    `step_of` makes a step before the shuffle, for the event time of the input.
+    """
     df = stream.df
-    check_processor(arguments.processor, "statefulProcessor must be")
+    if not codecs.takes_columns:
+        check_processor(arguments.processor, "statefulProcessor must be")
     plan, output, pickled = check_arguments(df, arguments.processor, arguments.output_type, arguments.output_mode, own)
     uid, parallelism, watermark = plan.uid, plan.parallelism, own.watermark
     if plan.options.table == "rocksdb":
@@ -127,27 +155,28 @@ def apply_keyed(
     )
     rows, plan, driver = registered(df, plan)
     stream = replace(stream, df=rows)
+    step = None if step_of is None else step_of(event_time)
     spec = KeyedSpec(
         uid=uid,
         instance=plan.instance,
         parallelism=parallelism,
-        columns=df.columns,
+        columns=df.columns if step is None else step.output.names,
         output_schema=output,
         processor=pickled,
         options=plan.options,
         driver=driver,
         key_schema=keys,
         session_zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
-        key_columns=stream.key_columns,
+        key_columns=stream.key_columns if step is None else step.output_keys,
         initial_columns=[] if initial is None else initial.df.columns,
         initial_key_columns=[] if initial is None else initial.key_columns,
         codecs=codecs,
         time_mode=time_mode,
-        event_time=event_time,
+        event_time=event_time if step is None else step.output_event_time,
         output_event_time=output_event_time,
         states=states,
     )
-    result = _operator_frame(stream, initial, spec, plan)
+    result = _operator_frame(stream, initial, spec, plan, step)
     if output_event_time is None:
         return result
     marked = _watermark_column(df)
@@ -162,8 +191,15 @@ def _marked(result: DataFrame, event_time: int, delay_ms: int) -> DataFrame:
     return result.select(*columns)
 
 
-def _operator_frame(stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan) -> DataFrame:
+def _operator_frame(
+    stream: KeyedFrame, initial: KeyedFrame | None, spec: KeyedSpec, plan: OperatorPlan, step: BeforeShuffle | None
+) -> DataFrame:
     rows = stream.rows("c")
+    if step is not None:
+        names = [*(f"c{place}" for place in range(len(step.output))), HASH_COLUMN]
+        kinds = [*(field.dataType for field in step.output), LongType()]
+        columns = StructType([StructField(name, kind) for name, kind in zip(names, kinds, strict=True)])
+        rows = rows.mapInArrow(task_function(step), columns)
     if initial is not None and not rows.isStreaming:
         more = initial.rows("i").withColumn(INITIAL_COLUMN, F.lit(True))
         rows = rows.withColumn(INITIAL_COLUMN, F.lit(False)).unionByName(more, allowMissingColumns=True)

@@ -15,12 +15,12 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.clock import SystemClock
-from statelog.convert.codecs import ProcessorCodecs
+from statelog.convert.codecs import ColumnCodecs, ProcessorCalls, ProcessorCodecs
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_decoder
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.operator import KeyedInput, KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.keys import KeyCodec
 from statelog.runs.times import Moment
@@ -55,14 +55,22 @@ class KeyedSpec(TaskSpec):
         """Make the operator of a task."""
         key_codec = KeyCodec(self.key_schema)
         states = bind_states(self.states, self.uid)
+        calls = ProcessorCalls(
+            columns=self.columns,
+            key_columns=self.key_columns,
+            key_codec=key_codec,
+            output=self.output_schema,
+            states={binding.name: binding.descriptor for binding in (*states.kept, *states.batch)},
+            times=self.time_mode.timer_values,
+        )
         initial = None
         if self.initial_columns:
             initial = KeyedInput(self.initial_key_columns, self.codecs.input(self.initial_columns))
         return KeyedOperator(
             uid=self.uid,
-            processor=pickle.loads(self.processor),
+            processor=self.codecs.adapted(pickle.loads(self.processor), calls),
             key_codec=key_codec,
-            decode_key=key_decoder(key_codec, self.session_zone),
+            decode_keys=key_decoder(key_codec, self.session_zone),
             states=states.kept,
             batch_states=states.batch,
             deleted_states=states.deleted,
@@ -74,6 +82,8 @@ class KeyedSpec(TaskSpec):
             event_time=self.event_time,
             output_event_time=self.output_event_time,
             initial=initial,
+            takes_columns=self.codecs.takes_columns,
+            adds_floats=isinstance(self.codecs, ColumnCodecs) and self.codecs.adds_floats,
         )
 
     def read(self, batches: list[pa.RecordBatch], partition: int) -> BatchInput:

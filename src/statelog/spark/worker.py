@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,14 @@ class TaskSpec(ABC):
         return first
 
 
-def task_function(spec: TaskSpec) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+class TaskWork(Protocol):
+    """Work on one partition of one batch; picklable."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take the partition's rows, for ``mapInArrow``."""
+
+
+def task_function(spec: TaskWork) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that Spark sends to the workers.
 
     Spark pickles it by value. It holds only bytes, so a worker that cannot import statelog can report just that.

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from statelog.convert.codecs import FrameCodecs, RowCodecs
+from statelog.aggregates.build import (
+    KeyedDefinition,
+    KeyedPlan,
+    plan_aggregates,
+    plan_deduplication,
+    plan_latest,
+    plan_top,
+)
+from statelog.aggregates.functions import Aggregate
+from statelog.convert.arrow import ArrowProcessor
+from statelog.convert.codecs import ArrowCodecs, FrameCodecs, RowCodecs
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
-from statelog.runs.keys import KeyCodec
-from statelog.runs.times import Watermark
-from statelog.spark.internals import selected_column
+from statelog.runs.times import Ttl, Watermark
 from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
-from statelog.streams.windowed import WindowedStream
-from statelog.windows.assigners import CountWindows, WindowAssigner
+from statelog.streams.grouping import keyed_frame
+from statelog.streams.windowed import WindowedStream, window_time_column, window_time_mode
+from statelog.windows.assigners import WindowAssigner
 from statelog.windows.build import WindowDefinition
 
 
@@ -40,7 +46,7 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     Returns
     -------
     KeyedStream
-        The keyed stream, which has the methods ``transformWithState`` and ``window``.
+        The keyed stream, which has the methods ``transformWithState``, ``agg`` and ``window``.
 
     Raises
     ------
@@ -59,46 +65,6 @@ def key_by(df: DataFrame, *cols: str | Column | Sequence[str | Column]) -> Keyed
     if not given:
         raise ConfigurationError("key_by was called without a column.", hint="Name at least one grouping column.")
     return KeyedStream(keyed_frame(df, given))
-
-
-def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
-    """Find the grouping columns, and add those that are computed; raises the errors of :func:`key_by`."""
-    columns: list[str] = []
-    computed: list[Column] = []
-    for column in given:
-        if not isinstance(column, (str, Column)):
-            raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
-        with _naming(df, [column]):
-            place, name = selected_column(df, column)
-            if place is None:
-                computed.append((F.col(column) if isinstance(column, str) else column).alias(name))
-                df.select(computed[-1], "*")
-        columns.append(name if place is None else df.columns[place])
-    frame = KeyedFrame(df.select(*computed, "*") if computed else df, columns)
-    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
-    if doubled:
-        raise ConfigurationError(
-            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
-        )
-    KeyCodec(frame.key_schema)
-    with _naming(df, given):
-        df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
-    return frame
-
-
-@contextmanager
-def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
-    """Turn an error of Spark into one that names the columns that it cannot group by."""
-    try:
-        yield
-    except AnalysisException as error:
-        dotted = next((name for name in given if isinstance(name, str) and "." in name and name in df.columns), None)
-        raise ConfigurationError(
-            f"key_by: rows cannot be grouped by {', '.join(map(str, given))}: {str(error).splitlines()[0]}",
-            hint=f"Write `{dotted}` for the column; a dot leads to a struct's field."
-            if dotted
-            else f"The columns are {', '.join(df.columns)}.",
-        ) from error
 
 
 class KeyedStream:
@@ -203,6 +169,237 @@ class KeyedStream:
         own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
         return apply_keyed(self._frame, spark, own, FrameCodecs.of(self._frame.df.sparkSession.conf.get))
 
+    def transformWithStateInArrow(
+        self,
+        arrowProcessor: ArrowProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        initialTables: Mapping[str, DataFrame] | None = None,
+    ) -> DataFrame:
+        """Apply a processor that takes the rows of many keys at once, as Arrow columns.
+
+        The parameters, the result and the errors are those of :meth:`transformWithState`; the processor is an
+        :class:`statelog.ArrowProcessor`.
+        """
+        if not isinstance(arrowProcessor, ArrowProcessor):
+            raise ConfigurationError(
+                f"arrowProcessor must be an instance of a subclass of statelog.ArrowProcessor, not {arrowProcessor!r}.",
+                hint="For processors called key by key use transformWithState or transformWithStateInPandas.",
+            )
+        spark = SparkArguments(arrowProcessor, outputStructType, outputMode, timeMode, None, eventTimeColumnName)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark, initialTables or {})
+        return apply_keyed(self._frame, spark, own, ArrowCodecs())
+
+    def agg(
+        self,
+        *aggregates: Aggregate,
+        outputMode: str = "update",
+        ttl: int | Ttl | None = None,
+        combine: bool = True,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        eventTimeColumnName: str = "",
+        **named: Aggregate,
+    ) -> DataFrame:
+        """Aggregate the rows of each key, like ``df.groupBy(...).agg(...)``.
+
+        Values, types, nulls and overflow are those of Spark's own aggregates.
+
+        Parameters
+        ----------
+        *aggregates : Aggregate
+            Such as ``statelog.Count()`` and ``statelog.Sum("amount").alias("total")``.
+        outputMode : {"update", "append"}
+            With "update" a key is returned with each batch that has rows of it, with "append" once, when it is
+            complete. A batch query returns every key once.
+        ttl : int or Ttl, optional
+            A key is complete, and forgotten, so many milliseconds after its last row. If a grouping column has the
+            watermark, it is complete when the watermark passes it, and late rows are dropped. Otherwise keys are kept.
+        combine : bool
+            Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, and
+            saves most of the shuffle if keys repeat. Aggregates that depend on the order of arrival never are.
+        uid, parallelism, location, options, watermark, eventTimeColumnName
+            As in :meth:`transformWithState`.
+        **named : Aggregate
+            Aggregates by the names of their output columns.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, and a column per aggregate.
+
+        Raises
+        ------
+        ConfigurationError
+            If a column does not exist, has a type that an aggregate cannot take, or the arguments do not go together.
+
+        Examples
+        --------
+        >>> totals = statelog.key_by(orders, "user").agg(n=Count(), total=Sum("amount"))  # doctest: +SKIP
+        """
+        plan = plan_aggregates(
+            self._definition(watermark), aggregates, named, output_mode=outputMode, ttl=ttl, combine=combine
+        )
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
+        return self._apply(plan, own, outputMode, eventTimeColumnName)
+
+    def dedup(
+        self,
+        ttl: int | Ttl | None = None,
+        withinWatermark: bool = False,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Return the first row of each key, like ``df.dropDuplicates(...)`` on the grouping columns.
+
+        Parameters
+        ----------
+        ttl : int or Ttl, optional
+            A key is remembered so many milliseconds after the row that was returned; by default for good.
+        withinWatermark : bool
+            Whether keys are remembered for the watermark's delay in event time, and late rows dropped, like
+            ``dropDuplicatesWithinWatermark``.
+        uid, parallelism, location, options, watermark, eventTimeColumnName
+            As in :meth:`transformWithState`.
+
+        Returns
+        -------
+        DataFrame
+            The columns of the input.
+
+        Raises
+        ------
+        ConfigurationError
+            If the arguments do not go together.
+        """
+        delay_ms = _delay_ms(self._frame.df, watermark) if withinWatermark else None
+        plan = plan_deduplication(self._definition(watermark), ttl, delay_ms)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
+        return self._apply(plan, own, "append", eventTimeColumnName)
+
+    def latest(
+        self,
+        by: str,
+        ttl: int | Ttl | None = None,
+        *,
+        combine: bool = True,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Return the newest row of each key that had rows in the batch.
+
+        Parameters
+        ----------
+        by : str
+            The column that orders rows: the row with its greatest value is the newest, of several the last to arrive.
+        ttl : int or Ttl, optional
+            A key is forgotten so many milliseconds after its last row.
+        combine, uid, parallelism, location, options, watermark, eventTimeColumnName
+            As in :meth:`agg`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, and the other columns of the input.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such column, or its values have no order.
+        """
+        plan = plan_latest(self._definition(watermark), by, ttl, combine=combine)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
+        return self._apply(plan, own, "update", eventTimeColumnName)
+
+    def top(
+        self,
+        n: int,
+        by: str,
+        ttl: int | Ttl | None = None,
+        *,
+        combine: bool = True,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        location: str | None = None,
+        options: Options | None = None,
+        watermark: Watermark | None = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Return the `n` greatest rows of each key that had rows in the batch; they take at most 64 MB per key.
+
+        Parameters
+        ----------
+        n : int
+            The number of rows, at least 1.
+        by : str
+            The column that orders rows; of rows with the same value those that came first.
+        ttl : int or Ttl, optional
+            A key is forgotten so many milliseconds after its last row.
+        combine, uid, parallelism, location, options, watermark, eventTimeColumnName
+            As in :meth:`agg`.
+
+        Returns
+        -------
+        DataFrame
+            The grouping columns, ``rank`` from 1, the column `by`, and the other columns of the input.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such column, or its values have no order.
+        """
+        plan = plan_top(self._definition(watermark), n, by, ttl, combine=combine)
+        own = StatelogArguments(uid, parallelism, location, options or Options(), watermark)
+        return self._apply(plan, own, "update", eventTimeColumnName)
+
+    def _definition(self, watermark: Watermark | None) -> KeyedDefinition:
+        frame, session = self._frame, self._frame.df.sparkSession
+        return KeyedDefinition(
+            schema=frame.df.schema,
+            keys=frame.key_columns,
+            key_schema=frame.key_schema,
+            event_time=_marked_column(frame.df) if watermark is None else watermark.column,
+            is_streaming=frame.df.isStreaming,
+            ansi=str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+        )
+
+    def _apply(self, plan: KeyedPlan, own: StatelogArguments, output_mode: str, event_time_column: str) -> DataFrame:
+        arguments = SparkArguments(
+            processor=plan.operator,
+            output_type=plan.output,
+            output_mode=output_mode,
+            time_mode=plan.time_mode,
+            initial=None,
+            event_time_column=event_time_column,
+        )
+        # A partial aggregate does not tell from which of several inputs its rows came.
+        if plan.step is not None and own.watermark is not None and own.watermark.inputs > 1:
+            raise ConfigurationError(
+                "With a watermark of several inputs rows cannot be combined before the shuffle.",
+                hint="Pass combine=False.",
+            )
+        return apply_keyed(self._frame, arguments, own, plan.operator.codecs, plan.step)
+
     def window(
         self,
         windows: WindowAssigner,
@@ -249,7 +446,7 @@ class KeyedStream:
         ... )
         """
         df = self._frame.df
-        mode = _time_mode(windows, timeMode)
+        mode = window_time_mode(windows, timeMode)
         if mode is not TimeMode.EVENT_TIME and (timeColumn is not None or watermark is not None):
             raise ConfigurationError(
                 "timeColumn and watermark have a meaning in event time only.",
@@ -266,11 +463,29 @@ class KeyedStream:
             zone=str(df.sparkSession.conf.get("spark.sql.session.timeZone")),
             windows=windows,
             time_mode=mode,
-            time_column=_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
+            time_column=window_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
             allowed_lateness_ms=allowedLatenessMs,
             late_column=lateColumn,
         )
         return WindowedStream(self._frame, definition, watermark)
+
+
+def _marked_column(df: DataFrame) -> str | None:
+    """The column with Spark's watermark; None if there is none."""
+    return next((field.name for field in df.schema if WATERMARK_DELAY in field.metadata), None)
+
+
+def _delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
+    """The delay of the watermark; raises ConfigurationError if there is none."""
+    if watermark is not None:
+        return watermark.delay_ms
+    marked = _marked_column(df)
+    if marked is None:
+        raise ConfigurationError(
+            "dedup: withinWatermark needs a watermark, and the input has none.",
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=.",
+        )
+    return int(df.schema[marked].metadata[WATERMARK_DELAY])
 
 
 def _checked_initial(initial: object) -> KeyedFrame | None:
@@ -283,41 +498,3 @@ def _checked_initial(initial: object) -> KeyedFrame | None:
     if initial._frame.df.isStreaming:
         raise ConfigurationError("initialState is a streaming DataFrame.", hint="It must be a batch DataFrame.")
     return initial._frame
-
-
-def _time_mode(windows: object, text: str | None) -> TimeMode:
-    if isinstance(windows, CountWindows):
-        if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
-            raise ConfigurationError(
-                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
-            )
-        return TimeMode.NONE
-    mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
-    if mode is TimeMode.NONE:
-        raise ConfigurationError(
-            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
-        )
-    return mode
-
-
-def _time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
-    """The column of event time, which in a stream must be the column with the watermark."""
-    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
-    if watermark is not None:
-        marked = [watermark.column]
-    if asked is not None and (not df.isStreaming or asked in marked):
-        return asked
-    if not marked:
-        raise ConfigurationError(
-            "Windows in event time need "
-            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
-            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
-            if df.isStreaming
-            else "Pass timeColumn.",
-        )
-    if asked is not None:
-        raise ConfigurationError(
-            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
-            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
-        )
-    return marked[0]

@@ -9,13 +9,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from statelog.aggregates.functions import Aggregate
+from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.options import Options
 from statelog.runs.times import Watermark
-from statelog.spark.keyed_plan import KeyedFrame, SparkArguments, apply_keyed
+from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
-from statelog.windows.aggregates import Aggregate
+from statelog.windows.assigners import CountWindows
 from statelog.windows.build import WindowDefinition, WindowPlan
 from statelog.windows.processor import WindowProcessor
 
@@ -176,7 +178,7 @@ class WindowedStream:
         options: Options | None,
     ) -> DataFrame:
         arguments = SparkArguments(
-            processor=plan.operator,  # type: ignore[arg-type]  # it has these methods, and gets groups of rows
+            processor=plan.operator,  # it gets groups of rows
             output_type=plan.output,
             output_mode="append",
             time_mode=plan.time_mode,
@@ -185,6 +187,45 @@ class WindowedStream:
         )
         own = StatelogArguments(uid, parallelism, location, options or Options(), self._watermark)
         return apply_keyed(self._frame, arguments, own, plan.operator.codecs)
+
+
+def window_time_mode(windows: object, text: str | None) -> TimeMode:
+    """The clock of windows, from the user's name of it; raises ConfigurationError if they do not go together."""
+    if isinstance(windows, CountWindows):
+        if text is not None and TimeMode.parse(text) is not TimeMode.NONE:
+            raise ConfigurationError(
+                f"CountWindows have nothing to do with time, and timeMode is {text!r}.", hint="Leave timeMode out."
+            )
+        return TimeMode.NONE
+    mode = TimeMode.EVENT_TIME if text is None else TimeMode.parse(text)
+    if mode is TimeMode.NONE:
+        raise ConfigurationError(
+            "timeMode is 'None', and windows of time need one.", hint="Use 'EventTime' or 'ProcessingTime'."
+        )
+    return mode
+
+
+def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
+    """The column of event time, which in a stream must be the column with the watermark."""
+    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
+    if watermark is not None:
+        marked = [watermark.column]
+    if asked is not None and (not df.isStreaming or asked in marked):
+        return asked
+    if not marked:
+        raise ConfigurationError(
+            "Windows in event time need "
+            + ("a watermark, and the input has none." if df.isStreaming else "a time column."),
+            hint="Call withWatermark(column, delay) on the DataFrame before key_by, or pass watermark=."
+            if df.isStreaming
+            else "Pass timeColumn.",
+        )
+    if asked is not None:
+        raise ConfigurationError(
+            f"timeColumn is {asked!r}, but the watermark is of column {marked[0]!r}.",
+            hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
+        )
+    return marked[0]
 
 
 def on_time(df: DataFrame, lateColumn: str) -> DataFrame:

@@ -1,7 +1,8 @@
 """State tables: how a subtask reads its state, in bulk.
 
-A table answers for many keys at once: their values, their entries, the timers that are due. It shows the state of one
-checkpoint. A table is never the only copy: it can always be made again from local runs.
+A table answers for many keys at once: their values, their entries, the timers that are due. Of one key it also finds
+single entries, and gives all in pages. It shows the state of one checkpoint. A table is never the only copy: it can
+always be made again from local runs.
 
 The life of a table:
 
@@ -14,8 +15,9 @@ The life of a table:
    the state unchanged.
 
 ``table`` has the contract ``StateTable`` and the columns that go in and out. Of the tables, ``runs`` (the default)
-searches mapped runs, newest first, and also puts runs over another table; ``memory`` has dictionaries; ``rocksdb`` has
-an index on disk, in the format of ``rocksdb_format``.
+searches mapped runs, newest first, and also puts runs over another table; ``run_entries`` does so for a single key,
+and ``found_rows`` makes answers of the rows. ``memory`` has dictionaries; ``rocksdb`` has an index on disk, in the
+format of ``rocksdb_format``, and fills it with ``sorted_files``.
 
 Words: *key batch* (distinct keys in the order of their hashes), *entry* (here a row of a list or map state, or a
 timer), *header* (the record in a RocksDB table of the state that it holds), *description* (a state's kind and fields).

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from statelog.runs.byte_slices import BUDGET, in_parts, to_array
+from statelog.runs.byte_slices import BUDGET, Pace, in_parts, to_array
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, Operation
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor
-from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.table import (
+    EntryCounts,
+    EntryRows,
+    FoundEntry,
+    KeyBatch,
+    KeyEntries,
+    StateTable,
+    TimerRows,
+    ValueRows,
+)
+
+_FIRST_ROWS: Final = 256
+"""Rows of the first page, from whose size the next one is derived."""
 
 _Row = tuple[Any, ...]
 """An entry: the state's description when it was written, then expiry and value, in the order of a run's columns."""
@@ -64,19 +75,24 @@ class MemoryTable(StateTable):
         branched.apply([run])
         return branched
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         positions: list[int] = []
         rows: list[_Row] = []
         for position, entries in enumerate(self._entries_of(state, keys)):
-            row = entries.get(entry)
+            row = entries.get(b"")
             if row is not None:
                 positions.append(position)
                 rows.append(row)
         values, expiry = _to_columns(state, rows)
         return ValueRows(np.array(positions, np.int64), values, expiry)
 
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        return np.array([len(entries) for entries in self._entries_of(state, keys)], np.int64)
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryCounts:
+        counts = [len(entries) for entries in self._entries_of(state, keys)]
+        return EntryCounts(np.array(counts, np.int64), np.zeros(len(keys), np.int64))
+
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        held = self._states.get(state.name, {}).get(key)
+        return _EntriesInMemory(state, {} if held is None else held.entries)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         positions: list[int] = []
@@ -106,6 +122,41 @@ class MemoryTable(StateTable):
         return [held[key].entries if key in held else {} for key in keys.keys.to_pylist()]
 
 
+class _EntriesInMemory(KeyEntries):
+    def __init__(self, state: StateDescriptor, entries: dict[bytes, _Row]) -> None:
+        self._state = state
+        self._entries = entries
+
+    def find(self, entry: bytes) -> FoundEntry | None:
+        row = self._entries.get(entry)
+        if row is None:
+            return None
+        values, expiry = _to_columns(self._state, [row])
+        return FoundEntry(values, expiry[0].as_py())
+
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        # The references are copied now, as the table changes its dictionary.
+        return self._pages_of(sorted(self._entries), dict(self._entries), max_entries, max_bytes)
+
+    def _pages_of(
+        self, names: list[bytes], entries: dict[bytes, _Row], max_entries: int, max_bytes: int
+    ) -> Iterator[EntryRows]:
+        pace = Pace(max_bytes, _FIRST_ROWS, max_entries)
+        start = 0
+        while start < len(names):
+            rows = [entries[name] for name in names[start : start + pace.rows]]
+            values, expiry = _to_columns(self._state, rows, max_bytes)
+            first = 0
+            for batch in values.to_batches():
+                end = first + batch.num_rows
+                page = pa.chunked_array([names[start + first : start + end]], pa.binary())
+                positions = np.zeros(end - first, np.int64)
+                yield EntryRows(positions, pa.Table.from_batches([batch]), expiry.slice(first, end - first), page)
+                first = end
+            start += len(rows)
+            pace.learn(len(rows), values.nbytes)
+
+
 def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescriptor) -> None:
     columns = [column.to_pylist() for column in rows.columns[: VALUE_COLUMN + len(state.value_schema)]]
     for key_hash, key, entry, operation, *row in zip(*columns, strict=True):
@@ -119,11 +170,13 @@ def _apply_rows(keys: dict[bytes, _Key], rows: pa.RecordBatch, state: StateDescr
                 del keys[key]
 
 
-def _to_columns(state: StateDescriptor, rows: list[_Row]) -> tuple[pa.Table, pa.Array]:
+def _to_columns(
+    state: StateDescriptor, rows: list[_Row], max_bytes: int = BUDGET.slice_bytes
+) -> tuple[pa.Table, pa.Array]:
     batches: list[pa.RecordBatch] = []
     for _, group in itertools.groupby(rows, key=lambda row: id(row[0])):
         alike = list(group)
-        batches += in_parts(len(alike), partial(_to_values, state, alike), BUDGET.slice_bytes)
+        batches += in_parts(len(alike), partial(_to_values, state, alike), max_bytes)
     return pa.Table.from_batches(batches, state.value_schema), pa.array([row[1] for row in rows], pa.int64())
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import fcntl
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import ConfigurationError, StorageError
+from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StorageError
 from statelog.local.policy import MERGE_POLICY, MergePolicy
 from statelog.runs.format import Operation
 from statelog.runs.reader import Run
@@ -39,12 +38,22 @@ from statelog.tables.rocksdb_format import (
     timer_keys,
 )
 from statelog.tables.runs import BranchedTable
-from statelog.tables.table import EntryRows, KeyBatch, StateTable, TimerRows, ValueRows
+from statelog.tables.sorted_files import SortedFiles
+from statelog.tables.table import (
+    EntryCounts,
+    EntryRows,
+    FoundEntry,
+    KeyBatch,
+    KeyEntries,
+    StateTable,
+    TimerRows,
+    ValueRows,
+)
 
 _WRITE_BUFFER_BYTES: Final = 8 << 20
 _CACHE_BYTES: Final = 16 << 20
-_FILE_BYTES: Final = 64 << 20
 _COUNTED_ENTRIES: Final = 4096
+_COUNTED_BYTES: Final = 4 << 20
 _VERY_MANY: Final = 1 << 31
 _DELETED_ONE_BY_ONE: Final = 1000
 
@@ -96,7 +105,7 @@ class RocksTable(StateTable):
             raise
 
     def _open(self) -> None:
-        self._is_broken = False
+        self._is_broken = self._is_closed = False
         with self._translated():
             self._database = self._rocksdict.Rdict(str(self._folder), self._options())
             held = self._database.get(CONTENTS_KEY)
@@ -141,6 +150,7 @@ class RocksTable(StateTable):
 
     def close(self) -> None:
         """Close the database, so that others can open it; one that has failed is removed."""
+        self._is_closed = True
         with suppress(Exception):  # whatever state it holds then, its digest names it
             self._database.close()
         if self._is_broken:
@@ -184,7 +194,7 @@ class RocksTable(StateTable):
         # Ingested files are there for good at once, so no older digest may be found beside them.
         self._write(self._new_batch())
         self._database.flush()
-        files = _SortedFiles(self._folder.parent / "new", lambda: self._rocksdict.SstFileWriter(self._options()))
+        files = SortedFiles(self._folder.parent / "new", lambda: self._rocksdict.SstFileWriter(self._options()))
 
         def add(batch: Any, rows: pa.RecordBatch, state: StateDescriptor, number: int, form: int) -> None:
             # The table is empty, so there is nothing to remove.
@@ -253,7 +263,7 @@ class RocksTable(StateTable):
     def _rows_from(self, start: bytes, prefixes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         for prefix in prefixes:
             if start < after(prefix):
-                yield from self._scan(prefix, max(prefix, start))
+                yield from self.scan(prefix, max(prefix, start))
 
     def _number(self, state: StateDescriptor) -> tuple[int, int]:
         """The numbers of a state and of its description; new ones if it has none yet."""
@@ -293,7 +303,7 @@ class RocksTable(StateTable):
         return zip(row_keys(number, rows), encode_values(rows, state, form), strict=True)
 
     def _clear(self, batch: Any, prefix: bytes) -> None:
-        for count, (key, _) in enumerate(self._scan(prefix, prefix)):
+        for count, (key, _) in enumerate(self.scan(prefix, prefix)):
             if count == _DELETED_ONE_BY_ONE:
                 batch.delete_range(prefix, after(prefix))
                 return
@@ -308,44 +318,72 @@ class RocksTable(StateTable):
 
     # ---- Reading ----
 
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
         number = self._known(state.name)
         found: list[bytes | None] = []
         if number is not None and len(keys):
             with self._translated():
-                found = self._database.get([prefix + entry for prefix in key_prefixes(number, keys)])
+                found = self._database.get(list(key_prefixes(number, keys)))
         positions = [position for position, value in enumerate(found) if value is not None]
         values, expiry = decode_values([value for value in found if value is not None], self._forms, state)
         return ValueRows(np.array(positions, np.int64), values, expiry)
 
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         positions: list[int] = []
-        entries: list[bytes] = []
-        values: list[bytes] = []
+        rows: list[_Row] = []
         for position, prefix in self._prefixes(state, keys):
-            for key, value in self._scan(prefix, prefix):
-                positions.append(position)
-                entries.append(key[len(prefix) :])
-                values.append(value)
-        columns, expiry = decode_values(values, self._forms, state)
-        return EntryRows(np.array(positions, np.int64), columns, expiry, pa.chunked_array([entries], pa.binary()))
+            found = [(key[len(prefix) :], value) for key, value in self.scan(prefix, prefix)]
+            rows += found
+            positions += [position] * len(found)
+        return self.entry_rows(state, rows, positions)
 
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        counts = np.zeros(len(keys), np.int64)
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryCounts:
+        counts, size_bytes = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
         for position, prefix in self._prefixes(state, keys):
-            for count, _ in enumerate(self._scan(prefix, prefix), 1):
-                if count > _COUNTED_ENTRIES:
-                    counts[position] = _VERY_MANY
+            count = seen_bytes = 0
+            for key, value in self.scan(prefix, prefix):
+                count += 1
+                seen_bytes += len(key) - len(prefix) + len(value)
+                if count > _COUNTED_ENTRIES or seen_bytes > _COUNTED_BYTES:
+                    count = _VERY_MANY
                     break
-                counts[position] = count
-        return counts
+            counts[position], size_bytes[position] = count, seen_bytes
+        return EntryCounts(counts, size_bytes)
+
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        keys = KeyBatch(np.array([key_hash], np.uint64), pa.array([key], pa.binary()))
+        return _EntriesInRocks(self, state, next((prefix for _, prefix in self._prefixes(state, keys)), None))
+
+    def value_at(self, key: bytes) -> bytes | None:
+        """The encoded value of a row key; None if there is none."""
+        self._require_open()
+        with self._translated():
+            value: bytes | None = self._database.get(key)
+        return value
+
+    def entry_rows(
+        self, state: StateDescriptor, rows: Sequence[_Row], positions: Sequence[int] | None = None
+    ) -> EntryRows:
+        """Entries and their encoded values as the answer of a table; without `positions` these are 0."""
+        columns, expiry = decode_values([value for _, value in rows], self._forms, state)
+        entries = pa.chunked_array([[entry for entry, _ in rows]], pa.binary())
+        at = np.zeros(len(rows), np.int64) if positions is None else np.array(positions, np.int64)
+        return EntryRows(at, columns, expiry, entries)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ProcessorError(
+                "An iterator of a list, a map or timers was used after its batch.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Use it up in the call that asked for it, or keep a list of its elements.",
+            )
 
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:
         number = self._known(state.name)
         due: list[tuple[int, bytes, int]] = []
         if number is not None and after_ms < until_ms:
             _, prefix = of_state(number)
-            for row, _ in self._scan(prefix, prefix + time_entry(after_ms + 1)):
+            for row, _ in self.scan(prefix, prefix + time_entry(after_ms + 1)):
                 timer = split_by_time(row)
                 if timer[2] > until_ms:
                     break
@@ -361,8 +399,9 @@ class RocksTable(StateTable):
         number = self._known(state.name)
         return iter(()) if number is None else enumerate(key_prefixes(number, keys))
 
-    def _scan(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows whose keys begin with a prefix, from the key `start` on."""
+    def scan(self, prefix: bytes, start: bytes) -> Iterator[_Row]:
+        """Row keys that begin with a prefix, from `start` on, with their encoded values."""
+        self._require_open()
         with self._translated():
             rows = self._database.iter()
             rows.seek(start)
@@ -389,56 +428,40 @@ class RocksTable(StateTable):
             ) from error
 
 
-class _SortedFiles:
-    """Writes rows to sorted files, which RocksDB ingests without buffering, flushing and compacting their rows.
+class _EntriesInRocks(KeyEntries):
+    """The entries of a key: the rows whose row keys begin with a prefix; None has none."""
 
-    A row that does not sort after all rows before it is left out. The folder is emptied first.
-    """
+    def __init__(self, table: RocksTable, state: StateDescriptor, prefix: bytes | None) -> None:
+        self._table = table
+        self._state = state
+        self._prefix = prefix
 
-    def __init__(self, folder: Path, new_writer: Callable[[], Any]) -> None:
-        self._folder = folder
-        self._new_writer = new_writer
-        self._writer: Any = None
-        self._paths: list[str] = []
-        self._last = b""
-        self.remove()
-        folder.mkdir(parents=True)
+    def find(self, entry: bytes) -> FoundEntry | None:
+        value = None if self._prefix is None else self._table.value_at(self._prefix + entry)
+        if value is None:
+            return None
+        rows = self._table.entry_rows(self._state, [(entry, value)])
+        return FoundEntry(rows.values, rows.expiry[0].as_py())
 
-    def add(self, rows: Iterable[_Row]) -> list[_Row]:
-        """Add rows (non-empty key, value), and return those that were left out."""
-        last = self._last
-        left_out: list[_Row] = []
-        for key, value in rows:
-            if key <= last:
-                left_out.append((key, value))
-                continue
-            if self._writer is None:
-                self._begin()
-            self._writer[key] = value
-            last = key
-        self._last = last
-        if self._writer is not None and self._writer.file_size() >= _FILE_BYTES:
-            self._finish()
-        return left_out
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        prefix = start = self._prefix
+        while prefix is not None and start is not None:
+            # No iterator of RocksDB stays open between two pages: the processor may never ask for the next.
+            rows, start = self._read(prefix, start, max_entries, max_bytes)
+            if rows:
+                yield self._table.entry_rows(self._state, rows)
 
-    def _begin(self) -> None:
-        self._paths.append(str(self._folder / f"{len(self._paths)}.sst"))
-        self._writer = self._new_writer()
-        self._writer.open(self._paths[-1])
-
-    def _finish(self) -> None:
-        self._writer.finish()
-        self._writer = None
-
-    def finish(self) -> list[str]:
-        """End the last file, and return the paths of all."""
-        if self._writer is not None:
-            self._finish()
-        return self._paths
-
-    def remove(self) -> None:
-        """Remove files that were not ingested."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _read(self, prefix: bytes, start: bytes, max_entries: int, max_bytes: int) -> tuple[list[_Row], bytes | None]:
+        """The entries of a page, with their values, and the row key of the next page."""
+        rows: list[_Row] = []
+        read_bytes = 0
+        for key, value in self._table.scan(prefix, start):
+            entry = key[len(prefix) :]
+            read_bytes += len(entry) + len(value)
+            if rows and (len(rows) == max_entries or read_bytes > max_bytes):
+                return rows, key
+            rows.append((entry, value))
+        return rows, None
 
 
 def rocksdict_library() -> Any:

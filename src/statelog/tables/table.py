@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,42 @@ class EntryRows(ValueRows):
     """Entry keys (binary), ascending within a key."""
 
 
+@dataclass(frozen=True)
+class EntryCounts:
+    """Upper bounds of what the entries of each key in a batch take."""
+
+    entries: npt.NDArray[np.int64]
+    """Number of entries, of shape (n,)."""
+    size_bytes: npt.NDArray[np.int64]
+    """Their size as columns, of shape (n,); 0 if the table does not know it."""
+
+
+@dataclass(frozen=True)
+class FoundEntry:
+    """One entry of a key."""
+
+    values: pa.RecordBatch | pa.Table
+    """A row with a column per field."""
+    expiry_ms: int | None
+    """As in :class:`ValueRows`."""
+
+
+class KeyEntries(ABC):
+    """The entries of one key in a list or map state, however many there are."""
+
+    @abstractmethod
+    def find(self, entry: bytes) -> FoundEntry | None:
+        """The entry with an entry key, found without reading others; None if there is none."""
+
+    @abstractmethod
+    def pages(self, max_entries: int, max_bytes: int) -> Iterator[EntryRows]:
+        """All entries in order, in pages with at least one entry, and more only up to both limits.
+
+        Each page is read when it is asked for, and shows the state as of the call; ProcessorError if the table is
+        closed by then and must be open for that. All positions are 0.
+        """
+
+
 class StateTable(ABC):
     """The state of one subtask as of one checkpoint, read in bulk.
 
@@ -74,20 +110,20 @@ class StateTable(ABC):
     """
 
     @abstractmethod
-    def get_many(self, state: StateDescriptor, keys: KeyBatch, entry: bytes = b"") -> ValueRows:
-        """Values of a value state for a batch of keys.
-
-        With `entry`, the canonical bytes of a map key: this entry of a map state for a single key, found without
-        reading the key's other entries.
-        """
+    def get_many(self, state: StateDescriptor, keys: KeyBatch) -> ValueRows:
+        """Values of a value state for a batch of keys."""
 
     @abstractmethod
     def entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryRows:
         """All entries of a list or map state for a batch of keys."""
 
     @abstractmethod
-    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> npt.NDArray[np.int64]:
-        """An upper bound of the number of entries of each key, found without reading them."""
+    def count_entries(self, state: StateDescriptor, keys: KeyBatch) -> EntryCounts:
+        """How many entries each key may have, and how large they may be, found without reading them."""
+
+    @abstractmethod
+    def entries_of(self, state: StateDescriptor, key_hash: int, key: bytes) -> KeyEntries:
+        """The entries of one key, to be read one by one or in pages."""
 
     @abstractmethod
     def due_timers(self, state: StateDescriptor, after_ms: int, until_ms: int) -> TimerRows:

@@ -10,17 +10,19 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from statelog.aggregates.operator import KeyedAggregates
+from statelog.aggregates.rows import Deduplicate
 from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
-from statelog.convert.codecs import FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
+from statelog.convert.arrow import ArrowProcessor
+from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
 from statelog.log.entry import QueryOperators, Settings
 from statelog.operators.event_time import EventTime
-from statelog.operators.keyed.operator import KeyedOperator
-from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.operator import KeyedOperator, KeyedRows
 from statelog.operators.keyed.timers import timer_descriptor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
@@ -131,7 +133,6 @@ class KeyedQuery:
         zone = arguments.sessionTimeZone
         columns = read_schema(arguments.input, "input")
         output = parse_output(arguments.output, parse_ddl)
-        check_processor(processor, "Harness takes")
         self._arguments = arguments
         self._key_columns = _key_places(columns, arguments.keys, "input")
         self._key_types = key_schema(columns[name] for name in arguments.keys)
@@ -143,6 +144,8 @@ class KeyedQuery:
         self.output = ColumnReader(output).rows
         self.time_mode = TimeMode.parse(arguments.timeMode)
         codecs = _codecs(processor, uses_frames=arguments.pandas)
+        if not codecs.takes_columns:
+            check_processor(processor, "Harness takes")
         event_time = self._event_time(columns, codecs)
         uid = checked_uid(arguments.uid)
         pickled = pickled_processor(processor, uid)
@@ -247,8 +250,10 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, WindowOperator):
+    if isinstance(processor, WindowOperator | KeyedAggregates | Deduplicate):
         return processor.codecs
+    if isinstance(processor, ArrowProcessor):
+        return ArrowCodecs()
     return FrameCodecs() if uses_frames else RowCodecs()
 
 

@@ -11,14 +11,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from statelog.checkpoint.history import History
 from statelog.checkpoint.keyed_task import as_stored
+from statelog.convert.input import RowInput
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import restore_runs
 from statelog.local.runs import LocalRuns
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.operator import InputCodec, KeyedInput, KeyedOperator
-from statelog.operators.keyed.subtask import BatchContext, KeyedRows, KeyedSubtask
+from statelog.operators.keyed.operator import BatchContext, InputCodec, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.merge import Garbage
@@ -91,8 +92,8 @@ class StateView:
             moment = Moment(latest.batch_time_ms, latest.watermark_ms)
             expires_by = {state.name: state.expires_by for state in latest.states if state.expires_by}
             made = as_stored(made, latest.generations, expires_by)
-        keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec))
-        keyed = replace(made, processor=processor, input=keys, event_time=None)
+        keys = KeyedInput(made.input.key_columns, _KeysOnly(made.input.codec or RowInput([])))
+        keyed = replace(made, processor=processor, input=keys, event_time=None, takes_columns=False)
         subtask = KeyedSubtask(keyed, _table(query, history, moment), BatchContext(0, 0, moment), query.clock)
         for _ in subtask.process(row):
             pass

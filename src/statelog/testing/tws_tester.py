@@ -18,8 +18,7 @@ from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.operators.keyed.handle import ProcessorHandle
-from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, Processor
-from statelog.operators.keyed.subtask import KeyedRows
+from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, KeyedRows, Processor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.keys import KeyCodec
@@ -334,7 +333,7 @@ class TwsTester:
             uid=_UID,
             processor=self._acting,
             key_codec=_NUMBERED_KEY,
-            decode_key=lambda data: (keys[_NUMBERED_KEY.decode(data)[0]],),
+            decode_keys=lambda found: [(keys[number],) for (number,) in _NUMBERED_KEY.decode_all(found)],
             states=states.kept,
             batch_states=states.batch,
             deleted_states=states.deleted,

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
+from statelog.aggregates.stored import stored_column
 from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.windows.kernels import Kernel
 from statelog.windows.panes import Int64s, RowGroup
 from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
-from statelog.windows.stored import stored_column
 
 ROWS_STATE: Final = "window.rows"
 _US_PER_MS: Final = 1000

@@ -1,212 +1,39 @@
-"""The ready-made aggregates that users name: Count, Sum and others."""
+"""Ready-made aggregates in windows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    FractionalType,
-    IntegralType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
+from pyspark.sql.types import DataType, DecimalType, StructField, StructType
+
+from statelog.aggregates.functions import (
+    Aggregate,
+    Collect,
+    Count,
+    CountDistinct,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
 )
-
 from statelog.errors import ConfigurationError
 from statelog.windows import kernels
 from statelog.windows.accumulators import Aggregated
 
-_MAX_PRECISION: Final = 38
-_SUM_DIGITS: Final = 10
-_COMPARABLE: Final = (
-    IntegralType,
-    FractionalType,
-    BooleanType,
-    StringType,
-    BinaryType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-)
-
-
-@dataclass(frozen=True)
-class Aggregate(ABC):
-    """Base class of the ready-made aggregates.
-
-    Parameters
-    ----------
-    column : str
-        The input column.
-    name : str
-        Name of the output column; by default like ``sum(amount)``.
-    """
-
-    column: str | None
-    name: str = ""
-
-    def alias(self, name: str) -> Self:
-        """The same aggregate with another name for its output column."""
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"{type(self).__name__}.alias: {name!r} is no name of a column.")
-        return replace(self, name=name)
-
-    @property
-    def output_name(self) -> str:
-        """Name of the output column."""
-        return self.name or str(self)
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__.lower()}({self.column})"
-
-    @abstractmethod
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        """Choose kernel, accumulator and result type for a column.
-
-        Parameters
-        ----------
-        kind : DataType or None
-            The column's type; None if the aggregate has no column.
-
-        Returns
-        -------
-        BoundAggregate
-            The aggregate for that type.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot aggregate values of the type.
-        """
-
-    def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
-        if not isinstance(kind, kinds):
-            shown = "no column" if kind is None else kind.simpleString()
-            raise ConfigurationError(
-                f"{type(self).__name__}({self.column!r}): the column is {shown}.", hint=f"It must be {expected}."
-            )
-        return kind
-
-
-@dataclass(frozen=True)
-class BoundAggregate:
-    """An aggregate of a column whose type is known."""
-
-    kernel: kernels.Kernel
-    accumulator: tuple[tuple[str, DataType], ...]
-    """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
-    result: DataType
-
-
-@dataclass(frozen=True)
-class Count(Aggregate):
-    """Number of rows, or of the values of a column that are not null."""
-
-    column: str | None = None
-    name: str = ""
-
-    def __str__(self) -> str:
-        return "count" if self.column is None else f"count({self.column})"
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        return BoundAggregate(kernels.CountKernel(), (("", LongType()),), LongType())
-
-
-@dataclass(frozen=True)
-class Sum(Aggregate):
-    """Sum of the values; null if there are none."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, (IntegralType, FractionalType), "a number")
-        result: DataType = LongType() if isinstance(kind, IntegralType) else DoubleType()
-        if isinstance(kind, DecimalType):
-            result = DecimalType(min(kind.precision + _SUM_DIGITS, _MAX_PRECISION), kind.scale)
-        return BoundAggregate(kernels.SumKernel(), (("", result),), result)
-
-
-@dataclass(frozen=True)
-class Min(Aggregate):
-    """The least value; null if there are none."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(kernels.ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
-
-
-@dataclass(frozen=True)
-class Max(Aggregate):
-    """The greatest value; null if there are none."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(kernels.ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
-
-
-@dataclass(frozen=True)
-class Mean(Aggregate):
-    """Arithmetic mean of the values; null if there are none."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        self._require(kind, (IntegralType, DoubleType, FloatType), "a number and no decimal")
-        return BoundAggregate(kernels.MeanKernel(), (("sum", DoubleType()), ("count", LongType())), DoubleType())
-
-
-@dataclass(frozen=True)
-class First(Aggregate):
-    """The value of the first row, null or not."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, (DataType,), "a column")
-        accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(kernels.FirstLastKernel(is_last=False), accumulator, kind)
-
-
-@dataclass(frozen=True)
-class Last(Aggregate):
-    """The value of the last row, null or not."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, (DataType,), "a column")
-        accumulator = (("", stored_type(kind)), ("time_ms", LongType()))
-        return BoundAggregate(kernels.FirstLastKernel(is_last=True), accumulator, kind)
-
-
-@dataclass(frozen=True)
-class Collect(Aggregate):
-    """All values that are not null, as an array."""
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, (DataType,), "a column")
-        return BoundAggregate(kernels.CollectKernel(), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
-
-
-@dataclass(frozen=True)
-class CountDistinct(Aggregate):
-    """Number of different values that are not null."""
-
-    def __str__(self) -> str:
-        return f"count_distinct({self.column})"
-
-    def bind(self, kind: DataType | None) -> BoundAggregate:
-        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(kernels.DistinctKernel(), (("", ArrayType(stored_type(kind))),), LongType())
-
-
-_COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
+_KERNELS: Final[dict[type[Aggregate], Callable[[], kernels.Kernel]]] = {
+    Count: kernels.CountKernel,
+    Sum: kernels.SumKernel,
+    Mean: kernels.MeanKernel,
+    Min: lambda: kernels.ExtremeKernel(is_max=False),
+    Max: lambda: kernels.ExtremeKernel(is_max=True),
+    First: lambda: kernels.FirstLastKernel(is_last=False),
+    Last: lambda: kernels.FirstLastKernel(is_last=True),
+    Collect: kernels.CollectKernel,
+    CountDistinct: kernels.DistinctKernel,
+}
 
 
 def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tuple[Aggregated, StructType]:
@@ -227,9 +54,10 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
         if any(field.name == name for field in result):
             raise ConfigurationError(f"Two aggregates are named {name!r}.", hint="Name them with .alias(name).")
         column, kind = _column_of(aggregate, schema)
+        _require_available(aggregate, kind)
         bound = aggregate.bind(kind)
         fields = slice(len(accumulator), len(accumulator) + len(bound.accumulator))
-        bound_kernels.append((bound.kernel, column, fields))
+        bound_kernels.append((_KERNELS[type(aggregate)](), column, fields))
         accumulator += [
             StructField(f"{name}.{field}" if field else name, field_kind) for field, field_kind in bound.accumulator
         ]
@@ -239,13 +67,13 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType) -> tupl
     return Aggregated(StructType(accumulator), bound_kernels), StructType(result)
 
 
-def stored_type(kind: DataType) -> DataType:
-    """The type of values in stored form: timestamps become microseconds, which compare and convert fast."""
-    if isinstance(kind, (TimestampType, TimestampNTZType)):
-        return LongType()
-    if isinstance(kind, ArrayType):
-        return ArrayType(stored_type(kind.elementType), kind.containsNull)
-    return kind
+def _require_available(aggregate: Aggregate, kind: DataType | None) -> None:
+    is_decimal_mean = isinstance(aggregate, Mean) and isinstance(kind, DecimalType)
+    if type(aggregate) not in _KERNELS or aggregate.ordered_by is not None or is_decimal_mean:
+        raise ConfigurationError(
+            f"{aggregate}{' of decimals' if is_decimal_mean else ''} is not available in windows.",
+            hint="Use aggregate() with a function of your own, or agg() of the keyed stream.",
+        )
 
 
 def _column_of(aggregate: Aggregate, schema: StructType) -> tuple[int | None, DataType | None]:

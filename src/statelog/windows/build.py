@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.aggregates.functions import Aggregate, stored_type
 from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Settings
@@ -15,7 +16,7 @@ from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.spark.checks import parse_output, parse_schema
 from statelog.windows.accumulators import Aggregated, Collected, Contents, Folded, Reduced
-from statelog.windows.aggregates import Aggregate, bind_aggregates, stored_type
+from statelog.windows.aggregates import bind_aggregates
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.codec import GivenRows, WindowCodecs
 from statelog.windows.count import CountWindowOperator

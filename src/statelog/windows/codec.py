@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.aggregates.functions import stored_type
+from statelog.aggregates.stored import to_given
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.output import RowOutput
 from statelog.convert.python_values import row_maker
 from statelog.convert.types import arrow_type
 from statelog.operators.event_time import EventTime
 from statelog.time_zones import time_zone
-from statelog.windows.aggregates import stored_type
 from statelog.windows.panes import Cut, WindowInput
 from statelog.windows.processor import LateRow
-from statelog.windows.stored import to_given
 
 
 class WindowOutput:
@@ -85,7 +85,7 @@ class WindowCodecs(ProcessorCodecs):
     returns_late: bool
     """Whether the last output column holds late rows."""
 
-    drops_late: ClassVar[bool] = False
+    drops_late: bool = field(default=False, kw_only=True)
     """A late row may belong to a window that is still open, so the operator sees all rows."""
     batch_watermark_ms: ClassVar[int] = (1 << 63) - 1
     """A batch query has all its rows, so every window is complete."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
@@ -19,13 +20,14 @@ from statelog.runs.byte_slices import (
     Positions,
     RowsTooLarge,
     bytes_before,
+    cut_rows,
     in_parts,
     to_array,
 )
 from statelog.runs.format import Operation, change_schema
 from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
-from statelog.runs.schema import StateDescriptor, StateKind
+from statelog.runs.schema import StateDescriptor, StateKind, plain_name
 from statelog.runs.values import RowCodec
 from statelog.runs.writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS, RunWriter, StateChanges, write_run
 from statelog.tables.table import KeyBatch, StateTable
@@ -82,7 +84,7 @@ class ChangeBuffer:
         operations: Sequence[int] | None = None,
         expiry_ms: int | Sequence[int | None] | None = None,
     ) -> None:
-        """Add changes of a state; their keys come after those of all its earlier changes.
+        """Add changes of a state; they come after all its earlier changes in the order of a run.
 
         `positions` has the position in `keys` of each change's key, ascending. `entries` ascend within a key; None
         means that all are empty. Without `operations` a value is a put, and None a delete. From `expiry_ms` on, one
@@ -113,7 +115,7 @@ class ChangeBuffer:
                 columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
             return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-        batches = self._sections.setdefault(state.name, StateChanges(state, [])).batches
+        batches = self._batches(state)
         max_bytes = self._budget.slice_bytes // _PART_OF_SLICE
         pace = self._paces.setdefault(state.name, Pace(max_bytes, _FIRST_ROWS, self._budget.window_rows))
         start = 0
@@ -123,21 +125,67 @@ class ChangeBuffer:
             try:
                 for batch in in_parts(end, encode, max_bytes, first):
                     if batch.num_rows == 1 and batch.nbytes > self._budget.row_bytes:
-                        raise self._too_large(codec, positions[start], f"{batch.nbytes:,} bytes")
+                        raise self._too_large(codec.subject, positions[start], f"{batch.nbytes:,} bytes")
                     batches.append(batch)
                     size_bytes += batch.nbytes
                     start += batch.num_rows
             except RowsTooLarge as error:  # the next row alone
-                raise self._too_large(codec, positions[start], str(error)) from error
+                raise self._too_large(codec.subject, positions[start], str(error)) from error
             pace.learn(end - first, size_bytes)
             self.unstored_bytes += size_bytes
-        self.rows += len(picked)
-        self.unstored_rows += len(picked)
+        self._count(len(picked))
 
-    def _too_large(self, codec: RowCodec, position: int, size: str) -> ProcessorError:
+    def add_columns(
+        self,
+        state: StateDescriptor,
+        keys: KeyBatch,
+        positions: Positions,
+        entries: pa.Array | None,
+        values: Sequence[pa.Array],
+        operations: npt.NDArray[np.uint8] | None = None,
+        expiry: pa.Array | None = None,
+    ) -> None:
+        """Add changes that are columns already, of n rows each; the order is that of :meth:`add`.
+
+        Without `operations` all are puts; without `expiry`, int64 in milliseconds, they count for good. Raises
+        ProcessorError if a change is larger than a row may be.
+        """
+        count = len(positions)
+        if not count:
+            return
+        columns = [
+            pa.array(keys.hashes[positions]),
+            _keys_at(keys.keys, positions),
+            _empty_entries(count) if entries is None else entries,
+            pa.array(np.full(count, Operation.PUT, np.uint8) if operations is None else operations),
+            _expiry_column(None, count) if expiry is None else expiry,
+            *values,
+        ]
+        if state.kind is StateKind.TIMER:
+            columns.append(pa.array(np.zeros(count, np.uint32)))  # filled in by the writer
+        changes = pa.RecordBatch.from_arrays(columns, schema=change_schema(state))
+        batches, first = self._batches(state), 0
+        for part in cut_rows(changes, self._budget.slice_bytes // _PART_OF_SLICE):
+            if part.num_rows == 1 and part.nbytes > self._budget.row_bytes:
+                raise self._too_large(
+                    f"state '{plain_name(state.name)}'", int(positions[first]), f"{part.nbytes:,} bytes"
+                )
+            batches.append(part)
+            first += part.num_rows
+            self.unstored_bytes += part.nbytes
+        self._count(count)
+
+    def _batches(self, state: StateDescriptor) -> list[pa.RecordBatch]:
+        return self._sections.setdefault(state.name, StateChanges(state, [])).batches
+
+    def _count(self, rows: int) -> None:
+        self.rows += rows
+        self.unstored_rows += rows
+
+    def _too_large(self, subject: str, position: int, size: str) -> ProcessorError:
         limit = self._budget.row_bytes
         return ProcessorError(
-            f"{codec.subject} of key {self.describe_key(position)}: a value takes {size} with its key, and may take"
+            f"{subject} of key {self.describe_key(position)}: a value takes {size} with its key, and may take"
             f" {limit:,}.",
             kind=ErrorKind.TOO_LARGE,
             hint="Keep large objects in a store and their names in the state, or one value in several entries of a"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -17,36 +20,96 @@ from statelog.runs.schema import StateDescriptor
 from statelog.runs.times import Ttl
 from statelog.runs.values import RowCodec
 
+# Python 3.11 takes longer to look up a member of an enumeration than to append it to a list.
+_PUT, _DELETE, _CLEAR = Operation.PUT, Operation.DELETE, Operation.CLEAR
+
+
+class _EntryChanges:
+    """Changes of entries in the order of a run, which are handed on together or, of large keys, in parts."""
+
+    def __init__(self, add: Callable[[list[int], list[bytes], list[Row | None], list[int]], None]) -> None:
+        self._add = add
+        self._begin()
+
+    def _begin(self) -> None:
+        self.positions: list[int] = []
+        self.entries: list[bytes] = []
+        self.values: list[Row | None] = []
+        self.operations: list[int] = []
+
+    def put(self, position: int, entries: Collection[bytes], values: Iterable[Row]) -> None:
+        """Add entries of a key."""
+        count = len(entries)
+        self.positions.extend([position] * count)
+        self.entries.extend(entries)
+        self.values.extend(values)
+        self.operations.extend([_PUT] * count)
+
+    def add(self, position: int, entry: bytes, value: Row | None, operation: Operation) -> None:
+        """Add one change."""
+        self.positions.append(position)
+        self.entries.append(entry)
+        self.values.append(value)
+        self.operations.append(operation)
+
+    def hand_on(self) -> None:
+        """Add the changes so far to those of the batch."""
+        self._add(self.positions, self.entries, self.values, self.operations)
+        self._begin()
+
+
+class _CollectionState(KeyedState):
+    """A state with many entries per key."""
+
+    def open(self) -> None:
+        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+
+    def _changes(self, changes: ChangeBuffer) -> _EntryChanges:
+        """Collects the changes that flushing makes, with their expiry."""
+
+        def add(positions: list[int], entries: list[bytes], values: list[Row | None], operations: list[int]) -> None:
+            keys, expiry_ms = self._cursor.keys, self._expiry_ms(positions)
+            changes.add(self._state, self._codec, keys, positions, entries, values, operations, expiry_ms)
+
+        return _EntryChanges(add)
+
 
 @dataclass
 class _ListWrites:
     is_cleared: bool = False
     is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
-    """Held."""
+    """Held rows."""
 
 
-_NO_WRITES: Final = _ListWrites()
-
-
-class ListState(KeyedState):
+class ListState(_CollectionState):
     """A list of elements per key; appending reads nothing."""
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+        super().open()
         self._writes: defaultdict[int, _ListWrites] = defaultdict(_ListWrites)
 
     def exists(self) -> bool:
         """Whether the list has an element."""
-        return any(self._elements())
+        position = self._require()
+        writes = self._writes.get(position)
+        if writes is not None and (writes.appended or writes.is_cleared):
+            return bool(writes.appended)
+        return (
+            self._stored.has_entries(position) if self._is_paged(position, writes) else bool(self._stored.of(position))
+        )
 
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
+        position = self._require()
         if self._renews:
-            self._writes[self._require()].is_renewed = True
-        stored, appended = self._elements()
-        copied, read_held = self._codec.copied, self._codec.read_held
-        return iter([*map(copied, stored), *map(read_held, appended)])
+            self._writes[position].is_renewed = True
+        writes = self._writes.get(position)
+        if self._is_paged(position, writes):
+            appended = [] if writes is None else writes.appended.copy()
+            stored = (row for page in self._stored.pages(position) for _, row in page)
+            return itertools.chain(stored, map(self._codec.read_held, appended))
+        return iter(self._elements(position, writes))
 
     def put(self, newState: Iterable[Row]) -> None:
         """Replace all elements; the new list has at least one."""
@@ -77,46 +140,42 @@ class ListState(KeyedState):
             )
         return held
 
-    def _elements(self) -> tuple[Collection[Row], list[Row]]:
-        """The elements that were stored before, and those appended since, which are held."""
-        position = self._require()
-        writes = self._writes.get(position, _NO_WRITES)
-        return () if writes.is_cleared else self._stored.of(position).values(), writes.appended
+    def _is_paged(self, position: int, writes: _ListWrites | None) -> bool:
+        return not (writes is not None and writes.is_cleared) and self._stored.is_large(position)
+
+    def _elements(self, position: int, writes: _ListWrites | None) -> list[Row]:
+        is_cleared = writes is not None and writes.is_cleared
+        stored = [] if is_cleared else [self._codec.copied(row) for row in self._stored.of(position).values()]
+        return stored if writes is None else [*stored, *map(self._codec.read_held, writes.appended)]
 
     def flush(self, changes: ChangeBuffer) -> None:
-        positions: list[int] = []
-        entries: list[bytes] = []
-        values: list[Row | None] = []
-        operations: list[int] = []
+        made = self._changes(changes)
         for position, writes in sorted(self._writes.items()):
             if writes.is_cleared and not self._stored.is_known_empty(position):
-                positions.append(position)
-                entries.append(b"")
-                values.append(None)
-                operations.append(Operation.CLEAR)
-            if writes.is_renewed and not writes.is_cleared:
+                made.add(position, b"", None, _CLEAR)
+            elif writes.is_renewed and self._is_paged(position, writes):
+                for page in self._stored.pages(position):
+                    made.put(position, [entry for entry, _ in page], [row for _, row in page])
+                    made.hand_on()
+            elif writes.is_renewed and not writes.is_cleared:
                 stored = self._stored.of(position)
-                positions.extend([position] * len(stored))
-                entries.extend(stored)
-                values.extend(stored.values())
-                operations.extend([Operation.PUT] * len(stored))
-            count = len(writes.appended)
-            positions.extend([position] * count)
-            entries.extend(self._cursor.list_position.entries(count))
-            values.extend(writes.appended)
-            operations.extend([Operation.PUT] * count)
-        expiry_ms = self._expiry_ms(positions)
-        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)
+                made.put(position, stored, stored.values())
+            if writes.appended:
+                appended = writes.appended
+                made.put(position, self._cursor.list_position.entries(len(appended)), appended)
+        made.hand_on()
 
 
 @dataclass
 class _MapWrites:
     is_cleared: bool = False
+    is_renewed: bool = False
+    """Whether all stored entries are written again; small maps put theirs instead."""
     puts: dict[bytes, Row | None] = field(default_factory=dict)
-    """Held; None is a removed entry."""
+    """Held rows; None is a removed entry."""
 
 
-class MapState(KeyedState):
+class MapState(_CollectionState):
     """A map from tuples to tuples per key; large maps are read entry by entry."""
 
     def __init__(
@@ -133,12 +192,17 @@ class MapState(KeyedState):
         self._to_row = to_row
 
     def open(self) -> None:
-        self._stored = EntryWindow(self._cursor, self._state, self._codec)
+        super().open()
         self._writes: defaultdict[int, _MapWrites] = defaultdict(_MapWrites)
 
     def exists(self) -> bool:
         """Whether the map has an entry."""
-        return bool(self._entries())
+        position = self._require()
+        writes = self._writes.get(position)
+        if self._is_paged(position, writes):
+            puts = {} if writes is None else writes.puts
+            return any(row is not None for row in puts.values()) or self._stored.has_entries(position, puts)
+        return bool(self._entries(position, writes))
 
     def getValue(self, key: Row) -> Any:
         """The value of a map key; None if the map does not have it."""
@@ -165,19 +229,51 @@ class MapState(KeyedState):
 
     def iterator(self) -> Iterator[tuple[Row, Row]]:
         """Pairs of map key and value, as they are now; later changes do not show."""
-        self._renew_all()
-        pairs = self._entries().items()
-        return iter([(self._keys.decode(entry), self._codec.copied(row)) for entry, row in pairs])
+        pages = self._read_all()
+        if isinstance(pages, dict):
+            return iter([(self._keys.decode(entry), self._codec.copied(row)) for entry, row in pages.items()])
+        return ((self._keys.decode(entry), row) for entry, row in pages)
 
     def keys(self) -> Iterator[Row]:
         """The map keys, as they are now."""
-        self._renew_all()
-        return iter([self._keys.decode(entry) for entry in self._entries()])
+        pages = self._read_all()
+        if isinstance(pages, dict):
+            return iter([self._keys.decode(entry) for entry in pages])
+        return (self._keys.decode(entry) for entry, _ in pages)
 
     def values(self) -> Iterator[Row]:
         """The values, as they are now."""
-        self._renew_all()
-        return iter([self._codec.copied(row) for row in self._entries().values()])
+        pages = self._read_all()
+        if isinstance(pages, dict):
+            return iter([self._codec.copied(row) for row in pages.values()])
+        return (row for _, row in pages)
+
+    def _read_all(self) -> dict[bytes, Row] | Iterator[tuple[bytes, Row]]:
+        """The entries of the map or, if it is large, an iterator that reads them in pages; its values are copies."""
+        position = self._require()
+        writes = self._writes.get(position)
+        if not self._is_paged(position, writes):
+            entries = self._entries(position, writes)
+            if self._renews:
+                self._writes[position].puts |= entries
+            return entries
+        if self._renews:
+            self._writes[position].is_renewed = True
+        return self._with_writes(self._stored.pages(position), {} if writes is None else writes.puts.copy())
+
+    def _with_writes(
+        self, pages: Iterator[list[tuple[bytes, Row]]], puts: dict[bytes, Row | None]
+    ) -> Iterator[tuple[bytes, Row]]:
+        """Stored entries as they are after the writes `puts`, which are used up; then the new ones, as in a dict."""
+        for page in pages:
+            for entry, row in page:
+                if entry not in puts:
+                    yield entry, row
+                elif (written := puts.pop(entry)) is not None:
+                    yield entry, self._codec.read_held(written)
+        for entry, written in puts.items():
+            if written is not None:
+                yield entry, self._codec.read_held(written)
 
     def _lookup(self, entry: bytes) -> Row | None:
         position = self._require()
@@ -193,9 +289,10 @@ class MapState(KeyedState):
             self._writes[self._require()].puts[entry] = row
         return row
 
-    def _entries(self) -> dict[bytes, Row]:
-        position = self._require()
-        writes = self._writes.get(position)
+    def _is_paged(self, position: int, writes: _MapWrites | None) -> bool:
+        return not (writes is not None and writes.is_cleared) and self._stored.is_large(position)
+
+    def _entries(self, position: int, writes: _MapWrites | None) -> dict[bytes, Row]:
         if writes is None:
             return self._stored.of(position)
         merged = {} if writes.is_cleared else dict(self._stored.of(position))
@@ -206,28 +303,31 @@ class MapState(KeyedState):
                 merged[entry] = self._codec.read_held(row)
         return merged
 
-    def _renew_all(self) -> None:
-        if self._renews:
-            self._writes[self._require()].puts |= self._entries()
-
     def flush(self, changes: ChangeBuffer) -> None:
-        positions: list[int] = []
-        entries: list[bytes] = []
-        values: list[Row | None] = []
-        operations: list[int] = []
+        made = self._changes(changes)
         for position, writes in sorted(self._writes.items()):
             known_empty = self._stored.is_known_empty(position)
             if writes.is_cleared and not known_empty:
-                positions.append(position)
-                entries.append(b"")
-                values.append(None)
-                operations.append(Operation.CLEAR)
-            for entry, row in sorted(writes.puts.items()):
-                if row is None and (writes.is_cleared or known_empty):
-                    continue
-                positions.append(position)
-                entries.append(entry)
-                values.append(row)
-                operations.append(Operation.DELETE if row is None else Operation.PUT)
-        expiry_ms = self._expiry_ms(positions)
-        changes.add(self._state, self._codec, self._cursor.keys, positions, entries, values, operations, expiry_ms)
+                made.add(position, b"", None, _CLEAR)
+            puts = sorted(writes.puts.items())
+            if writes.is_renewed:
+                puts = self._renew(made, position, puts)
+            for entry, row in puts:
+                if row is not None:
+                    made.add(position, entry, row, _PUT)
+                elif not writes.is_cleared and not known_empty:
+                    made.add(position, entry, None, _DELETE)
+        made.hand_on()
+
+    def _renew(
+        self, made: _EntryChanges, position: int, puts: list[tuple[bytes, Row | None]]
+    ) -> list[tuple[bytes, Row | None]]:
+        """Write the stored entries of a large map again, with those of `puts` in between; returns the rest of these."""
+        for page in self._stored.pages(position):
+            if page:
+                reached = bisect_right(puts, page[-1][0], key=itemgetter(0))
+                for entry, row in sorted({**dict(page), **dict(puts[:reached])}.items()):
+                    made.add(position, entry, row, _DELETE if row is None else _PUT)
+                puts = puts[reached:]
+                made.hand_on()
+        return puts

@@ -22,8 +22,8 @@ from statelog.runs.byte_slices import (
     size_of,
     stretches,
 )
+from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.key_groups import Hashes
-from statelog.runs.keys import differs_from_previous
 from statelog.tables.table import KeyBatch
 
 
@@ -91,20 +91,20 @@ def key_chunks(
     """
     if size_of(batches) <= budget.input_bytes:
         rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        yield from _group_rows(rows, hashes, encode_keys(rows)).cut(budget, max_keys)
+        yield from group_rows(rows, hashes, encode_keys(rows)).cut(budget, max_keys)
         return
     order = np.argsort(hashes, kind="stable")
     sizes = np.concatenate([np.diff(row_ends(batch)) for batch in batches])
-    for start, end in _hash_stretches(hashes[order], sizes[order], budget.input_bytes):
+    for start, end in hash_stretches(hashes[order], sizes[order], budget.input_bytes):
         picked = np.sort(order[start:end])
         parts = list(gather_rows(batches, picked, budget.input_bytes))
         if len(parts) == 1:
-            yield from _group_rows(parts[0], hashes[picked], encode_keys(parts[0])).cut(budget, max_keys)
+            yield from group_rows(parts[0], hashes[picked], encode_keys(parts[0])).cut(budget, max_keys)
         else:
             yield from _windows_of_one_hash(parts, hashes[picked[:1]], encode_keys, budget.input_bytes)
 
 
-def _hash_stretches(hashes: Hashes, sizes: Positions, max_bytes: int) -> Iterator[tuple[int, int]]:
+def hash_stretches(hashes: Hashes, sizes: Positions, max_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut rows that are sorted by hash into stretches of bounded size; rows of one hash stay together."""
     firsts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
     ends = np.concatenate(([0], np.cumsum(sizes)))
@@ -127,7 +127,7 @@ def _windows_of_one_hash(
         yield KeyChunk(KeyBatch(hashes, pa.array([key], pa.binary())), rows, np.array([0, rows.num_rows]), more)
 
 
-def _group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> KeyChunk:
+def group_rows(rows: pa.RecordBatch, hashes: Hashes, keys: pa.Array) -> KeyChunk:
     """Group rows by key, in order of arrival within a key; the bytes of keys decide, not only their hashes."""
     order = np.argsort(hashes, kind="stable")
     sorted_hashes = hashes[order]

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.collections import ListState, MapState
+from statelog.operators.keyed.operator import KeyedOperator
 from statelog.operators.keyed.timers import Timers
 from statelog.operators.keyed.values import (
     AggregateFunction,
     AggregatingState,
-    KeyedState,
     ReducingState,
     Row,
     ValueState,
 )
+from statelog.runs.schema import StateKind
 from statelog.runs.times import Ttl
 
-_S = TypeVar("_S", bound=KeyedState)
+_NAMES: Final = {
+    StateKind.VALUE: "ValueState",
+    StateKind.LIST: "ListState",
+    StateKind.MAP: "MapState",
+    StateKind.REDUCING: "ReducingState",
+    StateKind.AGGREGATING: "AggregatingState",
+}
 
 
 class ProcessorHandle:
     """Spark's StatefulProcessorHandle, with Flink's kinds of state as well.
 
-    `timers` is None if the time mode has none. `deleted` has the handles of the states that ``init`` declares and then
-    deletes. Windows that end at `closed_ms` or before were closed by starts with other settings.
+    `states` has the handles of the operator's states by name; `timers` is None if the time mode has none. Windows that
+    end at `closed_ms` or before were closed by starts with other settings.
     """
 
     def __init__(
-        self, states: dict[str, KeyedState], timers: Timers | None, uid: str, closed_ms: int, deleted: dict[str, Any]
+        self,
+        operator: KeyedOperator,
+        states: Mapping[str, Any],
+        timers: Any,  # Timers, or their columns
+        closed_ms: int,
     ) -> None:
         self.late_rows = 0
         """Number of rows that were too late for the processor."""
         self.closed_ms = closed_ms
         self._states = states
-        self._timers = timers
-        self._uid = uid
-        self._deleted = deleted
+        self.timers = timers
+        """Their columns, if the processor takes columns."""
+        self._uid = operator.uid
+        self._deleted = operator.deleted_states
+        self._kinds = {binding.name: binding.descriptor.kind for binding in (*operator.states, *operator.batch_states)}
         self._is_initialized = False
 
     def end_init(self) -> None:
@@ -46,17 +59,20 @@ class ProcessorHandle:
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ValueState:
         """The value state of this name."""
-        return self._declared(stateName, ValueState)
+        state: ValueState = self._declared(stateName, StateKind.VALUE)
+        return state
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ListState:
         """The list state of this name."""
-        return self._declared(stateName, ListState)
+        state: ListState = self._declared(stateName, StateKind.LIST)
+        return state
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
     ) -> MapState:
         """The map state of this name."""
-        return self._declared(stateName, MapState)
+        state: MapState = self._declared(stateName, StateKind.MAP)
+        return state
 
     def getReducingState(
         self,
@@ -66,7 +82,7 @@ class ProcessorHandle:
         ttlDurationMs: int | Ttl | None = None,
     ) -> ReducingState:
         """The reducing state of this name."""
-        state = self._declared(stateName, ReducingState)
+        state: ReducingState = self._declared(stateName, StateKind.REDUCING)
         state.bind(reduceFunction)
         return state
 
@@ -78,7 +94,7 @@ class ProcessorHandle:
         ttlDurationMs: int | Ttl | None = None,
     ) -> AggregatingState:
         """The aggregating state of this name."""
-        state = self._declared(stateName, AggregatingState)
+        state: AggregatingState = self._declared(stateName, StateKind.AGGREGATING)
         state.bind(aggregateFunction)
         return state
 
@@ -111,24 +127,23 @@ class ProcessorHandle:
         self.late_rows += rows
 
     def _require_timers(self, method: str) -> Timers:
-        if self._timers is None:
+        if self.timers is None:
             raise ProcessorError(
                 f"{method}() was called, but the operator's timeMode is None.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use timeMode='ProcessingTime' or 'EventTime'.",
             )
-        return self._timers
+        found: Timers = self.timers
+        return found
 
-    def _declared(self, name: str, kind: type[_S]) -> _S:
-        state = self._states.get(name)
+    def _declared(self, name: str, kind: StateKind) -> Any:
         if name in self._deleted:
-            deleted: _S = self._deleted[name]
-            return deleted
-        if not isinstance(state, kind):
+            return self._deleted[name]
+        if self._kinds.get(name) is not kind:
             raise ProcessorError(
-                f"operator '{self._uid}': init() asks for {kind.__name__} '{name}' on a task, but did not"
+                f"operator '{self._uid}': init() asks for {_NAMES[kind]} '{name}' on a task, but did not"
                 " declare it so when the query was built.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="init() must declare the same states every time, and states can be declared only there.",
             )
-        return state
+        return self._states[name]

@@ -11,10 +11,35 @@ import pyarrow as pa
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
 from statelog.runs.byte_slices import BUDGET, Budget
+from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, TimeDomain
-from statelog.runs.times import Moment, Ttl
+from statelog.runs.times import NO_TIME_MS, Moment, Ttl
 from statelog.runs.values import RowCodec
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """The number and the times of a batch."""
+
+    epoch: int
+    batch: int
+    """Spark's batch id."""
+    moment: Moment
+    timers_after_ms: int = NO_TIME_MS
+    """No timer up to this time is left to fire."""
+    closed_ms: int = NO_TIME_MS
+    """Windows that end at this time or before were closed by starts with other settings."""
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows and their key hashes."""
+
+    rows: pa.RecordBatch | pa.Table
+    """In order of arrival; without columns if there are no rows."""
+    hashes: Hashes
+    """One for each row."""
 
 
 class Processor(Protocol):
@@ -81,7 +106,8 @@ class KeyedInput:
 
     key_columns: list[int]
     """The columns of the grouping key."""
-    codec: InputCodec
+    codec: InputCodec | None
+    """None if the processor takes columns."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +115,11 @@ class KeyedOperator:
     """A keyed operator as its tasks see it."""
 
     uid: str
-    processor: Processor
+    processor: Any
+    """A :class:`Processor`, or a :class:`statelog.operators.keyed.column_caller.ColumnProcessor`."""
     key_codec: KeyCodec
-    decode_key: Callable[[bytes], tuple[Any, ...]]
-    """Makes the processor's key from canonical bytes."""
+    decode_keys: Callable[[Sequence[bytes]], list[tuple[Any, ...]]]
+    """Makes the processor's keys from canonical bytes."""
     states: list[StateBinding]
     input: KeyedInput
     output: OutputCodec
@@ -107,6 +134,10 @@ class KeyedOperator:
     output_event_time: EventTime | None = None
     """Of the output rows, if a later operator goes by it."""
     initial: KeyedInput | None = None
+    takes_columns: bool = False
+    """Whether the processor is called with the columns of many keys; otherwise it is called key by key."""
+    adds_floats: bool = False
+    """Whether the last digits of results depend on the order of the rows, so that attempts may differ."""
     budget: Budget = BUDGET
     batch_states: list[StateBinding] = field(default_factory=list)
     """The states whose values live for one batch only; `states` has the others."""

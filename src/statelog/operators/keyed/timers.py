@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
 from statelog.operators.keyed.cursor import EntryWindow, KeyCursor
 from statelog.runs.format import Operation
-from statelog.runs.keys import differs_from_previous
+from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain
 from statelog.runs.values import FieldCodec, RowCodec
 from statelog.tables.table import TimerRows
@@ -62,31 +63,46 @@ class Timers:
     def was_deleted(self, time_ms: int) -> bool:
         """Whether a due timer was deleted since the key chunk began."""
         writes = self._writes.get(self._cursor.position)
-        return writes is not None and writes.get(self._entry(time_ms)) is False
+        return writes is not None and writes.get(_ENTRY.pack(time_ms + _SIGN)) is False
+
+    def note_fired(self, time_ms: int) -> None:
+        """Delete a timer of the current key, which has fired."""
+        self._writes[self._cursor.position][_ENTRY.pack(time_ms + _SIGN)] = False
 
     def list(self) -> Iterator[int]:
         """The times of the key's timers, ascending."""
         position = self._cursor.require("listTimers()")
-        held = dict.fromkeys(self._stored.of(position), True) | self._writes.get(position, {})
-        return iter([_ENTRY.unpack(entry)[0] - _SIGN for entry in sorted(held) if held[entry]])
+        writes = self._writes.get(position, {})
+        if not self._stored.is_large(position):
+            if not writes:
+                return iter([_ENTRY.unpack(entry)[0] - _SIGN for entry in self._stored.of(position)])
+            held = dict.fromkeys(self._stored.of(position), True) | writes
+            return iter([_ENTRY.unpack(entry)[0] - _SIGN for entry in sorted(held) if held[entry]])
+        written = writes.copy()
+        stored = (entry for page in self._stored.pages(position) for entry, _ in page if entry not in written)
+        added = sorted(entry for entry, is_set in written.items() if is_set)
+        return (_ENTRY.unpack(entry)[0] - _SIGN for entry in heapq.merge(stored, added))
 
     def flush(self, changes: ChangeBuffer) -> None:
         """Add the changes of the key chunk to those of the batch."""
         positions: list[int] = []
         entries: list[bytes] = []
         operations: list[int] = []
+        put, delete = Operation.PUT, Operation.DELETE
         for position, writes in sorted(self._writes.items()):
             known_empty = self._stored.is_known_empty(position)
             for entry, is_set in sorted(writes.items()):
                 if is_set or not known_empty:
                     positions.append(position)
                     entries.append(entry)
-                    operations.append(Operation.PUT if is_set else Operation.DELETE)
+                    operations.append(put if is_set else delete)
         # A deletion carries its time too, so that a search by time finds it.
         times = [(_ENTRY.unpack(entry)[0] - _SIGN,) for entry in entries]
         changes.add(self.state, self._codec, self._cursor.keys, positions, entries, times, operations)
 
     def _entry(self, time_ms: int) -> bytes:
+        if type(time_ms) is int and -_SIGN <= time_ms < _SIGN:
+            return _ENTRY.pack(time_ms + _SIGN)
         is_whole = isinstance(time_ms, Integral) and not isinstance(time_ms, bool)
         if not is_whole or not -_SIGN <= time_ms < _SIGN:
             raise ProcessorError(

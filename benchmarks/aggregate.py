@@ -1,0 +1,134 @@
+"""Count and two sums per key: statelog's aggregates, Spark's groupBy().agg(), and no state at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import statelog
+from benchmarks.figures import median_ratio, shown
+from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
+from benchmarks.processors import count_batches
+from benchmarks.query import BatchSide, Checks, Recorder, compare
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_key
+
+STATELOG: Final = "statelog"
+SPARK: Final = "Spark groupBy"
+CEILING: Final = "stateless ceiling"
+
+_VALUES: Final = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    rows_per_batch: tuple[int, ...] = option((200_000, 2_000_000), "Of all sides; may be repeated.")
+    skew: tuple[str, ...] = option((UNIFORM, ZIPF), "How keys are distributed; may be repeated.", SKEWS)
+    keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
+    batches: int = option(12, "Of statelog and the ceiling.")
+    spark_batches: int = option(4, "Of Spark's own.")
+    parallelism: int = option(2, "Subtasks, state partitions and cores.")
+    warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
+    rounds: int = option(1, "How often every side runs.")
+    without_combining: bool = option(False, "No partial aggregates before the shuffle on statelog's side.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateSide(BatchSide):
+    """Aggregates rows by key, or only reads them."""
+
+    keys: int
+    skew: str
+    without_combining: bool
+
+    def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
+        rows = source.select(*self._columns(F.col("value")))
+        if self.side == CEILING:
+            return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
+        if self.is_spark:
+            return rows.groupBy("key").agg(F.count("*").alias("n"), F.sum("x").alias("x"), F.sum("y").alias("y"))
+        return statelog.key_by(rows, "key").agg(
+            n=statelog.Count(),
+            x=statelog.Sum("x"),
+            y=statelog.Sum("y"),
+            combine=not self.without_combining,
+            parallelism=self.parallelism,
+            options=statelog.Options(observer=recorder),
+        )
+
+    def checks(self) -> list[Column]:
+        if self.side == CEILING:
+            return [F.sum("n").alias("total")]
+        weighted = F.sum((F.col("key") + 1) * F.col("x")).alias("weighted")
+        sums = [F.sum(name).cast("long").alias(name) for name in ("n", "x", "y")]
+        return [F.count(F.lit(1)).alias("keys"), *sums, weighted]
+
+    def expected(self, session: SparkSession) -> Iterable[Checks]:
+        if self.side == CEILING:
+            return [{"total": self.rows_per_batch}] * self.batches
+        return self._aggregated(session)
+
+    def _aggregated(self, session: SparkSession) -> Iterator[Checks]:
+        counts, sums = np.zeros(self.keys, np.int64), np.zeros((2, self.keys), np.int64)
+        for first, end in self.ranges:
+            rows = session.range(first, end).select(*self._columns(F.col("id"))).toArrow()
+            keys, x, y = (rows.column(name).to_numpy() for name in ("key", "x", "y"))
+            np.add.at(counts, keys, 1)
+            np.add.at(sums[0], keys, x)
+            np.add.at(sums[1], keys, y.astype(np.int64))
+            changed = np.unique(keys)
+            yield {
+                "keys": len(changed),
+                "n": int(counts[changed].sum()),
+                "x": int(sums[0][changed].sum()),
+                "y": int(sums[1][changed].sum()),
+                "weighted": int(((changed + 1) * sums[0][changed]).sum()),
+            }
+
+    def _columns(self, number: Column) -> list[Column]:
+        """A key, a long and a double, which is whole so that its sum is exact in any order."""
+        key = skewed_key(self.keys, number, self.skew)
+        return [key.alias("key"), (number % _VALUES).alias("x"), (number % 7).cast("double").alias("y")]
+
+
+def run(settings: Settings, place: Path) -> Result:
+    require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
+    figures: dict[str, Any] = {}
+    targets: list[Target] = []
+    rows: list[dict[str, str]] = []
+    for size in settings.rows_per_batch:
+        for skew in settings.skew:
+            sides = {
+                name: AggregateSide.of(
+                    settings,
+                    side=name,
+                    skew=skew,
+                    rows_per_batch=size,
+                    batches=settings.spark_batches if name == SPARK else settings.batches,
+                )
+                for name in (CEILING, STATELOG, SPARK)
+            }
+            measured = compare(sides, place, settings.rounds, settings.warm_up)
+            case = f"{size:,} rows, {skew}"
+            figures[case] = measured
+            rates = {name: each["rows_per_s_by_round"] for name, each in measured.items()}
+            targets += [
+                Target(f"{case}: statelog / Spark groupBy", median_ratio(rates[STATELOG], rates[SPARK]), 3, "at_least"),
+                Target(f"{case}: statelog / ceiling", median_ratio(rates[STATELOG], rates[CEILING]), 0.6, "at_least"),
+            ]
+            rows += [
+                {
+                    "case": case,
+                    "side": name,
+                    "rows/s": f"{each['rows_per_s']:,.0f}",
+                    "batch ms": shown(each["batch_ms"]),
+                    "checkpoint ms": shown(each.get("checkpoint_ms")),
+                }
+                for name, each in measured.items()
+            ]
+    return Result(figures, targets, rows)

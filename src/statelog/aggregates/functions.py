@@ -1,0 +1,322 @@
+"""The ready-made aggregates that users name: Count, Sum and others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from statelog.aggregates.kernels import (
+    CountKernel,
+    ExtremeKernel,
+    FirstLastKernel,
+    Kernel,
+    MeanKernel,
+    SumKernel,
+    VarianceKernel,
+)
+from statelog.aggregates.list_kernels import DistinctKernel, ListKernel
+from statelog.convert.types import arrow_type
+from statelog.errors import ConfigurationError
+
+_MAX_PRECISION: Final = 38
+_SUM_DIGITS: Final = 10
+_MEAN_DIGITS: Final = 4
+_MAX_LIST_BYTES: Final = 64 << 20
+_COMPARABLE: Final = (
+    IntegralType,
+    FractionalType,
+    BooleanType,
+    StringType,
+    BinaryType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+_COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
+_NUMBERS: Final = (IntegralType, FractionalType)
+
+
+@dataclass(frozen=True)
+class BoundAggregate:
+    """An aggregate of a column whose type is known."""
+
+    kernel: Kernel
+    accumulator: tuple[tuple[str, DataType], ...]
+    """Suffix and type of each field, whose name is the output column's, with ``.suffix`` if that is not empty."""
+    result: DataType
+
+
+@dataclass(frozen=True)
+class Aggregate(ABC):
+    """Base class of the ready-made aggregates.
+
+    Parameters
+    ----------
+    column : str
+        The input column.
+    name : str
+        Name of the output column; by default like ``sum(amount)``.
+    """
+
+    column: str | None
+    name: str = ""
+
+    def alias(self, name: str) -> Self:
+        """The same aggregate with another name for its output column."""
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"{type(self).__name__}.alias: {name!r} is no name of a column.")
+        return replace(self, name=name)
+
+    @property
+    def output_name(self) -> str:
+        """Name of the output column."""
+        return self.name or str(self)
+
+    @property
+    def ordered_by(self) -> str | None:
+        """The column that orders the rows; None if their order does not matter, or if it is that of arrival."""
+        return None
+
+    @property
+    def depends_on_arrival(self) -> bool:
+        """Whether the value depends on the order in which rows arrive."""
+        return False
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()}({self.column})"
+
+    @abstractmethod
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        """Choose kernel, accumulator and result type for a column.
+
+        Parameters
+        ----------
+        kind : DataType or None
+            The column's type; None if the aggregate has no column.
+        by : DataType, optional
+            The type of the column that orders the rows.
+        ansi : bool
+            Whether a sum that does not fit its type is an error; otherwise it wraps around, or is null if it is a
+            decimal.
+
+        Returns
+        -------
+        BoundAggregate
+            The aggregate for that type.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot aggregate values of the type.
+        """
+
+    def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
+        if not isinstance(kind, kinds):
+            shown = "no column" if kind is None else kind.simpleString()
+            raise ConfigurationError(
+                f"{type(self).__name__}({self.column!r}): the column is {shown}.", hint=f"It must be {expected}."
+            )
+        return kind
+
+
+@dataclass(frozen=True)
+class Count(Aggregate):
+    """Number of rows, or of the values of a column that are not null."""
+
+    column: str | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return "count" if self.column is None else f"count({self.column})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        return BoundAggregate(CountKernel(), (("", LongType()),), LongType())
+
+
+@dataclass(frozen=True)
+class Sum(Aggregate):
+    """Sum of the values; null if there are none."""
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        result = _sum_type(self._require(kind, _NUMBERS, "a number"))
+        return BoundAggregate(SumKernel(_arrow(result), wraps=not ansi), (("", result),), result)
+
+
+@dataclass(frozen=True)
+class Mean(Aggregate):
+    """Arithmetic mean of the values; null if there are none."""
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, _NUMBERS, "a number")
+        sums: DataType = DoubleType()
+        result: DataType = DoubleType()
+        if isinstance(kind, DecimalType):
+            sums = _sum_type(kind)
+            result = _bounded_decimal(kind.precision + _MEAN_DIGITS, kind.scale + _MEAN_DIGITS)
+        kernel = MeanKernel(_arrow(sums), _arrow(result), wraps=not ansi)
+        return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
+
+
+@dataclass(frozen=True)
+class Variance(Aggregate):
+    """Variance of the values, of a sample unless `population` is set; null if there are too few."""
+
+    population: bool = False
+
+    def __str__(self) -> str:
+        return f"var_{'pop' if self.population else 'samp'}({self.column})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        self._require(kind, _NUMBERS, "a number")
+        kernel = VarianceKernel(is_sample=not self.population, is_deviation=isinstance(self, StandardDeviation))
+        return BoundAggregate(kernel, _MOMENTS, DoubleType())
+
+
+@dataclass(frozen=True)
+class StandardDeviation(Variance):
+    """Standard deviation of the values, of a sample unless `population` is set; null if there are too few."""
+
+    def __str__(self) -> str:
+        return f"stddev_{'pop' if self.population else 'samp'}({self.column})"
+
+
+@dataclass(frozen=True)
+class Min(Aggregate):
+    """The least value; null if there are none."""
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
+        return BoundAggregate(ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
+
+
+@dataclass(frozen=True)
+class Max(Aggregate):
+    """The greatest value; null if there are none."""
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
+        return BoundAggregate(ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
+
+
+@dataclass(frozen=True)
+class _OfOneRow(Aggregate):
+    """The value of one row, chosen by order."""
+
+    by: str | None = None
+
+    @property
+    def ordered_by(self) -> str | None:
+        return self.by
+
+    @property
+    def depends_on_arrival(self) -> bool:
+        return self.by is None
+
+    def __str__(self) -> str:
+        name = f"{type(self).__name__.lower()}({self.column}"
+        return f"{name})" if self.by is None else f"{name} by {self.by})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, (DataType,), "a column")
+        order: tuple[str, DataType] = ("time_ms", LongType())
+        if self.by is not None:
+            assert by is not None
+            require_comparable(by, f"{type(self).__name__}({self.column!r}, by={self.by!r})")
+            order = ("by", stored_type(by))
+        return BoundAggregate(FirstLastKernel(is_last=isinstance(self, Last)), (("", stored_type(kind)), order), kind)
+
+
+@dataclass(frozen=True)
+class First(_OfOneRow):
+    """The value of the first row, null or not.
+
+    The first row is the one with the least value of the column `by`; rows where that is null do not count. Without `by`
+    it is the row with the least event time in windows that have one, and otherwise the first row to arrive.
+    """
+
+
+@dataclass(frozen=True)
+class Last(_OfOneRow):
+    """The value of the last row, null or not.
+
+    The last row is the one with the greatest value of the column `by`; rows where that is null do not count. Without
+    `by` it is the row with the greatest event time in windows that have one, and otherwise the last row to arrive.
+    """
+
+
+@dataclass(frozen=True)
+class Collect(Aggregate):
+    """All values that are not null, as an array, in order of arrival; at most 64 MB."""
+
+    @property
+    def depends_on_arrival(self) -> bool:
+        return True
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, (DataType,), "a column")
+        return BoundAggregate(ListKernel(_MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
+
+
+@dataclass(frozen=True)
+class CountDistinct(Aggregate):
+    """Number of different values that are not null, counted exactly; the values take at most 64 MB."""
+
+    def __str__(self) -> str:
+        return f"count_distinct({self.column})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
+        return BoundAggregate(DistinctKernel(_MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), LongType())
+
+
+_MOMENTS: Final = (("count", LongType()), ("mean", DoubleType()), ("m2", DoubleType()))
+
+
+def require_comparable(kind: DataType, subject: str) -> None:
+    """Refuse a column that does not order rows."""
+    if not isinstance(kind, _COMPARABLE):
+        raise ConfigurationError(
+            f"{subject}: the column is {kind.simpleString()}.", hint=f"It must be {_COMPARABLE_TEXT}."
+        )
+
+
+def stored_type(kind: DataType) -> DataType:
+    """The type of values in stored form: timestamps become microseconds, which compare and convert fast."""
+    if isinstance(kind, (TimestampType, TimestampNTZType)):
+        return LongType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(stored_type(kind.elementType), kind.containsNull)
+    return kind
+
+
+def _sum_type(kind: DataType) -> DataType:
+    if isinstance(kind, DecimalType):
+        return DecimalType(min(kind.precision + _SUM_DIGITS, _MAX_PRECISION), kind.scale)
+    return LongType() if isinstance(kind, IntegralType) else DoubleType()
+
+
+def _bounded_decimal(precision: int, scale: int) -> DecimalType:
+    """Spark's type for a result of such precision and scale (``DecimalType.bounded``)."""
+    return DecimalType(min(precision, _MAX_PRECISION), min(scale, _MAX_PRECISION))
+
+
+def _arrow(kind: DataType) -> pa.DataType:
+    return arrow_type(kind, "an aggregate")

@@ -1,0 +1,315 @@
+"""Kernels compute the ready-made aggregates on columns.
+
+A kernel makes an accumulator of each row (`lift`), merges the accumulators of each group (`reduce`), and makes the
+aggregate's value of an accumulator (`result`). An accumulator is one or more columns. One whose fields are all null has
+no values, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.aggregates.groups import Groups, Int64s, Mask
+from statelog.errors import ProcessorError
+
+Columns = list[pa.Array]
+
+_LOW: Final = (1 << 32) - 1
+_SMALL: Final = 1 << 62
+_WRAPPED: Final = 1.5e38
+"""No sum of 128 bits is as large; Arrow's sums of decimals wrap around."""
+_WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
+_SCALE_39: Final = Decimal(1).scaleb(-39)
+
+
+class Overflow(ProcessorError):
+    """A sum does not fit its type."""
+
+    def __init__(self, group: int, kind: str) -> None:
+        super().__init__(
+            f"a sum is beyond the reach of {kind}",
+            hint="Cast the column to a wider type, such as decimal(38, 0) or double.",
+        )
+        self.group = group
+        """The group with the sum."""
+
+
+class Kernel(ABC):
+    """Computes one aggregate."""
+
+    adds_floats = False
+    """Whether the last digits depend on the order in which rows are added."""
+
+    @abstractmethod
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        """The accumulator of each row, from its value and the number or time that orders rows."""
+
+    @abstractmethod
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        """Merge the accumulators of each group, in the order of the rows; a group without values gets nulls."""
+
+    def result(self, held: Columns) -> pa.Array:
+        """The aggregate's values, from accumulators; by default the first field."""
+        return held[0]
+
+
+class CountKernel(Kernel):
+    """Number of rows, or of values that are not null."""
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column.is_valid().cast(pa.int64())]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        return [pa.array(groups.sums(_filled(held[0], 0)))]
+
+    def result(self, held: Columns) -> pa.Array:
+        return held[0].fill_null(0)
+
+
+class SumKernel(Kernel):
+    """Sum; null if there are no values. `wraps` lets sums of integers wrap around, and sums of decimals become null."""
+
+    def __init__(self, kind: pa.DataType, *, wraps: bool) -> None:
+        self._kind = kind
+        self._wraps = wraps
+        self.adds_floats = pa.types.is_floating(kind)
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column.cast(self._kind)]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        return [_sums(held[0], groups, wraps=self._wraps)]
+
+
+class MeanKernel(Kernel):
+    """Sum and number of values; the sum is a double, or a decimal."""
+
+    def __init__(self, kind: pa.DataType, result: pa.DataType, *, wraps: bool) -> None:
+        self._kind = kind
+        self._result = result
+        self._wraps = wraps
+        self.adds_floats = pa.types.is_floating(kind)
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column.cast(self._kind, safe=False), column.is_valid().cast(pa.int64())]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        return [_sums(held[0], groups, wraps=self._wraps), pa.array(groups.sums(_filled(held[1], 0)))]
+
+    def result(self, held: Columns) -> pa.Array:
+        sums, counts = held[0], held[1].fill_null(0)
+        counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
+        if not pa.types.is_decimal(self._kind):
+            return pc.divide(sums, counts.cast(pa.float64()))
+        return _decimal_quotients(sums, counts, self._result)
+
+
+class VarianceKernel(Kernel):
+    """Number, mean and sum of squared differences from the mean (Chan, Golub, LeVeque: Updating Formulae, 1979)."""
+
+    def __init__(self, *, is_sample: bool, is_deviation: bool) -> None:
+        self.adds_floats = True
+        self._is_sample = is_sample
+        self._is_deviation = is_deviation
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        values = column.cast(pa.float64(), safe=False)
+        ones = pc.if_else(values.is_valid(), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64()))
+        zeros = pc.if_else(values.is_valid(), pa.scalar(0.0), pa.scalar(None, pa.float64()))
+        return [ones, values, zeros]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        counts, means, squares = _filled(held[0], 0), _filled(held[1], 0.0), _filled(held[2], 0.0)
+        totals = groups.sums(counts)
+        is_empty = totals == 0
+        # Means are added as differences from one of them, so that equal values have no variance.
+        pivot = np.zeros(groups.count)
+        pivot[groups.index[counts > 0]] = means[counts > 0]
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = counts * (means - pivot[groups.index])
+            mean = pivot + groups.float_sums(apart) / np.where(is_empty, 1, totals)
+            apart = means - mean[groups.index]
+            square = groups.float_sums(squares + counts * apart * apart)
+        return [
+            pa.array(totals, mask=is_empty),
+            pa.array(mean, mask=is_empty),
+            pa.array(square, mask=is_empty),
+        ]
+
+    def result(self, held: Columns) -> pa.Array:
+        counts, squares = _filled(held[0], 0), _filled(held[2], 0.0)
+        divisors = counts - 1 if self._is_sample else counts
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = squares / divisors
+            if self._is_deviation:
+                values = np.sqrt(values)
+        return pa.array(values, mask=divisors <= 0)
+
+
+class ExtremeKernel(Kernel):
+    """The least or greatest value; NaN is greater than all others."""
+
+    def __init__(self, *, is_max: bool) -> None:
+        self._is_max = is_max
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        column = held[0]
+        kind = column.type
+        if pa.types.is_date32(kind):
+            return [self._of_numbers(column.cast(pa.int32()), groups).cast(kind)]
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            return [self._of_numbers(column, groups)]
+        return [_grouped(column, groups, "max" if self._is_max else "min")]
+
+    def _of_numbers(self, column: pa.Array, groups: Groups) -> pa.Array:
+        dtype = column.type.to_pandas_dtype()
+        is_float = np.issubdtype(dtype, np.floating)
+        limits = (-np.inf, np.nan) if is_float else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        start = limits[0] if self._is_max else limits[1]
+        best = np.full(groups.count, start, dtype)
+        # NaN wins every maximum and loses every fmin.
+        extreme: Any = np.maximum if self._is_max else (np.fmin if is_float else np.minimum)
+        with np.errstate(invalid="ignore"):
+            extreme.at(best, groups.index, _filled(column, start))
+        return pa.array(best, mask=~_any_valid(column, groups))
+
+
+class FirstLastKernel(Kernel):
+    """The value of the first or last row by order, and its order; of rows of one order the first or last to arrive."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
+
+    def lift(self, column: pa.Array, by: pa.Array) -> Columns:
+        return [column, by]
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        value, by = held
+        picked = self.rows(by, groups)
+        return [value.take(picked), by.take(picked)]
+
+    def rows(self, by: pa.Array, groups: Groups, *, nulls_are_least: bool = False) -> pa.Array:
+        """The first or last row of each group by order; rows without an order do not count, or come first."""
+        numbers = order_of(by)
+        valid = np.ones(len(by), bool) if nulls_are_least else _valid(by)
+        best = np.full(groups.count, np.iinfo(np.int64).min if self._is_last else np.iinfo(np.int64).max)
+        extreme: Any = np.maximum if self._is_last else np.minimum
+        extreme.at(best, groups.index[valid], numbers[valid])
+        found, has_any = groups.first_where(valid & (numbers == best[groups.index]), is_last=self._is_last)
+        return pa.array(found, mask=~has_any)
+
+
+# ---- Columns ----
+
+
+def order_of(column: pa.Array) -> Int64s:
+    """Numbers in the order of the values: nulls are least, NaN is greatest."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        whole = column.cast(pa.int32()) if pa.types.is_date32(kind) else column
+        numbers: Int64s = _filled(whole.cast(pa.int64()), 0)
+    else:
+        numbers = pc.rank(column, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    return np.where(_valid(column), numbers, np.iinfo(np.int64).min) if column.null_count else numbers
+
+
+def _filled(column: pa.Array, value: Any) -> npt.NDArray[Any]:
+    """A column of numbers, with `value` in place of nulls."""
+    values: npt.NDArray[Any] = (column.fill_null(value) if column.null_count else column).to_numpy()
+    return values
+
+
+def _valid(column: pa.Array) -> Mask:
+    if not column.null_count:
+        return np.ones(len(column), bool)
+    valid: Mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _any_valid(column: pa.Array, groups: Groups) -> Mask:
+    return groups.has_any(_valid(column))
+
+
+def _sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
+    """The sum of each group's values; null where there are none."""
+    is_empty = ~_any_valid(column, groups)
+    if pa.types.is_floating(column.type):
+        return pa.array(groups.float_sums(_filled(column, 0.0)), mask=is_empty)
+    if pa.types.is_decimal(column.type):
+        return _decimal_sums(column, groups, wraps=wraps)
+    values = _filled(column, 0)
+    if not wraps:
+        _require_fitting(values, groups)
+    return pa.array(groups.sums(values), mask=is_empty)
+
+
+def _require_fitting(values: Int64s, groups: Groups) -> None:
+    """Raise Overflow if the sum of a group does not fit 64 bits."""
+    if not len(values):
+        return
+    largest = max(-int(values.min()), int(values.max()))
+    if largest * int(groups.sizes.max()) <= _SMALL:
+        return
+    low, high = groups.sums(values & _LOW), groups.sums(values >> 32)
+    carried = high + (low >> 32)
+    beyond = np.flatnonzero((carried < -(1 << 31)) | (carried >= 1 << 31))
+    if len(beyond):
+        raise Overflow(int(beyond[0]), "long")
+
+
+def _decimal_sums(column: pa.Array, groups: Groups, *, wraps: bool) -> pa.Array:
+    sums = _grouped(column, groups, "sum")
+    about = groups.float_sums(_filled(column.cast(pa.float64()), 0.0))
+    limit = 10.0 ** (column.type.precision - column.type.scale)
+    is_near = np.abs(about) > limit * (1 - 1e-9)
+    if not is_near.any():
+        return sums.cast(column.type)
+    return _fitting_decimals(sums, about, column.type, wraps=wraps)
+
+
+def _fitting_decimals(sums: pa.Array, about: npt.NDArray[Any], kind: pa.DataType, *, wraps: bool) -> pa.Array:
+    """The sums in their type, if they fit; `about` tells those that have wrapped around 128 bits."""
+    limit = 10 ** (kind.precision - kind.scale)
+    values: list[Any] = sums.to_pylist()
+    for group, value in enumerate(values):
+        has_wrapped = value is not None and abs(about[group]) * 10.0**kind.scale > _WRAPPED
+        if value is not None and (has_wrapped or value.copy_abs() >= limit):
+            if not wraps:
+                raise Overflow(group, f"decimal({kind.precision},{kind.scale})")
+            values[group] = None
+    return pa.array(values, kind)
+
+
+def _decimal_quotients(sums: pa.Array, counts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Quotients rounded as Spark rounds them: half up, first to 39 decimal places."""
+
+    def quotient(one: Decimal, number: int) -> Decimal:
+        exact = _WIDE.divide(one, Decimal(number)).quantize(_SCALE_39, context=_WIDE)
+        return exact.quantize(unit, context=_WIDE)
+
+    unit = Decimal(1).scaleb(-kind.scale)
+    pairs = zip(sums.to_pylist(), counts.to_pylist(), strict=True)
+    return pa.array([None if one is None or number is None else quotient(one, number) for one, number in pairs], kind)
+
+
+def _grouped(column: pa.Array, groups: Groups, function: str) -> pa.Array:
+    """Arrow's aggregate of each group."""
+    table = pa.table({"group": groups.index, "value": column})
+    found = table.group_by("group", use_threads=False).aggregate([("value", function)])
+    places = np.zeros(groups.count, np.int64)
+    owners = found.column("group").to_numpy()
+    places[owners] = np.arange(len(owners))
+    is_missing = np.ones(groups.count, bool)
+    is_missing[owners] = False
+    values = found.column(f"value_{function}").combine_chunks()
+    return values.take(pa.array(places, mask=is_missing))

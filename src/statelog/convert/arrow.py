@@ -1,0 +1,357 @@
+"""Processors that take the rows of many keys at once, as Arrow columns: what users implement, and what they get."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.types import StructType
+
+from statelog.convert.types import arrow_type
+from statelog.errors import ErrorKind, ProcessorError
+from statelog.operators.keyed.column_caller import DueTimers
+from statelog.operators.keyed.columns import EntryColumns, TimerColumns, ValueColumns
+from statelog.operators.keyed.indexing import IndexedRows
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor
+from statelog.runs.times import Moment, Ttl
+from statelog.tables.table import KeyBatch
+
+Int64s = npt.NDArray[np.int64]
+Values: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
+"""Columns by name: Arrow's, NumPy's or lists."""
+Returned: TypeAlias = pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch | pa.Table] | None
+"""Output rows; None is none."""
+
+
+@dataclass(frozen=True)
+class ArrowBatch:
+    """The rows of many keys."""
+
+    keys: pa.RecordBatch
+    """The grouping columns, a row for each distinct key."""
+    rows: pa.Table
+    """All columns of the rows, in order of arrival."""
+    key_index: Int64s
+    """For each row the position of its key in `keys`, shape (rows,)."""
+    times: TimerValues
+    """The batch's processing time and watermark."""
+
+
+@dataclass(frozen=True)
+class ArrowTimers:
+    """Timers of many keys that are due."""
+
+    keys: pa.RecordBatch
+    """The grouping columns, a row for each distinct key."""
+    key_index: Int64s
+    """For each timer the position of its key in `keys`, ascending."""
+    times_ms: Int64s
+    """The timers' times, milliseconds since the Unix epoch; ascending within a key."""
+    times: TimerValues
+    """The batch's processing time and watermark."""
+
+
+@dataclass(frozen=True)
+class ArrowEntries:
+    """Elements of lists, or entries of maps, of many keys."""
+
+    key_index: Int64s
+    """For each the position of its key, ascending."""
+    map_keys: pa.RecordBatch | None
+    """The map's keys; None of a list."""
+    values: pa.RecordBatch
+
+
+class ArrowProcessor(ABC):
+    """Base class of processors that take the rows of many keys at once, as Arrow columns.
+
+    The order of calls in a batch is :meth:`init`, then :meth:`process` for the rows, in parts of at most some hundred
+    thousand keys, each of which has all rows of its keys, then :meth:`fire` for the due timers, then :meth:`close`.
+    A key comes in one call of each method only. States are read and written with arrays, whose positions are those of
+    the call's `keys`; outside of these two methods they cannot be used.
+    """
+
+    def init(self, handle: Any) -> None:  # noqa: B027 - nothing by default
+        """Declare the states, with an :class:`ArrowHandle`.
+
+        It is called when the query is built, and at the start of each batch in each subtask.
+        """
+
+    @abstractmethod
+    def process(self, batch: ArrowBatch) -> Returned:
+        """Take the rows of some keys.
+
+        Parameters
+        ----------
+        batch : ArrowBatch
+            The rows, and their keys.
+
+        Returns
+        -------
+        pyarrow.RecordBatch or pyarrow.Table, an iterable of them, or None
+            Output rows, with the columns of the output type by name.
+        """
+
+    def fire(self, timers: ArrowTimers) -> Returned:  # noqa: B027 - no timers by default
+        """Take the due timers of some keys, which are deleted already; returns output rows like :meth:`process`."""
+
+    def close(self) -> None:  # noqa: B027 - nothing by default
+        """End the batch."""
+
+
+class ArrowValueState:
+    """A row per key, or none."""
+
+    def __init__(self, state: ValueColumns, descriptor: StateDescriptor) -> None:
+        self._state = state
+        self._schema = descriptor.value_schema
+        self._name = descriptor.name
+
+    def get(self) -> pa.RecordBatch:
+        """The value of every key, in the order of the keys; nulls where there is none."""
+        values, _ = self._state.read()
+        return pa.RecordBatch.from_arrays(values, schema=self._schema)
+
+    def exists(self) -> npt.NDArray[np.bool_]:
+        """Whether each key has a value."""
+        return self._state.read()[1].copy()
+
+    def put(self, values: Values, keys: Sequence[int] | Int64s | None = None) -> None:
+        """Replace values.
+
+        Parameters
+        ----------
+        values : pyarrow.RecordBatch, pyarrow.Table, or mapping of str to array
+            The columns of the state by name.
+        keys : array of int, optional
+            The positions of the keys that get these values; of several values of a key the last counts. By default the
+            values are those of all keys, in their order.
+
+        Raises
+        ------
+        ProcessorError
+            If columns are missing, have another length, or do not fit their types.
+        """
+        positions = None if keys is None else np.asarray(keys, np.int64)
+        count = self._state.key_count if positions is None else len(positions)
+        self._state.write(_columns(values, self._schema, count, f"state '{self._name}'"), positions)
+
+    def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
+        """Remove the values of some keys, given by position, or of all."""
+        self._state.clear(_positions(keys, self._state.key_count))
+
+
+class _EntryState:
+    def __init__(self, state: EntryColumns, descriptor: StateDescriptor) -> None:
+        self._state = state
+        self._schema = descriptor.value_schema
+        self._entry_schema = descriptor.entry_schema
+        self._name = descriptor.name
+
+    def entries(self) -> ArrowEntries:
+        """The elements or entries of all keys, by key; those of a list in their order."""
+        found = self._state.read()
+        map_keys = None
+        if self._entry_schema is not None:
+            map_keys = pa.RecordBatch.from_arrays(self._state.map_keys(found.entries), schema=self._entry_schema)
+        return ArrowEntries(found.key_index, map_keys, pa.RecordBatch.from_arrays(found.values, schema=self._schema))
+
+    def clear(self, keys: Sequence[int] | Int64s | None = None) -> None:
+        """Remove the elements or entries of some keys, given by position, or of all."""
+        self._state.clear(_positions(keys, self._state.key_count))
+
+    def _columns(self, values: Values, count: int) -> list[pa.Array]:
+        return _columns(values, self._schema, count, f"state '{self._name}'")
+
+
+class ArrowListState(_EntryState):
+    """A list of rows per key."""
+
+    def append(self, key_index: Sequence[int] | Int64s, values: Values) -> None:
+        """Append an element for each position in `key_index`, in their order.
+
+        Raises like :meth:`ArrowValueState.put`.
+        """
+        owners = np.asarray(key_index, np.int64)
+        self._state.append(owners, self._columns(values, len(owners)))
+
+
+class ArrowMapState(_EntryState):
+    """A map of rows per key."""
+
+    def put(self, key_index: Sequence[int] | Int64s, map_keys: Values, values: Values) -> None:
+        """Put an entry for each position in `key_index`; raises like :meth:`ArrowValueState.put`."""
+        owners = np.asarray(key_index, np.int64)
+        self._state.put(owners, self._entries(map_keys, len(owners)), self._columns(values, len(owners)))
+
+    def remove(self, key_index: Sequence[int] | Int64s, map_keys: Values) -> None:
+        """Remove an entry for each position in `key_index`; nothing happens where there is none."""
+        owners = np.asarray(key_index, np.int64)
+        self._state.remove(owners, self._entries(map_keys, len(owners)))
+
+    def _entries(self, map_keys: Values, count: int) -> pa.Array:
+        assert self._entry_schema is not None
+        subject = f"map key of state '{self._name}'"
+        return self._state.entry_keys(_columns(map_keys, self._entry_schema, count, subject))
+
+
+class ArrowHandle:
+    """Gives an :class:`ArrowProcessor` its states and timers."""
+
+    def __init__(self, handle: Any, descriptors: Mapping[str, StateDescriptor]) -> None:
+        self._handle = handle
+        self._descriptors = descriptors
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ArrowValueState:
+        """The value state of this name."""
+        state = self._handle.getValueState(stateName, schema, ttlDurationMs)
+        return ArrowValueState(state, self._descriptors[stateName])
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | Ttl | None = None) -> ArrowListState:
+        """The list state of this name."""
+        state = self._handle.getListState(stateName, schema, ttlDurationMs)
+        return ArrowListState(state, self._descriptors[stateName])
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | Ttl | None = None
+    ) -> ArrowMapState:
+        """The map state of this name."""
+        state = self._handle.getMapState(stateName, userKeySchema, valueSchema, ttlDurationMs)
+        return ArrowMapState(state, self._descriptors[stateName])
+
+    def registerTimers(self, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s) -> None:
+        """Register a timer for each position in `key_index`; the same time registered twice for a key is one timer."""
+        self._timers.register(np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64))
+
+    def deleteTimers(self, key_index: Sequence[int] | Int64s, times_ms: Sequence[int] | Int64s) -> None:
+        """Delete a timer for each position in `key_index`; nothing happens where there is none."""
+        self._timers.delete(np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64))
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state of an earlier version of the processor; allowed in ``init`` only."""
+        self._handle.deleteIfExists(stateName)
+
+    def countLateRows(self, rows: int) -> None:
+        """Count rows as late, whether the processor drops them or not."""
+        self._handle.countLateRows(rows)
+
+    @property
+    def _timers(self) -> TimerColumns:
+        if self._handle.timers is None:
+            raise ProcessorError(
+                "a timer was used, but the operator's timeMode is None.",
+                kind=ErrorKind.STATE_USAGE,
+                hint="Use timeMode='ProcessingTime' or 'EventTime'.",
+            )
+        timers: TimerColumns = self._handle.timers
+        return timers
+
+
+class ArrowCalls:
+    """Calls an :class:`ArrowProcessor` as a subtask calls a processor of columns."""
+
+    def __init__(
+        self,
+        processor: ArrowProcessor,
+        columns: Sequence[str],
+        key_columns: Sequence[int],
+        key_codec: KeyCodec,
+        output: StructType,
+        states: Mapping[str, StateDescriptor],
+        times: Any,
+    ) -> None:
+        self._processor = processor
+        self._columns = list(columns)
+        self._key_columns = key_columns
+        self._key_codec = key_codec
+        self._output = pa.schema([(field.name, arrow_type(field.dataType, "an output column")) for field in output])
+        self._states = states
+        self._times = times
+
+    def init(self, handle: Any) -> None:
+        """Give the processor its states."""
+        self._processor.init(ArrowHandle(handle, self._states))
+
+    def reduce(self, rows: IndexedRows) -> IndexedRows:
+        return rows
+
+    def process(self, chunk: IndexedRows, moment: Moment) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches(chunk.rows).rename_columns(self._columns)
+        columns = chunk.first_of_keys(self._key_columns)
+        keys = pa.RecordBatch.from_arrays(columns, names=self._key_codec.schema.names)
+        yield from self._returned(self._processor.process(ArrowBatch(keys, rows, chunk.key_index, self._times(moment))))
+
+    def fire(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
+        timers = ArrowTimers(self._keys(due.keys), due.key_index, due.times_ms, self._times(moment))
+        yield from self._returned(self._processor.fire(timers))
+
+    def load_initial_state(self, chunk: IndexedRows, moment: Moment) -> Iterable[pa.RecordBatch]:
+        raise AssertionError("there are no initial rows")
+
+    def close(self) -> None:
+        """End the batch."""
+        self._processor.close()
+
+    def _keys(self, keys: KeyBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(self._key_codec.decode_columns(keys.keys), schema=self._key_codec.schema)
+
+    def _returned(self, returned: Returned) -> Iterator[pa.RecordBatch]:
+        parts = [returned] if isinstance(returned, pa.RecordBatch | pa.Table) else returned or ()
+        for part in parts:
+            if not isinstance(part, pa.RecordBatch | pa.Table):
+                raise ProcessorError(
+                    f"it returned {type(part).__name__}, which is no pyarrow.RecordBatch or pyarrow.Table.",
+                    kind=ErrorKind.OUTPUT_MISMATCH,
+                    hint="Return one of them, an iterable of them, or None.",
+                )
+            for batch in part.to_batches() if isinstance(part, pa.Table) else [part]:
+                columns = _columns(batch, self._output, batch.num_rows, "the output", ErrorKind.OUTPUT_MISMATCH)
+                yield pa.RecordBatch.from_arrays(columns, schema=self._output)
+
+
+def _columns(
+    values: Values, schema: pa.Schema, count: int, subject: str, kind: ErrorKind = ErrorKind.VALUE_MISMATCH
+) -> list[pa.Array]:
+    """Columns by name in the types of a schema; raises ProcessorError if they do not fit."""
+    held = {name: values[name] for name in (values if isinstance(values, Mapping) else values.schema.names)}
+    surplus = [name for name in held if name not in schema.names]
+    missing = [name for name in schema.names if name not in held]
+    if surplus or missing:
+        raise ProcessorError(
+            f"{subject} takes the columns {', '.join(schema.names)}, and got {', '.join(held) or 'none'}.",
+            kind=kind,
+            hint="Give each of them, by name.",
+        )
+    columns: list[pa.Array] = []
+    for field in schema:
+        try:
+            column = held[field.name]
+            array = column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
+            if isinstance(array, pa.ChunkedArray):
+                array = array.combine_chunks()
+            array = array.cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ProcessorError(
+                f"{subject}: column '{field.name}' does not fit its type {field.type}: {error}.",
+                kind=kind,
+                hint="Cast it, or declare another type.",
+            ) from error
+        if len(array) != count:
+            raise ProcessorError(
+                f"{subject}: column '{field.name}' has {len(array):,} values, and there are {count:,} keys or rows.",
+                kind=kind,
+                hint="Give one value for each.",
+            )
+        columns.append(array)
+    return columns
+
+
+def _positions(keys: Sequence[int] | Int64s | None, count: int) -> Int64s:
+    return np.arange(count) if keys is None else np.asarray(keys, np.int64)

@@ -1,0 +1,158 @@
+"""Calls a processor once per key chunk, with columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.clock import Clock
+from statelog.operators.event_time import EventTime
+from statelog.operators.keyed.caller import Caller
+from statelog.operators.keyed.columns import TimerColumns, make_state
+from statelog.operators.keyed.indexing import IndexedRows, index_rows
+from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
+from statelog.operators.keyed.timers import key_stretches
+from statelog.runs.byte_slices import Positions, cut_rows, to_batches
+from statelog.runs.key_columns import differs_from_previous
+from statelog.runs.times import NO_TIME_MS, Moment
+from statelog.tables.table import KeyBatch, StateTable, TimerRows
+
+_US_PER_MS: Final = 1000
+
+
+@dataclass(frozen=True)
+class DueTimers:
+    """Timers that are due, by key and then by time."""
+
+    keys: KeyBatch
+    """The distinct keys."""
+    key_index: Positions
+    """The position of each timer's key."""
+    times_ms: npt.NDArray[np.int64]
+
+
+class ColumnProcessor(Protocol):
+    """The methods that a subtask calls with columns.
+
+    A chunk has distinct keys; the states and timers that ``init`` got from its handle are those of the chunk's keys.
+    """
+
+    def init(self, handle: Any) -> None: ...
+
+    def reduce(self, rows: IndexedRows) -> IndexedRows:
+        """The rows, or fewer that :meth:`process` can do with; called before they are cut into chunks."""
+
+    def process(self, chunk: IndexedRows, moment: Moment) -> Iterable[pa.RecordBatch]:
+        """Take the rows of some keys; returns output rows."""
+
+    def fire(self, due: DueTimers, moment: Moment) -> Iterable[pa.RecordBatch]:
+        """Take the due timers of some keys, which are deleted; returns output rows."""
+
+    def load_initial_state(self, chunk: IndexedRows, moment: Moment) -> Iterable[pa.RecordBatch]:
+        """Take the rows of the initial state; returns nothing."""
+
+    def close(self) -> None: ...
+
+
+class ColumnCaller(Caller):
+    """Calls the processor once for all keys of a chunk."""
+
+    timers: TimerColumns | None
+
+    def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+        super().__init__(operator, table, context, clock, operator.budget.column_keys)
+        self._processor: ColumnProcessor = operator.processor
+        self.states = {binding.name: make_state(self._cursor, binding) for binding in self._bindings}
+        self.timers = None if operator.timer_domain is None else TimerColumns(self._cursor, operator.timer_domain)
+        self.open_states()
+
+    def load_initial_state(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
+        operator, moment = self._operator, self._context.moment
+        assert operator.initial is not None
+        for chunk in self._chunks(read, operator.initial):
+            self._open(chunk.keys)
+            yield from self._outputs("handleInitialState", partial(self._processor.load_initial_state, chunk, moment))
+
+    def process(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
+        for chunk in self._chunks(read, self._operator.input):
+            self._open(chunk.keys)
+            self._cursor.event_ms = chunk.newest_ms
+            yield from self._outputs("process", partial(self._processor.process, chunk, self._context.moment))
+
+    def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
+        assert self.timers is not None
+        for start, end in key_stretches(due, lambda: self._chunk_keys):
+            rows, times_ms = due.keys.slice(start, end), due.times_ms[start:end]
+            is_first = differs_from_previous(rows.keys)
+            firsts = np.flatnonzero(is_first)
+            found = rows.take(firsts)
+            timers = DueTimers(KeyBatch(found.hashes, found.keys.cast(pa.binary())), np.cumsum(is_first) - 1, times_ms)
+            self._open(timers.keys)
+            if self._needs_event_ms:
+                self._cursor.event_ms = np.maximum.reduceat(times_ms, firsts)
+            self._cursor.position = 0
+            self.timers.delete(timers.key_index, times_ms)
+            yield from self._outputs("fire", partial(self._processor.fire, timers, self._context.moment))
+
+    def _chunks(self, read: KeyedRows, source: KeyedInput) -> Iterator[IndexedRows]:
+        budget = self._budget
+        for whole in index_rows(to_batches(read.rows), read.hashes, source.key_columns, budget):
+            if source is self._operator.input:
+                if self._operator.event_time is not None:
+                    whole = replace(whole, newest_ms=_newest_ms(whole, self._operator.event_time))
+                whole = self._reduced(whole)
+            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes, self._entry_bytes(whole.keys))
+
+    def _entry_bytes(self, keys: KeyBatch) -> npt.NDArray[np.int64] | None:
+        """The size of each key's lists and maps; None if the operator has none."""
+        table, states = self.changes.table, [binding.descriptor for binding in self._operator.states]
+        counts = [table.count_entries(state, keys) for state in states if state.kind.has_entries]
+        return sum((count.size_bytes for count in counts), np.zeros(len(keys), np.int64)) if counts else None
+
+    def _reduced(self, whole: IndexedRows) -> IndexedRows:
+        try:
+            return self._processor.reduce(whole)
+        except Exception as error:
+            raise self.failure(error, "process") from error
+
+    def _open(self, keys: KeyBatch) -> None:
+        decode = self._operator.decode_keys
+        self._open_keys(keys, lambda position: repr(tuple(decode([keys.keys[position].as_py()])[0])))
+
+    def _outputs(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Make one call of the processor, and yield its output, at least one batch; the last comes after the flush."""
+        last = self._operator.output.encode([], str)
+        self._cursor.position = 0
+        try:
+            for rows in self._returned(method, call):
+                if last.num_rows:
+                    yield last
+                last = rows
+            self.flush()
+        finally:
+            self._cursor.position = -1
+        yield last
+
+    def _returned(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        output_event_time = self._operator.output_event_time
+        try:
+            for rows in call():
+                if output_event_time is not None:
+                    output_event_time.require_on_time(rows, self._context.moment.late_watermark_ms)
+                yield from cut_rows(rows, self._budget.slice_bytes)
+        except Exception as error:
+            raise self.failure(error, method) from error
+
+
+def _newest_ms(chunk: IndexedRows, event_time: EventTime) -> npt.NDArray[np.int64]:
+    """The newest event time of each key's rows; ``NO_TIME_MS`` for a key without any."""
+    times_us = [event_time.times_us(rows).fill_null(NO_TIME_MS).to_numpy() for rows in chunk.rows]
+    newest = np.full(len(chunk.keys), NO_TIME_MS)
+    np.maximum.at(newest, chunk.key_index, np.concatenate(times_us))
+    return np.where(newest == NO_TIME_MS, newest, newest // _US_PER_MS)

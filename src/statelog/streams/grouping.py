@@ -1,0 +1,55 @@
+"""Finds the grouping columns of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from statelog.errors import ConfigurationError
+from statelog.runs.keys import KeyCodec
+from statelog.spark.internals import selected_column
+from statelog.spark.keyed_plan import KeyedFrame
+
+
+def keyed_frame(df: DataFrame, given: Sequence[str | Column]) -> KeyedFrame:
+    """Find the grouping columns, and add those that are computed; raises the errors of ``key_by``."""
+    columns: list[str] = []
+    computed: list[Column] = []
+    for column in given:
+        if not isinstance(column, (str, Column)):
+            raise ConfigurationError(f"key_by takes columns and their names, not {column!r:.80}.")
+        with _naming(df, [column]):
+            place, name = selected_column(df, column)
+            if place is None:
+                computed.append((F.col(column) if isinstance(column, str) else column).alias(name))
+                df.select(computed[-1], "*")
+        columns.append(name if place is None else df.columns[place])
+    frame = KeyedFrame(df.select(*computed, "*") if computed else df, columns)
+    doubled = [name for name in frame.df.columns if frame.df.columns.count(name) > 1]
+    if doubled:
+        raise ConfigurationError(
+            f"key_by: two columns are named {doubled[0]!r}.", hint="Give one of them another name, with alias()."
+        )
+    KeyCodec(frame.key_schema)
+    with _naming(df, given):
+        df.groupBy(*given).count()  # refuses columns that only select() takes: generators, windows, stars
+    return frame
+
+
+@contextmanager
+def _naming(df: DataFrame, given: Sequence[str | Column]) -> Iterator[None]:
+    """Turn an error of Spark into one that names the columns that it cannot group by."""
+    try:
+        yield
+    except AnalysisException as error:
+        dotted = next((name for name in given if isinstance(name, str) and "." in name and name in df.columns), None)
+        raise ConfigurationError(
+            f"key_by: rows cannot be grouped by {', '.join(map(str, given))}: {str(error).splitlines()[0]}",
+            hint=f"Write `{dotted}` for the column; a dot leads to a struct's field."
+            if dotted
+            else f"The columns are {', '.join(df.columns)}.",
+        ) from error

@@ -1,0 +1,209 @@
+"""Processors of Arrow columns: states and timers of many keys at once, against the same processor called key by key."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import statelog
+from statelog import ArrowBatch, ArrowProcessor, ArrowTimers, Options, ProcessorError, Step
+from statelog.runs.byte_slices import Budget
+from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+from statelog.testing.keyed import LocalKeyedOperator
+
+INPUT = "user string, n long"
+
+
+class Everything(ArrowProcessor):
+    """Counts rows in a value, keeps them in a list, counts each n in a map, and forgets a user some time after rows."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "n long")
+        self._rows = handle.getListState("rows", "n long")
+        self._times = handle.getMapState("times", "n long", "times long")
+
+    def process(self, batch: ArrowBatch) -> Any:
+        numbers = batch.rows.column("n").combine_chunks()
+        keys = batch.key_index
+        counts = self._count.get().column("n").fill_null(0).to_numpy() + np.bincount(keys, minlength=len(batch.keys))
+        self._count.put({"n": counts})
+        self._rows.append(keys, {"n": numbers})
+        held = self._times.entries()
+        before = dict(
+            zip(
+                zip(held.key_index.tolist(), held.map_keys.column("n").to_pylist(), strict=True),
+                held.values.column("times").to_pylist(),
+                strict=True,
+            )
+        )
+        for key, number in zip(keys.tolist(), numbers.to_pylist(), strict=True):
+            before[key, number] = before.get((key, number), 0) + 1
+        changed = sorted({(key, number) for key, number in zip(keys.tolist(), numbers.to_pylist(), strict=True)})
+        owners = [key for key, _ in changed]
+        self._times.put(owners, {"n": [number for _, number in changed]}, {"times": [before[one] for one in changed]})
+        now_ms = batch.times.getCurrentProcessingTimeInMs()
+        self._handle.registerTimers(np.arange(len(batch.keys)), np.full(len(batch.keys), now_ms + 3))
+        lists = self._rows.entries()
+        sums = np.bincount(lists.key_index, lists.values.column("n").to_numpy(), len(batch.keys)).astype(np.int64)
+        kinds = np.bincount(self._times.entries().key_index, minlength=len(batch.keys))
+        return pa.table({"user": batch.keys.column("user"), "count": counts, "sum": sums, "kinds": kinds})
+
+    def fire(self, timers: ArrowTimers) -> Iterator[Any]:
+        now_ms = timers.times.getCurrentProcessingTimeInMs()
+        assert (timers.times_ms <= now_ms).all()
+        even = np.flatnonzero(self._count.get().column("n").fill_null(1).to_numpy() % 2 == 0)
+        self._count.clear(even)
+        self._rows.clear(even)
+        self._times.clear(even)
+        users = timers.keys.column("user").take(pa.array(even))
+        nulls = pa.nulls(len(users), pa.int64())
+        yield pa.RecordBatch.from_pydict({"user": users, "count": nulls, "sum": nulls, "kinds": nulls})
+
+
+OUTPUT = "user string, count long, sum long, kinds long"
+STORIES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.integers(0, 3)), max_size=6),
+        st.integers(0, 3),
+        st.none() | st.tuples(st.sampled_from(list(Step)), st.integers(0, 1)),
+        st.none() | st.integers(1, 3),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=40)
+@given(STORIES, st.sampled_from(["runs", "memory", "rocksdb"]))
+def test_states_and_timers_of_many_keys(story: list[Any], table: Any) -> None:
+    held: dict[Any, list[int]] = defaultdict(list)
+    timers: dict[Any, set[int]] = defaultdict(set)
+    now_ms = 0
+    options = Options(table=table)
+    with Harness(
+        Everything(), input=INPUT, output=OUTPUT, keys=["user"], timeMode="ProcessingTime", options=options
+    ) as query:
+        for rows, advance_ms, crash, parallelism, repeats in story:
+            now_ms += advance_ms
+            if parallelism is not None:
+                query.restart(parallelism, keepLocal=parallelism != 2)
+            if crash is not None:
+                query.crash(*crash)
+            for user, number in rows:
+                held[user].append(number)
+                timers[user].add(now_ms + 3)
+            expected: list[tuple[Any, ...]] = [
+                (user, len(held[user]), sum(held[user]), len(set(held[user]))) for user in {user for user, _ in rows}
+            ]
+            for user, times in timers.items():
+                due = {time for time in times if time <= now_ms}
+                if due and held[user] and len(held[user]) % 2 == 0:
+                    held[user].clear()
+                    expected.append((user, None, None, None))
+                times -= due
+            found = [tuple(row) for row in query.push(rows, now_ms)]
+            assert sorted(found, key=repr) == sorted(expected, key=repr)
+            if repeats:
+                query.repeatBatch()
+        for user in held:
+            assert sorted(query.timers(user)) == sorted(timers[user])
+            assert query.value("count", user) == ((len(held[user]),) if held[user] else None)
+
+
+class Scripted(ArrowProcessor):
+    """Does what a test wants with one state of each kind."""
+
+    def __init__(self, act: Callable[[Any, ArrowBatch], Any]) -> None:
+        self._act = act
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.value = handle.getValueState("v", "n int, t string")
+        self.map = handle.getMapState("m", "k long", "n long")
+
+    def process(self, batch: ArrowBatch) -> Any:
+        return self._act(self, batch)
+
+
+def run(act: Callable[[Any, ArrowBatch], Any]) -> list[Any]:
+    with Harness(Scripted(act), input=INPUT, output="user string, n int", keys=["user"], parallelism=1) as query:
+        return query.push([("a", 1), ("b", 2)])
+
+
+def test_what_is_written_is_read_back_in_the_same_call() -> None:
+    def act(self: Any, batch: ArrowBatch) -> Any:
+        self.value.put({"n": [1, 2, 3], "t": ["x", "y", "z"]}, keys=[0, 1, 0])
+        assert self.value.get().to_pylist() == [{"n": 3, "t": "z"}, {"n": 2, "t": "y"}]
+        self.value.clear([1])
+        assert self.value.exists().tolist() == [True, False]
+        assert self.value.get().to_pylist()[1] == {"n": None, "t": None}
+        self.map.put([1, 0, 1], {"k": [5, 5, 4]}, {"n": [1, 2, 3]})
+        self.map.remove([1], {"k": [5]})
+        entries = self.map.entries()
+        assert entries.key_index.tolist() == [0, 1]
+        assert entries.map_keys.to_pylist() == [{"k": 5}, {"k": 4}]
+        self.map.clear()
+        assert not len(self.map.entries().key_index)
+        return None
+
+    assert run(act) == []
+
+
+def test_chunks_are_bounded_by_the_bytes_of_lists_and_maps() -> None:
+    def act(self: Any, batch: ArrowBatch) -> Any:
+        self.map.put(batch.key_index, {"k": batch.rows["n"]}, {"n": batch.rows["n"]})
+        users = batch.keys.column("user")
+        return pa.table({"user": users, "n": np.full(len(users), len(users))})
+
+    rows = [(str(user), n) for user in range(4) for n in range(100)]
+    with Harness(Scripted(act), input=INPUT, output="user string, n int", keys=["user"], parallelism=1) as query:
+        local = parts_of(query).query
+        assert isinstance(local.operator, LocalKeyedOperator)
+        local.operator = local.operator.with_budget(Budget(slice_bytes=2_000))
+        assert [row.n for row in query.push(rows)] == [1, 1, 1, 1], "by the rows"
+        assert [row.n for row in query.push(rows[::100])] == [1, 1, 1, 1], "by the entries"
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda self, batch: self.value.put({"n": [1, 2]}), "state 'v' takes the columns n, t, and got n"),
+        (lambda self, batch: self.value.put({"n": [1], "t": ["x"]}), "column 'n' has 1 values, and there are 2 keys"),
+        (lambda self, batch: self.value.put({"n": [2**40, 1], "t": ["x", "y"]}), "column 'n' does not fit its type"),
+        (lambda self, batch: self.map.put([0], {"k": ["x"]}, {"n": [1]}), "map key of state 'm': column 'k' does not"),
+        (lambda self, batch: self.handle.registerTimers([0], [1]), "timeMode is None"),
+        (lambda self, batch: 5, "'int' object is not iterable"),
+        (lambda self, batch: [5], "it returned int, which is no pyarrow.RecordBatch"),
+        (lambda self, batch: pa.table({"user": ["a"]}), "the output takes the columns user, n, and got user"),
+        (lambda self, batch: pa.table({"user": ["a"], "n": ["x"]}), "the output: column 'n' does not fit its type"),
+        (lambda self, batch: self.value.get(keys=1), "TypeError"),
+    ],
+)
+def test_mistakes_are_named(act: Callable[[Any, ArrowBatch], Any], message: str) -> None:
+    with pytest.raises(ProcessorError, match="process\\(\\) failed.*" + message.replace("(", "\\(")):
+        run(act)
+
+
+def test_columns_come_by_name_in_any_order() -> None:
+    def act(self: Any, batch: ArrowBatch) -> Any:
+        assert batch.rows.column_names == ["user", "n"]
+        return [pa.table({"n": pc.cast(batch.rows["n"], pa.int64()), "user": batch.rows["user"]})]
+
+    assert [tuple(row) for row in run(act)] == [("a", 1), ("b", 2)]
+
+
+def test_only_processors_of_columns_are_taken() -> None:
+    with pytest.raises(TypeError):
+        ArrowProcessor()  # type: ignore[abstract]  # the mistake
+    assert statelog.ArrowProcessor is ArrowProcessor

@@ -1,0 +1,260 @@
+"""Each kernel against a plain computation, however the rows are split into parts that are reduced first."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+import statelog
+from statelog import Aggregate
+from statelog.aggregates.accumulators import bind_aggregates
+from statelog.aggregates.groups import Groups
+from statelog.aggregates.kernels import Columns, Overflow
+from statelog.aggregates.list_kernels import ListKernel, ListTooLarge
+from statelog.convert.types import arrow_type
+
+UTC = datetime.UTC
+LONGS = st.integers(-(2**63), 2**63 - 1)
+DOUBLES = st.floats(allow_subnormal=False)
+VALUES: dict[str, tuple[DataType, st.SearchStrategy[Any]]] = {
+    "int": (IntegerType(), st.integers(-(2**31), 2**31 - 1)),
+    "long": (LongType(), LONGS | st.integers(-3, 3)),
+    "double": (DoubleType(), DOUBLES | st.sampled_from([0.0, -0.0, math.nan, math.inf])),
+    "float": (FloatType(), st.floats(width=32)),
+    "decimal": (DecimalType(10, 2), st.integers(-(10**10) + 1, 10**10 - 1).map(lambda n: Decimal(n) / 100)),
+    "bool": (BooleanType(), st.booleans()),
+    "text": (StringType(), st.text(max_size=3)),
+    "binary": (BinaryType(), st.binary(max_size=3)),
+    "date": (DateType(), st.dates()),
+    "time": (TimestampType(), st.datetimes(timezones=st.just(UTC))),
+}
+SMALL: dict[str, tuple[DataType, st.SearchStrategy[Any]]] = {
+    "int": VALUES["int"],
+    "long": (LongType(), st.integers(-(10**6), 10**6)),
+    "double": (DoubleType(), st.integers(-(10**6), 10**6).map(float)),
+    "decimal": VALUES["decimal"],
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows with a value and an order, their groups, and where they are cut into parts."""
+
+    kind: DataType
+    values: list[Any]
+    order: list[Any]
+    groups: list[int]
+    count: int
+    cuts: list[int]
+
+    def of(self, group: int) -> list[tuple[Any, Any]]:
+        """The values of a group, each with its order."""
+        triples = zip(self.groups, self.values, self.order, strict=True)
+        return [(value, order) for own, value, order in triples if own == group]
+
+
+@st.composite
+def rows_of(draw: st.DrawFn, kinds: dict[str, tuple[DataType, st.SearchStrategy[Any]]]) -> Rows:
+    kind, values = kinds[draw(st.sampled_from(sorted(kinds)))]
+    rows = draw(st.lists(st.tuples(st.none() | values, st.none() | st.integers(0, 3), st.integers(0, 3)), max_size=12))
+    cuts = draw(st.lists(st.integers(0, len(rows)), max_size=2))
+    return Rows(kind, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], 5, sorted(cuts))
+
+
+def computed(rows: Rows, aggregate: Aggregate, *, ansi: bool = True) -> list[Any]:
+    """The aggregate of each group: of parts, then of the accumulators of the parts."""
+    schema = StructType([StructField("x", rows.kind), StructField("o", LongType())])
+    bound = bind_aggregates([aggregate], schema, ansi=ansi)
+    columns = [pa.array(rows.values, arrow_type(rows.kind, "x")), pa.array(rows.order, pa.int64())]
+    batch = pa.RecordBatch.from_arrays(columns, names=["x", "o"])
+    parts: list[Columns] = []
+    owners: list[int] = []
+    for start, end in zip([0, *rows.cuts], [*rows.cuts, len(rows.values)], strict=True):
+        part = batch.slice(start, end - start)
+        groups = Groups(np.array(rows.groups[start:end], np.int64), rows.count)
+        parts.append(bound.reduce(bound.lift(part, pa.array(np.zeros(end - start, np.int64))), groups))
+        owners += range(rows.count)
+    held = [pa.concat_arrays(list(column)) for column in zip(*parts, strict=True)]
+    (result,) = bound.results(bound.reduce(held, Groups(np.array(owners), rows.count))).columns
+    assert result.type == arrow_type(bound.result[0].dataType, "result")
+    found: list[Any] = result.to_pylist()
+    return found
+
+
+def expected(rows: Rows, of_group: Callable[[list[Any]], Any]) -> list[Any]:
+    """A plain computation over the values of each group that are not null; None for none of them."""
+    valid = ([value for value, _ in rows.of(group) if value is not None] for group in range(rows.count))
+    return [of_group(values) if values else None for values in valid]
+
+
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    def is_same(one: Any, other: Any) -> bool:
+        if isinstance(one, float) and isinstance(other, float):
+            return (math.isnan(one) and math.isnan(other)) or one == other
+        if isinstance(one, list) and isinstance(other, list):
+            return same(one, other)
+        return type(one) is type(other) and bool(one == other)
+
+    return len(found) == len(wanted) and all(map(is_same, found, wanted))
+
+
+def greatest(values: list[Any]) -> Any:
+    nans = [value for value in values if value != value]
+    return nans[0] if nans else max(values)
+
+
+def least(values: list[Any]) -> Any:
+    numbers = [value for value in values if value == value]
+    return min(numbers) if numbers else values[0]
+
+
+@given(rows_of(VALUES))
+def test_count(rows: Rows) -> None:
+    assert computed(rows, statelog.Count("x")) == [count or 0 for count in expected(rows, len)]
+    assert computed(rows, statelog.Count()) == [len(rows.of(group)) for group in range(rows.count)]
+
+
+@given(rows_of(SMALL))
+def test_sum_and_mean(rows: Rows) -> None:
+    is_float, is_decimal = isinstance(rows.kind, DoubleType), isinstance(rows.kind, DecimalType)
+    assert same(computed(rows, statelog.Sum("x")), expected(rows, sum))
+
+    def mean(values: list[Any]) -> Any:
+        if is_decimal:
+            return (sum(values) / Decimal(len(values))).quantize(Decimal("1e-6"), ROUND_HALF_UP)
+        return sum(values) / len(values) if is_float else float(sum(values)) / len(values)
+
+    assert same(computed(rows, statelog.Mean("x")), expected(rows, mean))
+
+
+@given(rows_of({"double": (DoubleType(), st.floats(-1e6, 1e6))}))
+def test_variance(rows: Rows) -> None:
+    def close(found: list[Any], wanted: list[Any]) -> bool:
+        pairs = zip(found, wanted, strict=True)
+        return all((a is None) == (b is None) and (a is None or math.isclose(a, b, abs_tol=1e-3)) for a, b in pairs)
+
+    def of_several(function: Callable[[list[Any]], float]) -> Callable[[list[Any]], Any]:
+        return lambda values: function(values) if len(values) > 1 else None
+
+    assert close(computed(rows, statelog.Variance("x")), expected(rows, of_several(statistics.variance)))
+    assert close(computed(rows, statelog.Variance("x", population=True)), expected(rows, statistics.pvariance))
+    assert close(computed(rows, statelog.StandardDeviation("x")), expected(rows, of_several(statistics.stdev)))
+
+
+@given(rows_of(VALUES))
+def test_min_and_max(rows: Rows) -> None:
+    assert same(computed(rows, statelog.Min("x")), expected(rows, least))
+    assert same(computed(rows, statelog.Max("x")), expected(rows, greatest))
+
+
+@given(rows_of(VALUES))
+def test_first_and_last(rows: Rows) -> None:
+    groups = [rows.of(group) for group in range(rows.count)]
+    assert same(computed(rows, statelog.First("x")), [group[0][0] if group else None for group in groups])
+    assert same(computed(rows, statelog.Last("x")), [group[-1][0] if group else None for group in groups])
+    ordered = [[pair for pair in group if pair[1] is not None] for group in groups]
+    first = [min(group, key=lambda pair: pair[1])[0] if group else None for group in ordered]
+    last = [max(reversed(group), key=lambda pair: pair[1])[0] if group else None for group in ordered]
+    assert same(computed(rows, statelog.First("x", by="o")), first)
+    assert same(computed(rows, statelog.Last("x", by="o")), last)
+
+
+@given(rows_of(VALUES))
+def test_order_by_values_of_any_type(rows: Rows) -> None:
+    """By a column of its own values the last value is the greatest, and the first the least."""
+    assert same(computed(rows, statelog.Last("x", by="x")), expected(rows, greatest))
+    assert same(computed(rows, statelog.First("x", by="x")), expected(rows, least))
+
+
+@given(rows_of(VALUES))
+def test_collected_and_distinct_values(rows: Rows) -> None:
+    collected = computed(rows, statelog.Collect("x"))
+    valid = [[value for value, _ in rows.of(group) if value is not None] for group in range(rows.count)]
+    assert all(map(same, collected, valid))
+    distinct = [len({"nan" if value != value else value for value in values}) for values in valid]
+    assert computed(rows, statelog.CountDistinct("x")) == distinct
+
+
+def rows_in_one_group(kind: DataType, values: list[Any], cuts: list[int]) -> Rows:
+    return Rows(kind, values, [0] * len(values), [1] * len(values), 2, cuts)
+
+
+@given(st.lists(LONGS, min_size=1, max_size=8), st.integers(0, 8))
+def test_a_sum_of_integers_fits_or_is_refused(values: list[int], cut: int) -> None:
+    rows = rows_in_one_group(LongType(), values, [min(cut, len(values))])
+    wrapped = (sum(values) + 2**63) % 2**64 - 2**63
+    assert computed(rows, statelog.Sum("x"), ansi=False) == [None, wrapped]
+    in_one = rows_in_one_group(LongType(), values, [])
+    if sum(values) == wrapped:
+        assert computed(in_one, statelog.Sum("x")) == [None, wrapped]
+    else:
+        with pytest.raises(Overflow, match="beyond the reach of long") as caught:
+            computed(in_one, statelog.Sum("x"))
+        assert caught.value.group == 1
+
+
+@pytest.mark.parametrize("count", [2, 4, 30])
+def test_a_sum_of_decimals_fits_or_is_refused(count: int) -> None:
+    kind, most = DecimalType(38, 2), Decimal("9" * 36 + ".99")
+    assert computed(rows_in_one_group(kind, [most, most.copy_negate(), Decimal("0.01")], [1]), statelog.Sum("x")) == [
+        None,
+        Decimal("0.01"),
+    ]
+    rows = rows_in_one_group(kind, [most] * count, [])
+    with pytest.raises(Overflow, match=r"beyond the reach of decimal\(38,2\)"):
+        computed(rows, statelog.Sum("x"))
+    assert computed(rows, statelog.Sum("x"), ansi=False) == [None, None]
+
+
+def test_lists_are_bounded_by_bytes() -> None:
+    kernel = ListKernel(max_bytes=1000)
+    values = pa.array(["x" * 100] * 20)
+    groups = Groups(np.array([0] * 5 + [1] * 15), 2)
+    with pytest.raises(ListTooLarge, match=r"its values take 1,\d\d\d bytes, and may take 1,000") as caught:
+        kernel.reduce(kernel.lift(values, values), groups)
+    assert caught.value.group == 1
+    kernel.reduce(kernel.lift(values, values), Groups(np.arange(20) % 10, 10))
+
+
+@given(rows_of(VALUES))
+def test_accumulators_without_values_change_nothing(rows: Rows) -> None:
+    """They were stored before the aggregate was added to the query."""
+    schema = StructType([StructField("x", rows.kind), StructField("o", LongType())])
+    functions: list[Aggregate] = [statelog.Count("x"), statelog.Min("x"), statelog.Last("x"), statelog.Collect("x")]
+    bound = bind_aggregates(functions, schema, ansi=True)
+    columns = [pa.array(rows.values, arrow_type(rows.kind, "x")), pa.array(rows.order, pa.int64())]
+    batch = pa.RecordBatch.from_arrays(columns, names=["x", "o"])
+    held = bound.lift(batch, pa.array(np.zeros(len(rows.values), np.int64)))
+    groups = np.array(rows.groups, np.int64)
+    nulls = [pa.nulls(rows.count, column.type) for column in held]
+    with_nulls = [pa.concat_arrays([null, column]) for null, column in zip(nulls, held, strict=True)]
+    alone = bound.results(bound.reduce(held, Groups(groups, rows.count))).columns
+    twice = Groups(np.concatenate([np.arange(rows.count), groups]), rows.count)
+    both = bound.results(bound.reduce(with_nulls, twice)).columns
+    assert all(same(one.to_pylist(), other.to_pylist()) for one, other in zip(alone, both, strict=True))
