@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
 from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
-from benchmarks.processors import OUTPUT, Count, count_batches
-from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, random_key
+from benchmarks.processors import OUTPUT, Count, Keep, count_batches
+from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, pseudo_random, random_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
 CEILING: Final = "stateless ceiling"
+LONGS: Final = "statelog, longs"
+MIXED: Final = "statelog, mixed columns"
 
 _TARGET_KEYS: Final = 45_000
 _TARGET_KEYS_TOLERANCE: Final = 0.05
@@ -36,6 +39,11 @@ class Settings:
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
+    columns: str = option(
+        "long",
+        "long: statelog beside Spark; mixed: a timestamp, a decimal and an array, beside as many longs.",
+        click.Choice(["long", "mixed"]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +67,31 @@ class CountSide(BatchSide):
         return expected_counts(session, self.ranges, self.keys)
 
 
+_TYPES: Final = {LONGS: ("long", "long", "long"), MIXED: ("decimal(18,2)", "timestamp", "array<long>")}
+"""Of the amount, the time and the items in rows and state."""
+
+
+class KeepSide(CountSide):
+    """Counts rows by key, and keeps three columns of them; the input is the same for all types."""
+
+    def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
+        number = F.col("value")
+        items = F.sequence(F.lit(1), pseudo_random(5, number, F.lit(2)) + 1)
+        columns = {
+            "amount": (pseudo_random(10**9, number, F.lit(1)) / 100).cast("decimal(18,2)"),
+            "at": F.timestamp_micros(number * 1_000_003 + 1_700_000_000_000_000),
+            "items": items,
+        }
+        if self.side == LONGS:
+            columns = {"amount": columns["amount"] * 100, "at": F.unix_micros(columns["at"]), "items": F.size(items)}
+        typed = [columns[name].cast(kind).alias(name) for name, kind in zip(columns, _TYPES[self.side], strict=True)]
+        rows = source.select(random_key(self.keys, number), *typed)
+        return self.transform(rows, Keep(*_TYPES[self.side]), OUTPUT, statelog.Options(observer=recorder))
+
+
 def run(settings: Settings, place: Path) -> Result:
+    if settings.columns == "mixed":
+        return _beside_longs(settings, place)
     require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
     target_rows = rows_for_changed_keys(_TARGET_KEYS * settings.parallelism, settings.keys)
     spark = {"rows_per_batch": settings.spark_rows_per_batch, "batches": settings.spark_batches}
@@ -98,6 +130,19 @@ def run(settings: Settings, place: Path) -> Result:
                 if "changed_keys_per_subtask" in each
             ),
         ],
+    )
+
+
+def _beside_longs(settings: Settings, place: Path) -> Result:
+    require_measured(settings.batches, settings.warm_up)
+    sides = {name: KeepSide.of(settings, side=name) for name in _TYPES}
+    figures = compare(sides, place, settings.rounds, settings.warm_up)
+    ratio = median_ratio(*(figures[name]["rows_per_s_by_round"] for name in _TYPES))
+    return Result(
+        figures={"sides": figures, "longs_to_mixed_rows_per_s": ratio},
+        targets=[Target("time with mixed columns / with longs", ratio, 1.5, "at_most")],
+        rows=[_row(name, each) for name, each in figures.items()],
+        remarks=[samples_of(figures.items(), settings.warm_up)],
     )
 
 

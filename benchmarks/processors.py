@@ -70,6 +70,24 @@ class Count(_Processor):
         yield self.output(key, n)
 
 
+class Keep(StatefulProcessor):
+    """Counts the rows of a key, adds up their amounts, and keeps two more columns of the last one."""
+
+    def __init__(self, amount: str, at: str, items: str) -> None:
+        self._schema = f"n long, amount {amount}, at {at}, items {items}"
+
+    def init(self, handle: Any) -> None:
+        self._kept = handle.getValueState("kept", self._schema)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        n, amount = (self._kept.get() or (0, 0))[:2]
+        for row in rows:
+            n += 1
+            amount += row.amount
+        self._kept.update((n, amount, row.at, row.items))
+        yield Row(key=key[0], n=n)
+
+
 class Append(_Processor):
     """A list state: appends an element per row and returns their number, or the list's in the batch that checks it."""
 

@@ -84,6 +84,14 @@ class TestCount:
     def test_too_few_changed_keys_leave_the_target_unmeasured(self, run: Callable[[int], Result]) -> None:
         assert outcomes(run(10_000)) == [(50, True), (None, False)]
 
+    def test_mixed_columns_are_held_against_longs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        batch_ms = {count.LONGS: 400, count.MIXED: 520}
+        monkeypatch.setattr(count.KeepSide, "run", lambda side, place: measured(side, batch_ms[side.side]))
+
+        result = count.run(count.Settings(batches=6, columns="mixed"), tmp_path)
+
+        assert outcomes(result) == [(1.3, True)]
+
     def test_warming_up_must_leave_batches(self, tmp_path: Path) -> None:
         with pytest.raises(click.UsageError, match="4 batches leave nothing after 4"):
             count.run(count.Settings(spark_batches=4, warm_up=4), tmp_path)

@@ -12,7 +12,7 @@ A value on its way:
 3. ``input`` makes the processor's keys and rows, or frames, from the columns of a key chunk. ``times`` makes the
    objects that tell it the time.
 4. ``python_values`` converts each value that the processor writes to a state, or returns, to one that Arrow stores
-   unchanged, and converts stored values back.
+   unchanged; ``held_columns`` and ``local_times`` make columns of timestamps and structs, ``stored_values`` reads them.
 5. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
 
 An ``ArrowProcessor`` gets and returns columns; ``arrow`` names them, and checks those that it returns or writes.
@@ -23,6 +23,7 @@ Words:
 - exact type: a Python class whose values need no conversion.
 - missing value: None, or pandas' NaT and NA. NaN is one too, but in floating-point and text fields only in frames.
 - misfit: a value that its field cannot hold.
+- held value: a checked value that waits for its column, and that nobody can change any more.
 
 May import ``operators``, ``tables``, ``local``, ``log``, ``storage``, ``runs`` and the core modules, but not
 ``checkpoint``, which stands beside it. It names Spark's types and touches no Spark session.

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import VariantVal
 
 from statelog.convert.python_values import row_maker
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.grouping import KeyChunk
+from statelog.runs.column_values import ColumnValues, MapsAsDicts
+from statelog.time_zones import local_clock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _CHUNK_ROWS: Final = 10_000
 _CHUNK_BYTES: Final = 16 << 20
 """The rows of one key become Python objects in chunks of this size at most."""
+_VALUES: Final = ColumnValues()
+_WITH_DICTS: Final = MapsAsDicts()
 
 
 class RowInput:
@@ -30,7 +33,7 @@ class RowInput:
         self._make = row_maker(columns)
 
     def keys(self, columns: list[pa.Array]) -> list[tuple[Any, ...]]:
-        return list(zip(*(column.to_pylist() for column in columns), strict=True))
+        return list(zip(*map(_VALUES.of, columns), strict=True))
 
     def by_key(self, window: KeyChunk) -> list[Iterator[Any]]:
         if len(window.keys) == 1:
@@ -40,7 +43,7 @@ class RowInput:
 
     def rows(self, rows: pa.RecordBatch) -> list[Any]:
         """A Row for each row of the columns."""
-        return self._make([column.to_pylist() for column in rows.columns])
+        return self._make(list(map(_VALUES.of, rows.columns)))
 
 
 class FrameInput:
@@ -65,12 +68,10 @@ class FrameInput:
             limit = max(1, min(limit, rows.num_rows * self._max_bytes // rows.nbytes))
         if len(window.keys) == 1 and (rows.num_rows > limit or window.more):
             return iter([(self._frame(chunk) for chunk in window.chunks(limit, self._max_bytes))])
-        owners = np.repeat(np.arange(len(window.keys)), np.diff(window.starts))
-        # Iterating over groups takes a third of the time of cutting out and copying a frame for every key. Groups are
-        # views of a copy that nothing else reads, so the processor may change them.
         objects = self._objects_for_nulls(rows)
-        groups = self._frame(rows).groupby(owners, sort=False)
-        return (_frames(_narrowed(frame, objects) if objects else frame, limit) for _, frame in groups)
+        # The parts are views of a copy that nothing else reads, so the processor may change them.
+        parts = _parts(self._frame(rows).copy(), window.starts.tolist())
+        return (_frames(_narrowed(frame, objects) if objects else frame, limit) for frame in parts)
 
     def _frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         columns = [
@@ -103,15 +104,25 @@ def _narrowed(frame: pd.DataFrame, objects: dict[str, Any]) -> pd.DataFrame:
     return frame.astype(whole) if whole else frame
 
 
-def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
+def _parts(frame: Any, starts: list[int]) -> Iterator[pd.DataFrame]:
+    """Cut a frame into views, each with an index from 0, by the way of pandas' own groups but in half their time."""
     from pandas import RangeIndex
 
+    manager = frame._mgr
+    indexes: dict[int, Any] = {}
+    for start, end in pairwise(starts):
+        part = manager.get_slice(slice(start, end), axis=1)
+        index = indexes.get(end - start)
+        if index is None:
+            index = indexes[end - start] = RangeIndex(end - start)
+        part.axes[1] = index.view()  # of each frame's own, because an index can be given a name
+        yield frame._constructor_from_mgr(part, axes=part.axes)
+
+
+def _frames(frame: pd.DataFrame, limit: int) -> Iterator[pd.DataFrame]:
     if len(frame) <= limit:
-        frame.index = RangeIndex(len(frame))
-        yield frame
-        return
-    for first in range(0, len(frame), limit):
-        yield frame.iloc[first : first + limit].reset_index(drop=True)
+        return iter((frame,))
+    return (frame.iloc[first : first + limit].reset_index(drop=True) for first in range(0, len(frame), limit))
 
 
 _WIDENED: Final[list[tuple[Callable[[pa.DataType], bool], pa.DataType]]] = [
@@ -133,7 +144,7 @@ def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> p
     if keeps_integers and pa.types.is_integer(kind):
         return pa.nulls(len(column)) if column.null_count else column
     if pa.types.is_timestamp(kind):
-        column, kind = pc.local_timestamp(column) if kind.tz else column, pa.timestamp("us")
+        column, kind = local_clock(column) if kind.tz else column, pa.timestamp("us")
     for is_kind, wide in _WIDENED:
         if is_kind(kind) and kind != wide:
             try:
@@ -149,9 +160,8 @@ def _plain(column: pa.Array, subject: str, *, keeps_integers: bool = False) -> p
 
 def _key_values(column: pa.Array, subject: str) -> list[Any]:
     if not pa.types.is_nested(column.type):
-        values: list[Any] = _plain(column, subject).to_pylist()
-        return values
-    return list(map(_converter(column.type, is_key=True), column.to_pylist()))
+        return _VALUES.of(_plain(column, subject))
+    return list(map(_converter(column.type, is_key=True), _VALUES.of(column)))
 
 
 def _object_integers(column: pa.Array) -> Any:
@@ -166,8 +176,7 @@ def _objects(column: pa.Array) -> Any:
     kind = column.type
     if not pa.types.is_struct(kind) and not _has_times(kind):
         return column.to_pandas(date_as_object=True, maps_as_pydicts="strict", integer_object_nulls=True).to_numpy()
-    values = column.to_pylist(maps_as_pydicts="strict")
-    return np.fromiter(map(_converter(kind), values), object, len(column))
+    return np.fromiter(map(_converter(kind), _WITH_DICTS.of(column)), object, len(column))
 
 
 def _has_times(kind: pa.DataType) -> bool:

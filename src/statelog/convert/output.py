@@ -17,8 +17,9 @@ from statelog.convert.python_values import is_mutable
 from statelog.convert.types import field_codecs
 from statelog.errors import ConfigurationWarning, ErrorKind, ProcessorError
 from statelog.operators.keyed.outputs import NoRow
-from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge, to_array
+from statelog.runs.byte_slices import MAX_COLUMN_BYTES, RowsTooLarge
 from statelog.runs.values import MISFITS, FieldCodec
+from statelog.time_zones import instants
 
 
 class _HeldRow(tuple[Any, ...]):
@@ -125,7 +126,7 @@ class RowOutput:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _HeldFrame:
     """Copies of the output columns of a frame."""
 
@@ -146,15 +147,18 @@ class FrameOutput:
     def __init__(self, schema: StructType, zone: str, uid: str) -> None:
         self._fields = field_codecs(schema, "output column", nan_is_null=True)
         self.schema = pa.schema([(field.name, field.type) for field in self._fields])
-        self._mutable = [is_mutable(field.dataType) for field in schema]
+        self._mutable = [place for place, field in enumerate(schema) if is_mutable(field.dataType)]
         self._zone = zone
         self._warn = _NameWarning(uid, schema.names)
+        self._names = schema.names
+        self._places = list(range(len(schema.names)))
 
     def hold(self, frame: Any) -> Any:
         try:
             has_rows = self._has_rows(frame, 0, str)
-            columns = self._columns_of(frame, 0, str) if has_rows else []
-            held = list(map(_held_column, columns, self._fields, self._mutable))
+            held = [column.copy() for column in self._columns_of(frame, 0, str)] if has_rows else []
+            for place in self._mutable if has_rows else ():
+                held[place] = _stored_values(self._fields[place], held[place])
         except (ProcessorError, *MISFITS):
             return frame.copy() if hasattr(frame, "iloc") else frame  # encode() raises, and names the key
         return _HeldFrame(held, len(frame))
@@ -186,10 +190,9 @@ class FrameOutput:
     def _columns_of(self, frame: Any, index: int, owner_of: Callable[[int], str]) -> list[Any]:
         if isinstance(frame, _HeldFrame):
             return frame.columns
-        names = self.schema.names
-        labels = list(frame.columns)
+        names, labels = self._names, frame.columns.tolist()
         if labels == names:
-            places: list[int] = list(range(len(names)))
+            places = self._places
         elif any(isinstance(label, str) for label in labels):
             places = [labels.index(name) for name in names if name in labels]
             if len(places) == len(names) < len(labels):
@@ -246,8 +249,7 @@ class FrameOutput:
             local = array.cast(pa.timestamp("us"), safe=False)
             if wanted.tz is None:
                 return local
-            # Of two instants with one local time the later one, and in a gap the time after it: as in Spark.
-            return pc.assume_timezone(local, self._zone, ambiguous="latest", nonexistent="latest").cast(wanted)
+            return instants(local, self._zone).cast(wanted)
         if _is_number(own) and _is_number(wanted):
             cast = array.cast(wanted)
             if pa.types.is_floating(own) and pa.types.is_floating(wanted) and wanted.bit_width < own.bit_width:
@@ -320,9 +322,10 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _held_column(column: Any, field: FieldCodec, is_mutable: bool) -> Any:
-    if not is_mutable or column.dtype.kind != "O" or not isinstance(column, np.ndarray):
-        return column.copy()
+def _stored_values(field: FieldCodec, column: Any) -> Any:
+    """The column with values in storage types, if it has objects, which could be changed."""
+    if column.dtype.kind != "O" or not isinstance(column, np.ndarray):
+        return column
     return np.fromiter(map(field.stored, column), object, len(column))
 
 
@@ -337,7 +340,7 @@ def _column(
     field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str], *, first: int = 0, is_stored: bool = False
 ) -> pa.Array:
     try:
-        return to_array(values, field.type) if is_stored else field.to_array(values)
+        return field.column(values) if is_stored else field.to_array(values)
     except MISFITS as failure:
         for index, value in enumerate(values, first):
             if (reason := field.misfit(value)) is not None:

@@ -1,4 +1,4 @@
-"""Converts Python values to fields of Spark types, and back; docs/conversions.md has the table.
+"""Converts Python values to fields of Spark types; docs/conversions.md has the table.
 
 A conversion loses nothing, or it fails: values that Arrow would cut, round or guess never reach it. Rows, frames,
 states, map keys and outputs all go through here.
@@ -11,8 +11,11 @@ import datetime
 import math
 import operator
 import struct
-from collections.abc import Callable, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cache
+from itertools import repeat
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +45,8 @@ from pyspark.sql.types import (
     TimeType,
 )
 
+from statelog.convert.local_times import only_readable, plain_or_readable, to_utc
+
 Convert = Callable[[Any], Any]
 
 _DECIMALS: Final = Context(prec=76, rounding=ROUND_HALF_UP)
@@ -60,20 +65,54 @@ def is_mutable(kind: DataType) -> bool:
     return isinstance(kind, (ArrayType, MapType, StructType, BinaryType))
 
 
-def to_storage(kind: DataType, *, nan_is_null: bool = False) -> Convert:
+def to_storage(kind: DataType, *, nan_is_null: bool = False, keeps_datetimes: bool = False) -> Convert:
     """The conversion to values that Arrow stores unchanged.
 
     pandas' missing values become None. So does NaN, but in floating-point and text fields only with `nan_is_null`, as
-    in frames. The conversion raises ValueError or TypeError, with the reason, for a value that does not fit.
+    in frames. The conversion raises ValueError or TypeError, with the reason, for a value that does not fit. With
+    `keeps_datetimes` it makes held values, for :func:`statelog.convert.held_columns.column_maker`: plain datetimes stay
+    as they are, and those that users could not read back do not fit.
     """
-    convert = _converter(kind, nan_is_null)
+    convert = _converter(kind, nan_is_null, keeps_datetimes)
     has_nan = isinstance(kind, (FloatType, DoubleType, StringType)) and not nan_is_null
+    never_missing = _NEVER_MISSING | {float, Decimal} if has_nan else _NEVER_MISSING
 
     def converted(value: Any) -> Any:
-        if type(value) in _NEVER_MISSING:
+        if type(value) in never_missing:
             return convert(value)
         if value is None or (_is_missing(value) and not (has_nan and isinstance(value, (float, Decimal)))):
             return None
+        return convert(value)
+
+    # These run for every write of a state.
+    if isinstance(kind, DecimalType):
+        return _decimals_first(kind, converted)
+    if isinstance(kind, TimestampType) and keeps_datetimes:
+        return plain_or_readable(converted)
+    if isinstance(kind, ArrayType) and (own := _exact_elements(kind, nan_is_null)) is not None:
+        return _lists_first(own, converted)
+    return converted
+
+
+def _lists_first(exact: type, convert: Convert) -> Convert:
+    """A conversion that copies lists of elements that are stored as they are; all other values are for `convert`."""
+    as_they_are = {exact, NoneType}
+
+    def converted(value: Any) -> Any:
+        if type(value) is list and as_they_are.issuperset(map(type, value)):
+            return value.copy()
+        return convert(value)
+
+    return converted
+
+
+def _decimals_first(kind: DecimalType, convert: Convert) -> Convert:
+    """A conversion that leaves a decimal as it is if it has the right scale and not too many digits."""
+    step, digits = Decimal(1).scaleb(-kind.scale), kind.precision - kind.scale
+
+    def converted(value: Any) -> Any:
+        if type(value) is Decimal and value.same_quantum(step) and value.adjusted() < digits:
+            return value
         return convert(value)
 
     return converted
@@ -85,22 +124,30 @@ def _is_missing(value: Any) -> bool:
     return type(value).__name__ in ("NaTType", "NAType")
 
 
-def _converter(kind: DataType, nan_is_null: bool) -> Convert:
+def _converter(kind: DataType, nan_is_null: bool, keeps_datetimes: bool) -> Convert:
+    def of(part: DataType) -> Convert:
+        return to_storage(part, nan_is_null=nan_is_null, keeps_datetimes=keeps_datetimes)
+
     if isinstance(kind, ArrayType):
-        own = exact_type(kind.elementType)
-        is_exact = own is not None and not (nan_is_null and own is float)
-        return _elements(to_storage(kind.elementType, nan_is_null=nan_is_null), own if is_exact else None)
+        return _elements(of(kind.elementType), _exact_elements(kind, nan_is_null))
     if isinstance(kind, MapType):
         of_key = to_storage(kind.keyType, nan_is_null=nan_is_null)
-        return _entries(of_key, to_storage(kind.valueType, nan_is_null=nan_is_null))
+        if isinstance(kind.keyType, TimestampType) and keeps_datetimes:
+            of_key = only_readable(of_key)  # not as it is: two instants with one local time would be one key
+        return _entries(of_key, of(kind.valueType))
     if isinstance(kind, StructType):
-        return _struct(kind.names, [to_storage(field.dataType, nan_is_null=nan_is_null) for field in kind])
+        return _struct(kind.names, [of(field.dataType) for field in kind])
     if isinstance(kind, DecimalType):
         return _DecimalFitting(kind)
     plain = PLAIN_TYPES.get(type(kind))
     if plain is None:
         raise TypeError(f"there are no values of type {kind.simpleString()}")
     return plain.convert
+
+
+def _exact_elements(kind: ArrayType, nan_is_null: bool) -> type | None:
+    own = exact_type(kind.elementType)
+    return None if nan_is_null and own is float else own
 
 
 # ---- Plain types ----
@@ -244,13 +291,13 @@ def _date(value: Any) -> datetime.date:
 
 
 def _timestamp(value: Any) -> datetime.datetime:
-    """A datetime without a zone is local time, as everywhere in PySpark."""
-    plain = value if type(value) is datetime.datetime else _datetime(value)
-    return plain.astimezone(datetime.UTC)
+    return to_utc(value if type(value) is datetime.datetime else _datetime(value))
 
 
 def _timestamp_ntz(value: Any) -> datetime.datetime:
     """A datetime with a zone keeps its wall clock."""
+    if type(value) is datetime.datetime and value.tzinfo is None and not value.fold:
+        return value
     return _datetime(value).replace(tzinfo=None, fold=0)
 
 
@@ -301,7 +348,7 @@ PLAIN_TYPES: Final[dict[type[DataType], PlainType]] = {
     DateType: PlainType(pa.date32(), _date, datetime.date),
     TimestampType: PlainType(pa.timestamp("us", tz="UTC"), _timestamp),
     TimestampNTZType: PlainType(pa.timestamp("us"), _timestamp_ntz),
-    DayTimeIntervalType: PlainType(pa.duration("us"), _interval),
+    DayTimeIntervalType: PlainType(pa.duration("us"), _interval, datetime.timedelta),
     TimeType: PlainType(pa.time64("ns"), _time),
     NullType: PlainType(pa.null(), _void),
 }
@@ -333,7 +380,7 @@ def _elements(of_element: Convert, exact: type | None) -> Convert:
 
 def _entries(of_key: Convert, of_value: Convert) -> Convert:
     def convert(value: Any) -> dict[Any, Any]:
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             pairs = list(value.items())
         elif type(value) is list and all(type(pair) is tuple and len(pair) == 2 for pair in value):
             pairs = value
@@ -349,8 +396,13 @@ def _entries(of_key: Convert, of_value: Convert) -> Convert:
 
 def _struct(names: list[str], converts: list[Convert]) -> Convert:
     def convert(value: Any) -> dict[str, Any]:
+        items = _fields(value, names)
+        try:
+            return dict(zip(names, map(operator.call, converts, items), strict=True))
+        except (TypeError, ValueError, ArithmeticError):
+            pass  # once more, to find the field
         stored: dict[str, Any] = {}
-        for name, one, item in zip(names, converts, _fields(value, names), strict=True):
+        for name, one, item in zip(names, converts, items, strict=True):
             try:
                 stored[name] = one(item)
             except (TypeError, ValueError, ArithmeticError) as error:
@@ -360,12 +412,14 @@ def _struct(names: list[str], converts: list[Convert]) -> Convert:
     return convert
 
 
-def _fields(value: Any, names: list[str]) -> list[Any]:
+def _fields(value: Any, names: list[str]) -> Sequence[Any]:
     """The values of a struct's fields: by name if the value has names, else by position."""
     own = getattr(value, "__fields__", None) if isinstance(value, Row) else None
     if own is not None:
+        if own == names and len(value) == len(names):
+            return tuple(value)
         held = dict(zip(own, value, strict=True))
-    elif isinstance(value, Mapping):
+    elif type(value) is dict or isinstance(value, Mapping):
         held = dict(value)
     elif isinstance(value, (tuple, list)):
         if len(value) != len(names):
@@ -380,27 +434,7 @@ def _fields(value: Any, names: list[str]) -> list[Any]:
     return [held.get(name) for name in names]
 
 
-# ---- Back ----
-
-
-def from_storage(kind: DataType) -> Convert | None:
-    """The conversion of Arrow's Python values to Spark's; None if they are the same."""
-    if isinstance(kind, TimestampType):
-        return _utc_to_local
-    if isinstance(kind, StructType):
-        return _struct_from_storage(kind)
-    if isinstance(kind, MapType) and isinstance(kind.keyType, TimestampType):
-        return _map_by_local_time(_each(from_storage(kind.valueType)))
-    if isinstance(kind, ArrayType):
-        convert = _each(from_storage(kind.elementType))
-        return None if convert is None else lambda values: [convert(value) for value in values]
-    if isinstance(kind, MapType):
-        of_key, of_value = _each(from_storage(kind.keyType)), _each(from_storage(kind.valueType))
-        if of_key is None and of_value is None:
-            return None
-        first, second = of_key or _same, of_value or _same
-        return lambda values: {first(key): second(value) for key, value in values.items()}
-    return None
+# ---- Rows ----
 
 
 def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
@@ -409,54 +443,20 @@ def row_maker(names: list[str]) -> Callable[[list[list[Any]]], list[Any]]:
     Their class, a subclass of :class:`pyspark.sql.Row`, has the field names: such rows are several times faster to
     build and to read than rows that each carry the names.
     """
-    attributes: dict[str, Any] = {"__fields__": list(names)}
-    for index, name in enumerate(names):
-        if not hasattr(Row, name) and name not in attributes:
-            attributes[name] = property(operator.itemgetter(index))
-    kind = type("Row", (Row,), attributes)
-    new = tuple.__new__
+    kind = _row_class(tuple(names))
 
     def make(columns: list[list[Any]]) -> list[Any]:
-        return [new(kind, values) for values in zip(*columns, strict=True)]
+        return list(map(tuple.__new__, repeat(kind), zip(*columns, strict=True)))
 
     return make
 
 
-def _each(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _utc_to_local(value: datetime.datetime) -> datetime.datetime:
-    try:
-        # Unlike astimezone() it sets `fold`, which tells two equal local times apart.
-        local = datetime.datetime.fromtimestamp(value.replace(microsecond=0).timestamp())
-    except (ValueError, OverflowError):  # within a day of Python's first or last datetime
-        return value.astimezone().replace(tzinfo=None)
-    return local.replace(microsecond=value.microsecond)
-
-
-def _map_by_local_time(of_value: Convert | None) -> Convert:
-    """Convert a map with timestamps as keys; where two instants have one local time, the second keeps its zone."""
-
-    def convert(values: dict[datetime.datetime, Any]) -> dict[datetime.datetime, Any]:
-        converted: dict[datetime.datetime, Any] = {}
-        for key, value in values.items():
-            local = _utc_to_local(key)
-            converted[key if local in converted else local] = value if of_value is None else of_value(value)
-        return converted
-
-    return convert
-
-
-def _struct_from_storage(kind: StructType) -> Convert:
-    converts = [_each(from_storage(field.dataType)) or _same for field in kind]
-    make = row_maker(kind.names)
-
-    def convert(value: dict[str, Any]) -> Any:
-        return make([[one(item)] for one, item in zip(converts, value.values(), strict=True)])[0]
-
-    return convert
+@cache
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    attributes: dict[str, Any] = {"__fields__": list(names)}
+    # A named tuple's attributes read a tuple's place without a call of Python code; Row's own way has one.
+    getters: Any = namedtuple("getters", names, rename=True)  # type: ignore[misc]  # the names are not known here
+    for place, name in enumerate(names):
+        if not hasattr(Row, name) and name not in attributes:
+            attributes[name] = getattr(getters, getters._fields[place])
+    return type("Row", (Row,), attributes)

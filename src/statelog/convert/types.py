@@ -5,18 +5,34 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType, TimeType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    TimeType,
+)
 
-from statelog.convert.python_values import PLAIN_TYPES, exact_type, from_storage, row_maker, to_storage
+from statelog.convert.held_columns import column_maker
+from statelog.convert.python_values import PLAIN_TYPES, exact_type, row_maker, to_storage
+from statelog.convert.stored_values import StoredValues, from_storage
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.runs.keys import KeyCodec
 from statelog.runs.values import FieldCodec, RowCodec
+from statelog.time_zones import time_zone
 
 _TIME_DIGITS: Final = 6
+_PLAIN: Final[dict[type[DataType], type]] = {DecimalType: Decimal, TimestampType: datetime.datetime}
+"""Classes of values that columns are made of without holding each."""
+_VALUES: Final = StoredValues()
 
 
 def arrow_type(kind: DataType, subject: str) -> pa.DataType:
@@ -61,16 +77,25 @@ def field_codecs(schema: StructType, subject: str, *, nan_is_null: bool = False)
     With `nan_is_null` NaN is null in every field, as in frames. Raises ConfigurationError for an unsupported type.
     """
     return [
-        FieldCodec(
-            name=field.name,
-            type=arrow_type(field.dataType, f"{subject} '{field.name}'"),
-            exact=exact_type(field.dataType),
-            to_storage=to_storage(field.dataType, nan_is_null=nan_is_null),
-            from_storage=from_storage(field.dataType),
-            declared=field.dataType.simpleString(),
-        )
+        _field_codec(field, arrow_type(field.dataType, f"{subject} '{field.name}'"), nan_is_null=nan_is_null)
         for field in schema
     ]
+
+
+def _field_codec(field: StructField, stored: pa.DataType, *, nan_is_null: bool) -> FieldCodec:
+    kind = field.dataType
+    return FieldCodec(
+        name=field.name,
+        type=stored,
+        exact=exact_type(kind),
+        to_storage=to_storage(kind, nan_is_null=nan_is_null),
+        from_storage=from_storage(kind),
+        declared=kind.simpleString(),
+        hold=to_storage(kind, nan_is_null=nan_is_null, keeps_datetimes=True),
+        make_column=column_maker(kind, stored),
+        plain=_PLAIN.get(type(kind)),
+        values=_VALUES,
+    )
 
 
 def row_codec(schema: StructType, subject: str) -> RowCodec:
@@ -110,13 +135,6 @@ def _nullable(kind: DataType) -> DataType:
     if isinstance(kind, StructType):
         return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind])
     return kind
-
-
-@cache
-def time_zone(name: str) -> datetime.tzinfo:
-    """The session's time zone, a region or an offset such as ``+02:00``, as Arrow's timestamps have it."""
-    zone: datetime.tzinfo = pa.lib.string_to_tzinfo(name)
-    return zone
 
 
 def key_decoder(codec: KeyCodec, zone: str) -> Callable[[Sequence[bytes]], list[tuple[Any, ...]]]:

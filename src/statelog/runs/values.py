@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import partial
 from types import NoneType
 from typing import Any, Final
 
@@ -15,14 +17,25 @@ import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.runs.byte_slices import to_array
+from statelog.runs.column_values import ColumnValues, MapsAsDicts
 
 MISFITS: Final = (pa.ArrowException, TypeError, ValueError, ArithmeticError, AttributeError)
 """Errors of a value that does not fit its field; converters call methods of values of any class."""
 
 
+Convert = Callable[[Any], Any]
+MakeColumn = Callable[[Sequence[Any]], pa.Array]
+
+_DICTS: Final = MapsAsDicts()
+
+
 @dataclass(frozen=True)
 class FieldCodec:
-    """How one field is stored and read."""
+    """How one field is stored and read.
+
+    From its write to its column a value is *held*, as it would be read back or in the storage type. Nothing can change
+    a held value, and a column can be made of it, unless it is a number too large for the type.
+    """
 
     name: str
     type: pa.DataType
@@ -32,12 +45,20 @@ class FieldCodec:
 
     None if every value must be converted, as mutable ones must.
     """
-    to_storage: Callable[[Any], Any] | None = None
-    """Converts a value that is not None for Arrow. May return None; raises one of `MISFITS`."""
-    from_storage: Callable[[Any], Any] | None = None
+    to_storage: Convert | None = None
+    """Converts a value for Arrow; None stays None. Raises one of `MISFITS`."""
+    from_storage: Convert | None = None
     """Converts a value that is not None from Arrow to the form that users see."""
     declared: str = ""
     """The user's name of the type, for messages; empty stands for Arrow's name."""
+    hold: Convert | None = None
+    """Makes a held value; None stays None. By default this is `to_storage`."""
+    make_column: MakeColumn | None = None
+    """Makes a column of held values, as :func:`statelog.runs.byte_slices.to_array` does by default."""
+    plain: type | None = None
+    """Of values of exactly this class, held or not, the right column is made, or none: then it raises a misfit."""
+    values: ColumnValues = _DICTS
+    """Makes the values that users see of a column."""
 
     def normalize(self, value: Any) -> Any:
         """The value as it would be read back, sharing nothing mutable with `value`."""
@@ -50,12 +71,20 @@ class FieldCodec:
         """The value in storage types; raises one of `MISFITS` if it does not fit."""
         return value if value is None or self.to_storage is None else self.to_storage(value)
 
+    def column(self, values: Sequence[Any]) -> pa.Array:
+        """A column of held values; raises RowsTooLarge, or one of `MISFITS` if a number is too large."""
+        return to_array(values, self.type) if self.make_column is None else self.make_column(values)
+
     def to_array(self, values: Sequence[Any]) -> pa.Array:
         """A column of values; raises RowsTooLarge, or one of `MISFITS` if a value does not fit."""
         convert = self.to_storage
-        if convert is not None and not {self.exact, NoneType}.issuperset(map(type, values)):
-            values = [None if value is None else convert(value) for value in values]
-        return to_array(values, self.type)
+        classes = set(map(type, values)) - {NoneType, self.exact}
+        if not classes or convert is None:
+            return self.column(values)
+        if classes == {self.plain}:
+            with suppress(*MISFITS):
+                return self.column(values)
+        return self.column([None if value is None else convert(value) for value in values])
 
     def misfit(self, value: Any) -> Exception | None:
         """The error that storing a value raises; None if it can be stored."""
@@ -84,6 +113,30 @@ class RowCodec:
         self._exact_types = tuple(field.exact for field in fields)
         # The exact class of a single field; None if there are several, or if every value must be converted.
         self._only_type = fields[0].exact if len(fields) == 1 else None
+        self._has_exact_types = None not in self._exact_types
+        self._holds = [_exact_first(field.exact, field.hold or field.to_storage or _same) for field in fields]
+        copies = [_copy_of(field.type, structs_are_rows=field.from_storage is not None) for field in fields]
+        reads = [
+            copy if field.from_storage is None else field.normalize for field, copy in zip(fields, copies, strict=True)
+        ]
+        self.copied = _rows_with(copies)
+        """Makes a copy of a row that the user could change, else returns the row."""
+        self.read_held = _rows_with(reads)
+        """Makes of a held row what would be read back; the user may change it."""
+
+    def hold(self, row: Any) -> tuple[Any, ...]:
+        """Hold a user's row; ProcessorError if its length or a value does not fit."""
+        # This runs for every update, so the plain cases come first.
+        if type(row) is tuple:
+            if self._has_exact_types:
+                if type(row[0]) is self._only_type if len(row) == 1 else tuple(map(type, row)) == self._exact_types:
+                    return row
+            elif len(row) == len(self._holds):
+                try:
+                    return tuple(map(operator.call, self._holds, row))
+                except MISFITS:
+                    pass
+        return self.normalize(row)
 
     def normalize(self, row: Any) -> tuple[Any, ...]:
         """Convert a user's row to the schema's types; ProcessorError if its length or a value does not fit."""
@@ -115,17 +168,10 @@ class RowCodec:
 
     def decode(self, rows: pa.RecordBatch | pa.Table) -> list[tuple[Any, ...]]:
         """Convert columns to tuples, one per row."""
-        columns: list[list[Any]] = []
-        for field, column in zip(self.fields, rows.columns, strict=True):
-            values = column.to_pylist(maps_as_pydicts="strict")
-            convert = field.from_storage
-            if convert is not None:
-                values = [None if value is None else convert(value) for value in values]
-            columns.append(values)
-        return list(zip(*columns, strict=True))
+        return list(zip(*map(_values_of, self.fields, rows.columns), strict=True))
 
     def encode(self, rows: Sequence[tuple[Any, ...] | None], owner_of: Callable[[int], str]) -> list[pa.Array]:
-        """Convert normalized tuples to columns; None is a row of nulls.
+        """Convert held or normalized tuples to columns; None is a row of nulls.
 
         `owner_of` names the key of the i-th row in messages. Raises ProcessorError if a number is too large for its
         field, and RowsTooLarge if a column does not fit into Arrow's offsets.
@@ -163,17 +209,12 @@ class RowCodec:
 
     def _encode_column(self, field: FieldCodec, values: Sequence[Any], owner_of: Callable[[int], str]) -> pa.Array:
         try:
-            # Without from_storage users see the stored form, so normalized values are in that form already.
-            return field.to_array(values) if field.from_storage is not None else to_array(values, field.type)
+            return field.column(values)
         except MISFITS:
             for index, value in enumerate(values):
                 if (reason := field.misfit(value)) is not None:
                     raise self._misfit(field, value, reason, f" of key {owner_of(index)}") from reason
             raise
-
-    def copied(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The row, or a copy of it if the user could change it."""
-        return copy.deepcopy(row) if self.is_mutable else row
 
     def _misfit(self, field: FieldCodec, value: Any, error: Exception, owner: str = "") -> ProcessorError:
         return ProcessorError(
@@ -182,6 +223,67 @@ class RowCodec:
             kind=ErrorKind.VALUE_MISMATCH,
             hint="Convert the value, or declare the field with another type.",
         )
+
+
+def _values_of(field: FieldCodec, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    return field.values.of(column)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _exact_first(exact: type | None, hold: Convert) -> Convert:
+    return hold if exact is None else lambda value: value if type(value) is exact else hold(value)
+
+
+def _rows_with(converts: Sequence[Convert | None]) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
+    """A function that makes rows in which some values that are not None are converted; without any, rows themselves."""
+    by_place = [(place, convert) for place, convert in enumerate(converts) if convert is not None]
+    if not by_place:
+        return _same
+    (first, convert_first), *others = by_place
+
+    def converted(row: Iterable[Any]) -> tuple[Any, ...]:
+        values = [*row]
+        if values[first] is not None:
+            values[first] = convert_first(values[first])
+        if others:
+            for place, convert in others:
+                if values[place] is not None:
+                    values[place] = convert(values[place])
+        return tuple(values)
+
+    return converted
+
+
+def _copy_of(kind: pa.DataType, *, structs_are_rows: bool) -> Convert | None:
+    """A function that copies what users see of values of a type; None if nobody can change them."""
+
+    def of(part: pa.DataType) -> Convert | None:
+        return _copy_of(part, structs_are_rows=structs_are_rows)
+
+    if pa.types.is_struct(kind):
+        copies = [of(field.type) for field in kind]
+        copied = _rows_with(copies)
+        if not structs_are_rows:
+            return lambda value: dict(zip(value, copied(value.values()), strict=True))
+        return (lambda value: tuple.__new__(type(value), copied(value))) if any(copies) else None
+    if pa.types.is_map(kind):
+        copy = of(kind.item_type)
+        return dict if copy is None else partial(_copied_map, copy)
+    if pa.types.is_list(kind):
+        copy = of(kind.value_type)
+        return list if copy is None else partial(_each, copy)
+    return None
+
+
+def _copied_map(copy: Convert, value: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(zip(value, _each(copy, value.values()), strict=True))
+
+
+def _each(copy: Convert, values: Iterable[Any]) -> list[Any]:
+    return [None if value is None else copy(value) for value in values]
 
 
 def _shown(value: Any) -> str:

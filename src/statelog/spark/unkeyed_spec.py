@@ -19,10 +19,12 @@ from statelog.convert.python_values import row_maker
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.subtask import UnkeyedInput, UnkeyedOperator, UnkeyedSubtask
 from statelog.runs.byte_slices import BUDGET, gather_rows
+from statelog.runs.column_values import ColumnValues
 from statelog.spark.states import UnkeyedStateDeclaration
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, TaskSpec
 
 BROADCAST_COLUMN: Final = "__statelog_broadcast"
+_VALUES: Final = ColumnValues()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +72,13 @@ class UnkeyedSpec(TaskSpec):
 
 def _row_reader(columns: list[str]) -> Callable[[pa.RecordBatch], list[Any]]:
     make = row_maker(columns)
-    return lambda rows: make([column.to_pylist() for column in rows.columns])
+    return lambda rows: make(list(map(_VALUES.of, rows.columns)))
 
 
 def _ordered_copies(batches: Sequence[pa.RecordBatch], columns: int) -> list[pa.RecordBatch]:
     """Sort the broadcast rows by hash, then by value, so that every subtask sees them in the same order."""
     hashes = [number for batch in batches for number in batch.column(HASH_COLUMN).to_pylist()]
     copies = [batch.select([f"b{index}" for index in range(columns)]) for batch in batches]
-    values = [repr(row) for batch in copies for row in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)]
+    values = [repr(row) for batch in copies for row in zip(*map(_VALUES.of, batch.columns), strict=True)]
     order = [index for _, _, index in sorted(zip(hashes, values, range(len(hashes)), strict=True))]
     return list(gather_rows(copies, np.array(order, np.int64), BUDGET.slice_bytes))

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from statelog.runs.column_values import ColumnValues
 from statelog.runs.key_groups import Hashes
 from statelog.runs.keys import KeyCodec
 
@@ -38,7 +39,7 @@ def row_hashes(columns: Sequence[pa.Array]) -> Hashes:
     hashes = [_SEED] * len(columns[0])
     for column in columns:
         hash_value = _hasher(column.type)
-        hashes = [hash_value(seed, value) for seed, value in zip(hashes, column.to_pylist(), strict=True)]
+        hashes = [hash_value(seed, value) for seed, value in zip(hashes, ColumnValues().of(column), strict=True)]
     return np.array(hashes, np.uint64)
 
 

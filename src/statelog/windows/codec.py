@@ -15,9 +15,11 @@ from statelog.aggregates.functions import stored_type
 from statelog.aggregates.stored import to_given
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.convert.output import RowOutput
-from statelog.convert.python_values import from_storage, row_maker
-from statelog.convert.types import arrow_type, time_zone
+from statelog.convert.python_values import row_maker
+from statelog.convert.stored_values import from_storage
+from statelog.convert.types import arrow_type
 from statelog.operators.event_time import EventTime
+from statelog.time_zones import time_zone
 from statelog.windows.panes import Cut, WindowInput
 from statelog.windows.processor import LateRow
 

@@ -79,6 +79,7 @@ class _ListWrites:
     is_cleared: bool = False
     is_renewed: bool = False
     appended: list[Row] = field(default_factory=list)
+    """Held rows."""
 
 
 class ListState(_CollectionState):
@@ -92,9 +93,11 @@ class ListState(_CollectionState):
         """Whether the list has an element."""
         position = self._require()
         writes = self._writes.get(position)
-        if self._is_paged(position, writes):
-            return bool(writes is not None and writes.appended) or self._stored.has_entries(position)
-        return bool(self._elements(position, writes))
+        if writes is not None and (writes.appended or writes.is_cleared):
+            return bool(writes.appended)
+        return (
+            self._stored.has_entries(position) if self._is_paged(position, writes) else bool(self._stored.of(position))
+        )
 
     def get(self) -> Iterator[Row]:
         """The elements in order, as they are now; later changes do not show."""
@@ -105,47 +108,45 @@ class ListState(_CollectionState):
         if self._is_paged(position, writes):
             appended = [] if writes is None else writes.appended.copy()
             stored = (row for page in self._stored.pages(position) for _, row in page)
-            return itertools.chain(stored, map(self._codec.copied, appended))
-        return iter([self._codec.copied(row) for row in self._elements(position, writes)])
+            return itertools.chain(stored, map(self._codec.read_held, appended))
+        return iter(self._elements(position, writes))
 
     def put(self, newState: Iterable[Row]) -> None:
         """Replace all elements; the new list has at least one."""
-        rows = self._normalized(newState, "put")
+        rows = self._held(newState, "put")
         self._writes[self._require()] = _ListWrites(is_cleared=True, appended=rows)
 
     def appendValue(self, newState: Row) -> None:
         """Append an element."""
-        row = self._codec.normalize(newState)
+        row = self._codec.hold(newState)
         self._writes[self._require()].appended.append(row)
 
     def appendList(self, newState: Iterable[Row]) -> None:
         """Append elements; at least one."""
-        rows = self._normalized(newState, "appendList")
+        rows = self._held(newState, "appendList")
         self._writes[self._require()].appended.extend(rows)
 
     def clear(self) -> None:
         """Remove all elements."""
         self._writes[self._require()] = _ListWrites(is_cleared=True)
 
-    def _normalized(self, rows: Iterable[Row], method: str) -> list[Row]:
-        normalized = [self._codec.normalize(row) for row in rows] if isinstance(rows, Iterable) else []
-        if not normalized:
+    def _held(self, rows: Iterable[Row], method: str) -> list[Row]:
+        held = [self._codec.hold(row) for row in rows] if isinstance(rows, Iterable) else []
+        if not held:
             raise ProcessorError(
                 f"{self._codec.subject}: {method}() takes a list with at least one tuple, not {rows!r:.80}.",
                 kind=ErrorKind.STATE_USAGE,
                 hint="Use clear() to empty a list, appendValue() for a single element.",
             )
-        return normalized
+        return held
 
     def _is_paged(self, position: int, writes: _ListWrites | None) -> bool:
         return not (writes is not None and writes.is_cleared) and self._stored.is_large(position)
 
     def _elements(self, position: int, writes: _ListWrites | None) -> list[Row]:
-        if writes is None:
-            return list(self._stored.of(position).values())
-        if writes.is_cleared:
-            return writes.appended
-        return [*self._stored.of(position).values(), *writes.appended]
+        is_cleared = writes is not None and writes.is_cleared
+        stored = [] if is_cleared else [self._codec.copied(row) for row in self._stored.of(position).values()]
+        return stored if writes is None else [*stored, *map(self._codec.read_held, writes.appended)]
 
     def flush(self, changes: ChangeBuffer) -> None:
         made = self._changes(changes)
@@ -171,6 +172,7 @@ class _MapWrites:
     is_renewed: bool = False
     """Whether all stored entries are written again; small maps put theirs instead."""
     puts: dict[bytes, Row | None] = field(default_factory=dict)
+    """Held rows; None is a removed entry."""
 
 
 class MapState(_CollectionState):
@@ -214,7 +216,7 @@ class MapState(_CollectionState):
     def updateValue(self, key: Row, value: Row) -> None:
         """Set the value of a map key."""
         entry = self._keys.encode(key)
-        self._writes[self._require()].puts[entry] = self._codec.normalize(value)
+        self._writes[self._require()].puts[entry] = self._codec.hold(value)
 
     def removeKey(self, key: Row) -> None:
         """Remove a map key."""
@@ -268,10 +270,10 @@ class MapState(_CollectionState):
                 if entry not in puts:
                     yield entry, row
                 elif (written := puts.pop(entry)) is not None:
-                    yield entry, self._codec.copied(written)
+                    yield entry, self._codec.read_held(written)
         for entry, written in puts.items():
             if written is not None:
-                yield entry, self._codec.copied(written)
+                yield entry, self._codec.read_held(written)
 
     def _lookup(self, entry: bytes) -> Row | None:
         position = self._require()
@@ -279,7 +281,7 @@ class MapState(_CollectionState):
         if writes is not None:
             written: Row | None = writes.puts.get(entry, MISSING)
             if written is not MISSING:
-                return written
+                return None if written is None else self._codec.read_held(written)
             if writes.is_cleared:
                 return None
         row = self._stored.get(position, entry)
@@ -298,7 +300,7 @@ class MapState(_CollectionState):
             if row is None:
                 merged.pop(entry, None)
             else:
-                merged[entry] = row
+                merged[entry] = self._codec.read_held(row)
         return merged
 
     def flush(self, changes: ChangeBuffer) -> None:

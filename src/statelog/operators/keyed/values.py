@@ -60,9 +60,9 @@ class _SingleState(KeyedState):
 
     def open(self) -> None:
         self._loaded: list[Row | None] | None = None
-        self._writes: dict[int, Row | None] = {}
-        self._normalize = self._codec.normalize
-        self._is_mutable = self._codec.is_mutable
+        self._writes: dict[int, Row | None] = {}  # held rows
+        self._hold = self._codec.hold
+        self._copied = self._codec.copied if self._codec.is_mutable else None
 
     def exists(self) -> bool:
         """Whether the key has a value."""
@@ -77,17 +77,19 @@ class _SingleState(KeyedState):
         # This runs for every read of a value, so the common case is written out.
         position = self._cursor.position
         row: Any = self._writes.get(position, MISSING)
-        if row is MISSING:
-            row = self._current() if self._loaded is None else self._loaded[position]
-            if self._renews and row is not None:
-                self._writes[position] = row
-        return self._codec.copied(row) if self._is_mutable and row is not None else row
+        if row is not MISSING:
+            return None if row is None else self._codec.read_held(row)
+        row = self._current() if self._loaded is None else self._loaded[position]
+        if self._renews and row is not None:
+            self._writes[position] = row
+        return row if row is None or self._copied is None else self._copied(row)
 
-    def _write(self, value: Row) -> None:
+    def _write(self, newValue: Row) -> None:
+        """Replace the key's value."""
         position = self._cursor.position
         if position < 0:
             self._require()
-        self._writes[position] = self._normalize(value)
+        self._writes[position] = self._hold(newValue)
 
     def _current(self) -> Row | None:
         position = self._cursor.position
@@ -128,11 +130,9 @@ class _SingleState(KeyedState):
 class ValueState(_SingleState):
     """One value per key."""
 
-    get = _SingleState._read  # no call in between: it runs for every read of a value
-
-    def update(self, newValue: Row) -> None:
-        """Replace the key's value."""
-        self._write(newValue)
+    # No calls in between: these run for every read and write of a value.
+    get = _SingleState._read
+    update = _SingleState._write
 
 
 class ReducingState(_SingleState):
@@ -151,7 +151,7 @@ class ReducingState(_SingleState):
     def add(self, value: Row) -> None:
         """Reduce one more value into the state."""
         held = self._read()
-        self._write(value if held is None else self._reduce(held, self._normalize(value)))
+        self._write(value if held is None else self._reduce(held, self._codec.normalize(value)))
 
     def bind(self, reduce: Callable[[Row, Row], Row]) -> None:
         """Set the function; called once, before the first key."""
