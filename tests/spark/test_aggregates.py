@@ -71,8 +71,9 @@ def _pairs() -> dict[str, tuple[Aggregate, Column]]:
     for name in NUMBERS:
         pairs[f"sum_{name}"] = (statelog.Sum(name), F.sum(name))
         pairs[f"mean_{name}"] = (statelog.Mean(name), F.avg(name))
-        spark_quantiles = F.percentile_approx(F.col(name).cast("double"), list(QUANTILES), 10**6)
-        pairs[f"quantiles_{name}"] = (statelog.Quantiles(name, QUANTILES), spark_quantiles)
+        if name not in "xy":  # with NaN, Spark's depend on the order of the rows
+            spark_quantiles = F.percentile_approx(F.col(name).cast("double"), list(QUANTILES), 10**6)
+            pairs[f"quantiles_{name}"] = (statelog.Quantiles(name, QUANTILES), spark_quantiles)
         pairs[f"var_{name}"] = (statelog.Variance(name), F.var_samp(name))
         pairs[f"varp_{name}"] = (statelog.Variance(name, population=True), F.var_pop(name))
         pairs[f"std_{name}"] = (statelog.StandardDeviation(name), F.stddev_samp(name))
