@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -36,8 +36,10 @@ from statelog.aggregates.kernels import (
 )
 from statelog.aggregates.list_kernels import DistinctKernel, ListKernel
 from statelog.aggregates.quantiles import QuantilesKernel, datasketches_library
+from statelog.aggregates.row_functions import CountFunction, FoldFunction, MeanFunction, greatest, least, sum_of
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
+from statelog.operators.keyed.values import AggregateFunction
 
 _MAX_PRECISION: Final = 38
 _SUM_DIGITS: Final = 10
@@ -137,6 +139,23 @@ class Aggregate(ABC):
             If it cannot aggregate values of the type.
         """
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        """The aggregate as the function of a reducing or aggregating state.
+
+        Parameters
+        ----------
+        kind : pyarrow.DataType
+            The type of the accumulator's first field.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has none: Count, Sum, Min, Max and Mean have.
+        """
+        raise ConfigurationError(
+            f"{self} is no function of a state.", hint="Count, Sum, Min, Max and Mean are, or write a function."
+        )
+
     def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
         if not isinstance(kind, kinds):
             shown = "no column" if kind is None else kind.simpleString()
@@ -159,6 +178,9 @@ class Count(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         return BoundAggregate(CountKernel(), (("", LongType()),), LongType())
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return CountFunction(skips_nulls=self.column is not None)
+
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
@@ -167,6 +189,9 @@ class Sum(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         result = _sum_type(self._require(kind, _NUMBERS, "a number"))
         return BoundAggregate(SumKernel(_arrow(result), wraps=not ansi), (("", result),), result)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(sum_of(kind))
 
 
 @dataclass(frozen=True)
@@ -182,6 +207,11 @@ class Mean(Aggregate):
             result = _bounded_decimal(kind.precision + _MEAN_DIGITS, kind.scale + _MEAN_DIGITS)
         kernel = MeanKernel(_arrow(sums), _arrow(result), wraps=not ansi)
         return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        if pa.types.is_decimal(kind):
+            raise ConfigurationError(f"{self} of decimals is no function of a state.", hint="Add doubles.")
+        return MeanFunction()
 
 
 @dataclass(frozen=True)
@@ -215,6 +245,9 @@ class Min(Aggregate):
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
         return BoundAggregate(ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(least)
+
 
 @dataclass(frozen=True)
 class Max(Aggregate):
@@ -223,6 +256,9 @@ class Max(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
         return BoundAggregate(ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(greatest)
 
 
 @dataclass(frozen=True)
