@@ -205,6 +205,23 @@ def test_bytes_of_another_version_are_refused(aggregate: Aggregate, stored: byte
         assert caught.value.kind is ErrorKind.FORMAT
 
 
+def test_another_rsd_is_refused_for_many_values_and_reads_few() -> None:
+    coarse, fine = (bound(statelog.ApproxCountDistinct("x", rsd=rsd), LongType()) for rsd in (0.05, 0.04))
+    held = reduced(coarse, pa.array(np.arange(2200)), np.repeat([0, 1, 2], [1000, 1000, 200]), 3)
+    assert {len(body) for body in held.to_pylist()} == {514}
+    for call in (lambda: results(fine, held), lambda: merged(fine, [held], [np.arange(3)], 3)):
+        with pytest.raises(CorruptionError, match="has 512 registers, and rsd asks for 1024"):
+            call()
+    few = reduced(coarse, pa.array(np.arange(100)), np.zeros(100, np.int64), 1)
+    assert results(fine, merged(fine, [few], [np.arange(1)], 1)) == [100]
+
+
+def test_a_digest_without_news_stays_as_it_is() -> None:
+    kernel = bound(statelog.Quantiles("x", [0.5]), DoubleType())
+    held = reduced(kernel, pa.array(np.random.default_rng(3).normal(size=5000)), np.zeros(5000, np.int64), 1, 7)
+    assert merged(kernel, [held, pa.nulls(1, pa.binary())], [np.arange(1)] * 2, 1) == held
+
+
 def test_a_column_of_sketches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = bound(statelog.ApproxCountDistinct("x"), LongType())
     values, owners = pa.array(np.arange(3000)), np.arange(3000) // 1000

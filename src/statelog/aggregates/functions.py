@@ -378,7 +378,7 @@ class Quantiles(Aggregate):
     name : str
         Name of the output column.
     compression : int
-        20 to 2000. The state of a key takes up to some 24 times as many bytes.
+        20 to 2000. The state of a key takes up to 30 times as many bytes.
     """
 
     fractions: tuple[float, ...] = ()

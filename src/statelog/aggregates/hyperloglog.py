@@ -15,11 +15,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.sketches import StoredSketches, flat, read_sketches, store_sketches, stored_values
 from statelog.aggregates.value_hashes import Hashes, value_hashes
+from statelog.errors import CorruptionError, ErrorKind
 
 _SUBJECT: Final = "ApproxCountDistinct"
 _INDEX_BITS: Final = 26
@@ -91,7 +93,16 @@ class HyperLogLogKernel(Kernel):
         return pa.array(np.rint(counts).astype(np.int64))
 
     def _read(self, sketches: StoredSketches) -> _Registers:
-        registers: _Registers = flat(sketches.full_bodies, np.uint8).reshape(-1, self._size)
+        bodies = sketches.full_bodies
+        other = pc.binary_length(bodies).to_numpy() != self._size
+        if other.any():
+            raise CorruptionError(
+                f"The stored state of {_SUBJECT} has {len(bodies[int(other.argmax())].as_py())} registers, and rsd asks"
+                f" for {self._size}.",
+                kind=ErrorKind.FORMAT,
+                hint="Leave rsd as it was, or give the aggregate another name.",
+            )
+        registers: _Registers = flat(bodies, np.uint8).reshape(-1, self._size)
         return registers
 
     def _registers(
