@@ -1,5 +1,6 @@
 from .aggregates.functions import (
     Aggregate,
+    ApproxCountDistinct,
     Collect,
     Count,
     CountDistinct,
@@ -8,6 +9,7 @@ from .aggregates.functions import (
     Max,
     Mean,
     Min,
+    Quantiles,
     StandardDeviation,
     Sum,
     Variance,
@@ -55,6 +57,7 @@ from .windows.processor import TimeWindow, WindowContext, WindowHandle, WindowPr
 __all__ = [
     "Aggregate",
     "AggregateFunction",
+    "ApproxCountDistinct",
     "ArrowBatch",
     "ArrowEntries",
     "ArrowHandle",
@@ -90,6 +93,7 @@ __all__ = [
     "Options",
     "ProcessorError",
     "ProtocolError",
+    "Quantiles",
     "Recorded",
     "RestoreMetrics",
     "RestoreProgress",

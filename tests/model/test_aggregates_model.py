@@ -36,6 +36,8 @@ AGGREGATES = {
     "last": statelog.Last("n", by="time"),
     "all": statelog.Collect("n"),
     "distinct": statelog.CountDistinct("x"),
+    "about": statelog.ApproxCountDistinct("x"),
+    "median": statelog.Quantiles("n", [0.5]),
 }
 
 
@@ -101,6 +103,8 @@ def values(events: list[Event]) -> tuple[Any, ...]:
         last,
         sorted(numbers),
         len(set(xs)),
+        len(set(xs)),
+        [sorted(numbers)[(len(numbers) - 1) // 2]] if numbers else None,
     )
 
 
@@ -114,7 +118,8 @@ def found(rows: list[Any]) -> dict[Any, Any]:
     """The output by key, collected values sorted, as the rows of a batch have no order."""
     output: dict[Any, Any] = {}
     for row in rows:
-        key, held = tuple(row[:-8]), [sorted(value) if isinstance(value, list) else value for value in row[-8:]]
+        width = len(AGGREGATES)
+        key, held = tuple(row[:-width]), [sorted(value) if isinstance(value, list) else value for value in row[-width:]]
         assert key not in output
         output[key] = tuple(held)
     return output

@@ -52,6 +52,7 @@ ROWS = [
     for number in numbers
 ]
 COLUMNS = ["k", "f", "b", "s", "i", "l", "x", "y", "d", "w", "t", "bin", "flag", "day", "at", "local"]
+QUANTILES = (0.0, 0.2, 0.5, 0.9, 1.0)
 NUMBERS = ("b", "s", "i", "l", "x", "y", "d", "w")
 
 
@@ -63,12 +64,16 @@ def _pairs() -> dict[str, tuple[Aggregate, Column]]:
         pairs[f"min_{name}"] = (statelog.Min(name), F.min(name))
         pairs[f"max_{name}"] = (statelog.Max(name), F.max(name))
         pairs[f"distinct_{name}"] = (statelog.CountDistinct(name), F.count_distinct(name))
+        pairs[f"about_{name}"] = (statelog.ApproxCountDistinct(name), F.count_distinct(name))  # exact for few values
         pairs[f"last_{name}"] = (statelog.Last(name, by="place"), F.max_by(name, "place"))
         pairs[f"first_{name}"] = (statelog.First(name, by="place"), F.min_by(name, "place"))
         pairs[f"all_{name}"] = (statelog.Collect(name), F.collect_list(name))
     for name in NUMBERS:
         pairs[f"sum_{name}"] = (statelog.Sum(name), F.sum(name))
         pairs[f"mean_{name}"] = (statelog.Mean(name), F.avg(name))
+        if name not in "xy":  # with NaN, Spark's depend on the order of the rows
+            spark_quantiles = F.percentile_approx(F.col(name).cast("double"), list(QUANTILES), 10**6)
+            pairs[f"quantiles_{name}"] = (statelog.Quantiles(name, QUANTILES), spark_quantiles)
         pairs[f"var_{name}"] = (statelog.Variance(name), F.var_samp(name))
         pairs[f"varp_{name}"] = (statelog.Variance(name, population=True), F.var_pop(name))
         pairs[f"std_{name}"] = (statelog.StandardDeviation(name), F.stddev_samp(name))

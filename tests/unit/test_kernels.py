@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     BinaryType,
@@ -199,6 +199,19 @@ def test_collected_and_distinct_values(rows: Rows) -> None:
     assert all(map(same, collected, valid))
     distinct = [len({"nan" if value != value else value for value in values}) for values in valid]
     assert computed(rows, statelog.CountDistinct("x")) == distinct
+    assert computed(rows, statelog.ApproxCountDistinct("x")) == distinct
+
+
+@given(rows_of(VALUES | SMALL))
+def test_quantiles_of_few_values(rows: Rows) -> None:
+    assume(not isinstance(rows.kind, (BooleanType, StringType, BinaryType, DateType, TimestampType)))
+    fractions = [0.0, 0.3, 0.5, 1.0]
+
+    def quantiles(values: list[Any]) -> list[float]:
+        ordered = sorted(map(float, values), key=lambda value: (value != value, value))
+        return [ordered[max(0, math.ceil(fraction * len(ordered)) - 1)] for fraction in fractions]
+
+    assert same(computed(rows, statelog.Quantiles("x", fractions)), expected(rows, quantiles))
 
 
 def rows_in_one_group(kind: DataType, values: list[Any], cuts: list[int]) -> Rows:
@@ -247,6 +260,7 @@ def test_accumulators_without_values_change_nothing(rows: Rows) -> None:
     """They were stored before the aggregate was added to the query."""
     schema = StructType([StructField("x", rows.kind), StructField("o", LongType())])
     functions: list[Aggregate] = [statelog.Count("x"), statelog.Min("x"), statelog.Last("x"), statelog.Collect("x")]
+    functions.append(statelog.ApproxCountDistinct("x"))
     bound = bind_aggregates(functions, schema, ansi=True)
     columns = [pa.array(rows.values, arrow_type(rows.kind, "x")), pa.array(rows.order, pa.int64())]
     batch = pa.RecordBatch.from_arrays(columns, names=["x", "o"])

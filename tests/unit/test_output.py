@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,21 @@ from statelog.testing import Harness
 PLAIN = StructType([StructField("k", StringType()), StructField("n", LongType())])
 
 
+class Two(NamedTuple):
+    first: str
+    second: int
+
+
+class Three(NamedTuple):
+    k: str
+    n: int
+    x: int
+
+
+class WithMethod(Two):
+    """Its instances have a ``__dict__``, as Rows have."""
+
+
 def owner(index: int) -> str:
     return f"key ({index},)"
 
@@ -58,6 +73,8 @@ def test_rows_are_matched_by_name() -> None:
         (("a", 1, 2), ["which has 3 values; the output has 2 columns"]),
         # PySpark declares the names of columns only.
         (Row("a", 1, 2), ["which has 3 values; the output has 2 columns"]),  # type: ignore[call-overload]
+        (("a", 1, 2), ["returned tuple ('a', 1, 2), which has 3 values; the output has 2 columns (k, n)"]),
+        (Three("a", 1, 2), ["Three(k='a', n=1, x=2), which has 3 values; the output has 2 columns"]),
         (Row("k", "n")("a"), ["which has 1 value; the output has 2 columns"]),
         (Row("k", "more", "n")("a"), ["which has 1 value; the output has 2 columns"]),
         (None, ["NoneType None, which is no row", "Yield Row objects with the names (k, n)"]),
@@ -104,6 +121,19 @@ def test_names_that_are_not_those_of_the_output_are_told_once(row: Any, words: s
     assert words in str(warning.message)
     assert str(warning.message).startswith("operator 'main': ")
     assert "The output columns are (k, n)" in str(warning.message)
+
+
+@pytest.mark.parametrize("kind", [StringType(), ArrayType(StringType())])
+def test_tuples_are_matched_by_position(kind: DataType) -> None:
+    """Named ones too, as in Spark; also beside rows, and where values could be changed later."""
+    output = RowOutput(StructType([StructField("k", kind), StructField("n", LongType())]), "main")
+    value: Any = "a" if kind == StringType() else ["a"]
+    tuples = [(value, 1), Two(value, 2), WithMethod(value, 3), Row(value, 4)]  # type: ignore[call-overload]
+    for rows in (tuples, tuples[:2], tuples[1:2], [*tuples, Row(n=5, k=value)]):
+        held = [row if output.hold is None else output.hold(row) for row in rows]
+        expected = [{"k": value, "n": number} for number in (1, 2, 3, 4, 5)]
+        first = 1 if rows == tuples[1:2] else 0
+        assert output.encode(held, owner).to_pylist() == expected[first : first + len(rows)]
 
 
 def test_rows_in_another_order_are_not_worth_a_warning() -> None:

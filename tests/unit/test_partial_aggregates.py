@@ -71,6 +71,8 @@ def test_partials_of_tasks_make_the_same_aggregates(story: list[list[list[Any]]]
             "most": statelog.Max("x"),
             "last": statelog.Last("n", by="n"),
             "distinct": statelog.CountDistinct("x"),
+            "about": statelog.ApproxCountDistinct("x"),
+            "median": statelog.Quantiles("n", [0.5]),
         }
     )
     step = plan.step(None)
@@ -94,13 +96,14 @@ def test_partials_of_tasks_make_the_same_aggregates(story: list[list[list[Any]]]
                 numbers = [row[0] for row in held[user] if row[0] is not None]
                 xs = [row[3] for row in held[user] if row[3] is not None]
                 nan = any(x != x for x in xs)
-                rows_, total, mean, most, last, distinct = found[user]
+                rows_, total, mean, most, last, distinct, about, median = found[user]
                 assert rows_ == len(held[user])
                 assert total == (sum(numbers) if numbers else None)
                 assert mean == (pytest.approx(sum(numbers) / len(numbers)) if numbers else None)
                 assert (most != most) if nan else most == max(xs, default=None)
                 assert last == max(numbers, default=None)
-                assert distinct == len({"nan" if x != x else x for x in xs})
+                assert distinct == about == len({"nan" if x != x else x for x in xs})
+                assert median == ([sorted(numbers)[(len(numbers) - 1) // 2]] if numbers else None)
 
 
 def counted(step: PartialAggregates, keys: list[int], batch_rows: int = 10_000) -> tuple[int, Counter[str]]:
@@ -136,6 +139,8 @@ def test_only_what_repeats_is_combined() -> None:
         (statelog.Sum("x"), True),
         (statelog.Mean("n"), True),
         (statelog.Variance("x"), True),
+        (statelog.Quantiles("x", [0.5]), True),
+        (statelog.ApproxCountDistinct("x"), False),
         (statelog.Sum("n"), False),
         (statelog.Max("x"), False),
     ],

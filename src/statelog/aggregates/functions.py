@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from statelog.aggregates.hyperloglog import HyperLogLogKernel, lg_k_of
 from statelog.aggregates.kernels import (
     CountKernel,
     ExtremeKernel,
@@ -33,8 +35,11 @@ from statelog.aggregates.kernels import (
     VarianceKernel,
 )
 from statelog.aggregates.list_kernels import DistinctKernel, ListKernel
+from statelog.aggregates.quantiles import QuantilesKernel, datasketches_library
+from statelog.aggregates.row_functions import CountFunction, FoldFunction, MeanFunction, greatest, least, sum_of
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
+from statelog.operators.keyed.values import AggregateFunction
 
 _MAX_PRECISION: Final = 38
 _SUM_DIGITS: Final = 10
@@ -52,6 +57,12 @@ _COMPARABLE: Final = (
 )
 _COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
 _NUMBERS: Final = (IntegralType, FractionalType)
+_RSD: Final = 0.05
+_LEAST_RSD: Final = 0.0025
+_MOST_RSD: Final = 0.25
+_COMPRESSION: Final = 200
+_LEAST_COMPRESSION: Final = 20
+_MOST_COMPRESSION: Final = 2000
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,23 @@ class Aggregate(ABC):
             If it cannot aggregate values of the type.
         """
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        """The aggregate as the function of a reducing or aggregating state.
+
+        Parameters
+        ----------
+        kind : pyarrow.DataType
+            The type of the accumulator's first field.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has none: Count, Sum, Min, Max and Mean have.
+        """
+        raise ConfigurationError(
+            f"{self} is no function of a state.", hint="Count, Sum, Min, Max and Mean are, or write a function."
+        )
+
     def _require(self, kind: DataType | None, kinds: tuple[type[DataType], ...], expected: str) -> DataType:
         if not isinstance(kind, kinds):
             shown = "no column" if kind is None else kind.simpleString()
@@ -150,6 +178,9 @@ class Count(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         return BoundAggregate(CountKernel(), (("", LongType()),), LongType())
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return CountFunction(skips_nulls=self.column is not None)
+
 
 @dataclass(frozen=True)
 class Sum(Aggregate):
@@ -158,6 +189,9 @@ class Sum(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         result = _sum_type(self._require(kind, _NUMBERS, "a number"))
         return BoundAggregate(SumKernel(_arrow(result), wraps=not ansi), (("", result),), result)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(sum_of(kind))
 
 
 @dataclass(frozen=True)
@@ -173,6 +207,11 @@ class Mean(Aggregate):
             result = _bounded_decimal(kind.precision + _MEAN_DIGITS, kind.scale + _MEAN_DIGITS)
         kernel = MeanKernel(_arrow(sums), _arrow(result), wraps=not ansi)
         return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        if pa.types.is_decimal(kind):
+            raise ConfigurationError(f"{self} of decimals is no function of a state.", hint="Add doubles.")
+        return MeanFunction()
 
 
 @dataclass(frozen=True)
@@ -206,6 +245,9 @@ class Min(Aggregate):
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
         return BoundAggregate(ExtremeKernel(is_max=False), (("", stored_type(kind)),), kind)
 
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(least)
+
 
 @dataclass(frozen=True)
 class Max(Aggregate):
@@ -214,6 +256,9 @@ class Max(Aggregate):
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
         return BoundAggregate(ExtremeKernel(is_max=True), (("", stored_type(kind)),), kind)
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        return FoldFunction(greatest)
 
 
 @dataclass(frozen=True)
@@ -287,6 +332,85 @@ class CountDistinct(Aggregate):
         return BoundAggregate(DistinctKernel(_MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), LongType())
 
 
+@dataclass(frozen=True)
+class ApproxCountDistinct(Aggregate):
+    """Number of different values that are not null, about, by HyperLogLog.
+
+    Parameters
+    ----------
+    column : str
+        The input column.
+    name : str
+        Name of the output column.
+    rsd : float
+        The relative standard deviation of the result, 0.0025 to 0.25. One value in 20 is off by more than twice as
+        much. The state of a key takes up to ``(1.04 / rsd) ** 2`` bytes, rounded up to a power of two: 512 bytes for
+        0.05, 16 kB for 0.01.
+    """
+
+    rsd: float = _RSD
+
+    def __str__(self) -> str:
+        return f"approx_count_distinct({self.column}{'' if self.rsd == _RSD else f', rsd={self.rsd}'})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
+        _require_number(self, "rsd", self.rsd, _LEAST_RSD, _MOST_RSD)
+        return BoundAggregate(HyperLogLogKernel(lg_k_of(self.rsd)), (("", BinaryType()),), LongType())
+
+
+@dataclass(frozen=True, init=False)
+class Quantiles(Aggregate):
+    """The values below which given fractions of the values lie, as an array of doubles; null if there are no values.
+
+    Needs the package datasketches, ``pip install statelog[sketches]``. Nulls do not count; NaN is greater than all
+    numbers. Of up to `compression` values of a key the quantile of f is exact: the least value with at least f of the
+    values up to it, as in Spark's ``percentile_approx``. Of more values it is an estimate by a t-digest, which may lie
+    between two values: it is the quantile of a fraction that is off by some ``20 / compression * f * (1 - f)`` at most.
+    For compression 200 this is 0.025 for the median and 0.001 for f = 0.99. The bound is measured, not proven.
+
+    Parameters
+    ----------
+    column : str
+        The input column, of numbers.
+    fractions : sequence of float
+        The fractions, from 0 to 1: 0.5 for the median.
+    name : str
+        Name of the output column.
+    compression : int
+        20 to 2000. The state of a key takes up to 30 times as many bytes.
+    """
+
+    fractions: tuple[float, ...] = ()
+    compression: int = _COMPRESSION
+
+    def __init__(
+        self, column: str | None, fractions: Sequence[float], name: str = "", *, compression: int = _COMPRESSION
+    ) -> None:
+        super().__init__(column, name)
+        is_sequence = isinstance(fractions, Sequence) and not isinstance(fractions, str)
+        object.__setattr__(self, "fractions", tuple(fractions) if is_sequence else fractions)
+        object.__setattr__(self, "compression", compression)
+
+    def __str__(self) -> str:
+        # Without the fractions: the state does not depend on them.
+        return f"quantiles({self.column}{'' if self.compression == _COMPRESSION else f', {self.compression}'})"
+
+    def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
+        self._require(kind, _NUMBERS, "a number")
+        if not isinstance(self.fractions, tuple) or not self.fractions:
+            raise ConfigurationError(f"{self}: fractions is {self.fractions!r:.80}.", hint="For example [0.5, 0.99].")
+        for fraction in self.fractions:
+            _require_number(self, "a fraction", fraction, 0, 1)
+        if not isinstance(self.compression, int):
+            raise ConfigurationError(f"{self}: compression is {self.compression!r}.", hint="It must be a whole number.")
+        _require_number(self, "compression", self.compression, _LEAST_COMPRESSION, _MOST_COMPRESSION)
+        datasketches_library()
+        result = ArrayType(DoubleType(), containsNull=False)
+        kernel = QuantilesKernel(self.fractions, self.compression, _arrow(result))
+        return BoundAggregate(kernel, (("", BinaryType()),), result)
+
+
 _MOMENTS: Final = (("count", LongType()), ("mean", DoubleType()), ("m2", DoubleType()))
 
 
@@ -295,6 +419,14 @@ def require_comparable(kind: DataType, subject: str) -> None:
     if not isinstance(kind, _COMPARABLE):
         raise ConfigurationError(
             f"{subject}: the column is {kind.simpleString()}.", hint=f"It must be {_COMPARABLE_TEXT}."
+        )
+
+
+def _require_number(aggregate: Aggregate, name: str, value: object, least: float, most: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"{aggregate}: {name} is {value!r:.80}.", hint=f"It must be a number from {least} to {most}."
         )
 
 

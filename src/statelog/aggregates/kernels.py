@@ -25,7 +25,7 @@ _LOW: Final = (1 << 32) - 1
 _SMALL: Final = 1 << 62
 _WRAPPED: Final = 1.5e38
 """No sum of 128 bits is as large; Arrow's sums of decimals wrap around."""
-_WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
+WIDE: Final = Context(prec=100, rounding=ROUND_HALF_UP)
 _SCALE_39: Final = Decimal(1).scaleb(-39)
 
 
@@ -294,8 +294,8 @@ def _decimal_quotients(sums: pa.Array, counts: pa.Array, kind: pa.DataType) -> p
     """Quotients rounded as Spark rounds them: half up, first to 39 decimal places."""
 
     def quotient(one: Decimal, number: int) -> Decimal:
-        exact = _WIDE.divide(one, Decimal(number)).quantize(_SCALE_39, context=_WIDE)
-        return exact.quantize(unit, context=_WIDE)
+        exact = WIDE.divide(one, Decimal(number)).quantize(_SCALE_39, context=WIDE)
+        return exact.quantize(unit, context=WIDE)
 
     unit = Decimal(1).scaleb(-kind.scale)
     pairs = zip(sums.to_pylist(), counts.to_pylist(), strict=True)

@@ -84,7 +84,8 @@ class RowOutput:
             if all(row.__fields__ == names for row in rows):
                 return rows
         except AttributeError:
-            if all(type(row) is tuple and len(row) == len(names) for row in rows):
+            has_no_names = all(map(_is_positional, set(map(type, rows))))
+            if has_no_names and set(map(len, rows)) == {len(names)}:
                 return rows
         return [self._ordered(row, index, owner_of) for index, row in enumerate(rows)]
 
@@ -287,6 +288,11 @@ class _NameWarning:
             ConfigurationWarning,
             stacklevel=2,
         )
+
+
+def _is_positional(kind: type) -> bool:
+    """Whether all values of a type are matched by position: plain and named tuples, which have no ``__fields__``."""
+    return issubclass(kind, tuple) and kind.__dictoffset__ == 0 and not hasattr(kind, "__fields__")
 
 
 def _is_frame(value: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from pyspark.sql.types import DataType, StructType
 
+from statelog.aggregates.functions import Aggregate
+from statelog.aggregates.state_schemas import require_aggregating, require_reducing
 from statelog.errors import ConfigurationError, ErrorKind, ProcessorError, StatelogError
 from statelog.operators.unkeyed.processor import OperatorContext
 from statelog.operators.unkeyed.states import OperatorStateMode
@@ -174,12 +176,18 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     def getReducingState(
         self, stateName: str, schema: Any, reduceFunction: Any, ttlDurationMs: int | Ttl | None = None
     ) -> Any:
-        return self._declare(stateName, StateKind.REDUCING, ttlDurationMs, schema)
+        placeholder = self._declare(stateName, StateKind.REDUCING, ttlDurationMs, schema)
+        if isinstance(reduceFunction, Aggregate):
+            require_reducing(reduceFunction, self.states[stateName].value_schema, self._subject(stateName))
+        return placeholder
 
     def getAggregatingState(
         self, stateName: str, accumulatorSchema: Any, aggregateFunction: Any, ttlDurationMs: int | Ttl | None = None
     ) -> Any:
-        return self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
+        placeholder = self._declare(stateName, StateKind.AGGREGATING, ttlDurationMs, accumulatorSchema)
+        if isinstance(aggregateFunction, Aggregate):
+            require_aggregating(aggregateFunction, self.states[stateName].value_schema, self._subject(stateName))
+        return placeholder
 
     def deleteIfExists(self, stateName: str) -> None:
         self.deleted[stateName] = None
@@ -199,10 +207,13 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
             )
         return self._record(declaration)
 
+    def _subject(self, name: str) -> str:
+        return f"operator '{self._uid}': state '{name}'"
+
     def _ttl(self, name: str, ttl: int | Ttl | None) -> Ttl | None:
         if ttl is None or ttl == 0:  # to Spark too, 0 is no TTL
             return None
-        subject = f"operator '{self._uid}': state '{name}'"
+        subject = self._subject(name)
         if isinstance(ttl, Ttl):
             if ttl.domain is TimeDomain.EVENT and TimeDomain.EVENT not in self._domains:
                 raise ConfigurationError(

@@ -15,6 +15,7 @@ from statelog.operators.keyed.values import (
     AggregateFunction,
     AggregatingState,
     KeyedState,
+    ReadyMade,
     ReducingState,
     Row,
     ValueState,
@@ -83,7 +84,7 @@ class ProcessorHandle:
         self,
         stateName: str,
         schema: Any,
-        reduceFunction: Callable[[Row, Row], Row],
+        reduceFunction: Callable[[Row, Row], Row] | ReadyMade,
         ttlDurationMs: int | Ttl | None = None,
     ) -> ReducingState:
         """The reducing state of this name."""
@@ -95,7 +96,7 @@ class ProcessorHandle:
         self,
         stateName: str,
         accumulatorSchema: Any,
-        aggregateFunction: AggregateFunction[Any, Any],
+        aggregateFunction: AggregateFunction[Any, Any] | ReadyMade,
         ttlDurationMs: int | Ttl | None = None,
     ) -> AggregatingState:
         """The aggregating state of this name."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+
+import pyarrow as pa
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.changes import ChangeBuffer
@@ -91,6 +93,9 @@ class _SingleState(KeyedState):
             self._require()
         self._writes[position] = self._hold(newValue)
 
+    def _function_of(self, aggregate: ReadyMade) -> AggregateFunction[Any, Any]:
+        return aggregate.row_function(self._state.value_schema[0].type)
+
     def _current(self) -> Row | None:
         position = self._cursor.position
         row: Row | None = self._writes.get(position, MISSING)
@@ -139,7 +144,8 @@ class ReducingState(_SingleState):
     """One value per key, reduced from all added values.
 
     Made by ``handle.getReducingState(name, schema, reduceFunction)``. The function takes the value so far and the
-    added one, both tuples of the schema, and returns the next; it should be associative. Flink's ReducingState.
+    added one, both tuples of the schema, and returns the next; it should be associative. Of a schema with one field it
+    may also be a ready-made aggregate: ``statelog.Sum``, ``Min`` or ``Max`` of that field. Flink's ReducingState.
     """
 
     _reduce: Callable[[Row, Row], Row]
@@ -153,9 +159,9 @@ class ReducingState(_SingleState):
         held = self._read()
         self._write(value if held is None else self._reduce(held, self._codec.normalize(value)))
 
-    def bind(self, reduce: Callable[[Row, Row], Row]) -> None:
+    def bind(self, reduce: Callable[[Row, Row], Row] | ReadyMade) -> None:
         """Set the function; called once, before the first key."""
-        self._reduce = reduce
+        self._reduce = self._function_of(reduce).merge if isinstance(reduce, ReadyMade) else reduce
 
 
 class AggregateFunction(ABC, Generic[_Input, _Result]):
@@ -185,10 +191,19 @@ class AggregateFunction(ABC, Generic[_Input, _Result]):
         )
 
 
+@runtime_checkable
+class ReadyMade(Protocol):
+    """An aggregate that users name instead of writing a function, such as ``statelog.Sum("x")``."""
+
+    def row_function(self, kind: pa.DataType) -> AggregateFunction[Any, Any]:
+        """The aggregate of one value at a time; `kind` is the type of the accumulator's first field."""
+
+
 class AggregatingState(_SingleState):
     """An accumulator per key, to which values are added that may have another type.
 
-    Made by ``handle.getAggregatingState(name, accumulatorSchema, aggregateFunction)``. Flink's AggregatingState.
+    Made by ``handle.getAggregatingState(name, accumulatorSchema, aggregateFunction)``. The function may also be a
+    ready-made aggregate: ``statelog.Count``, ``Sum``, ``Min``, ``Max`` or ``Mean``. Flink's AggregatingState.
     """
 
     _function: AggregateFunction[Any, Any]
@@ -212,6 +227,6 @@ class AggregatingState(_SingleState):
         held = self._read()
         self._write(accumulator if held is None else self._function.merge(held, accumulator))
 
-    def bind(self, function: AggregateFunction[Any, Any]) -> None:
+    def bind(self, function: AggregateFunction[Any, Any] | ReadyMade) -> None:
         """Set the function; called once, before the first key."""
-        self._function = function
+        self._function = self._function_of(function) if isinstance(function, ReadyMade) else function
