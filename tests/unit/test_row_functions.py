@@ -51,7 +51,7 @@ def of_columns(aggregate: Aggregate, kind: DataType, values: list[Any]) -> Any:
 
 
 def fits(kind: DataType, total: Any) -> bool:
-    return -(2**63) <= total < 2**63 if kind == LONG else abs(int(total.scaleb(2))) < 10**38
+    return -(2**63) <= total < 2**63 if kind == LONG else abs(int(total.scaleb(2, WIDE))) < 10**38
 
 
 @given(st.data(), st.sampled_from(AGGREGATES), st.integers(0, 5))
