@@ -95,6 +95,7 @@ class Side(ABC):
         Its own state store is RocksDB with the changelog on.
         """
         settings: dict[str, Any] = {
+            "spark.master": f"local[{self.parallelism}]",
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
@@ -108,8 +109,7 @@ class Side(ABC):
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             **(more or {}),
         }
-        builder = SparkSession.builder.master(f"local[{self.parallelism}]").appName(type(self).__module__)
-        session = builder.config(map=settings).getOrCreate()
+        session = SparkSession.builder.appName(type(self).__module__).config(map=settings).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         return session
 
@@ -123,11 +123,16 @@ class Side(ABC):
         time_mode: str = "None",
         uses_frames: bool = False,
         location: str | None = None,
+        uid: str | None = None,
     ) -> DataFrame:
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
         keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options, "location": location}
+        own = (
+            {}
+            if self.is_spark
+            else {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
+        )
         transformed: DataFrame = method(processor, output, "update", time_mode, **own)
         return transformed
 
@@ -154,6 +159,10 @@ class BatchSide(Side):
         rows = self.rows_per_batch
         return [(batch * rows, (batch + 1) * rows) for batch in range(self.batches_to_check)]
 
+    def source(self, session: SparkSession) -> DataFrame:
+        """Its input: rows with successive numbers in `value`, and the batch's time in `timestamp`."""
+        return rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
+
     @abstractmethod
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         """The query; the source has successive numbers in `value`, and the batch's time in `timestamp`."""
@@ -170,7 +179,7 @@ class BatchSide(Side):
         """Durations and checkpoints by batch, and the files of the state."""
         session = self.session(directory)
         recorder = Recorder()
-        source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
+        source = self.source(session)
         files = Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
 
         def is_over(query: StreamingQuery) -> bool:
