@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Final
 
 from benchmarks import (
     aggregate,
@@ -24,25 +25,25 @@ from benchmarks import (
 )
 from benchmarks.frame import command_line
 
-main = command_line(
-    [
-        count,
-        aggregate,
-        state,
-        recovery,
-        growth,
-        memory,
-        commit,
-        files,
-        floor,
-        window_space,
-        latency,
-        tail,
-        value_state,
-        window,
-        money,
-    ]
-)
+BENCHMARKS: Final = [
+    count,
+    aggregate,
+    state,
+    recovery,
+    growth,
+    memory,
+    commit,
+    files,
+    floor,
+    window_space,
+    latency,
+    tail,
+    value_state,
+    window,
+    money,
+]
+
+main = command_line(BENCHMARKS)
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

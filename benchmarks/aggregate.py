@@ -93,7 +93,7 @@ class AggregateSide(BatchSide):
     def _columns(self, number: Column) -> list[Column]:
         """A key, a long and a double, which is whole so that its sum is exact in any order."""
         key = skewed_key(self.keys, number, self.skew)
-        return [key.alias("key"), (number % _VALUES).alias("x"), (number % 7).cast("double").alias("y")]
+        return [key, (number % _VALUES).alias("x"), (number % 7).cast("double").alias("y")]
 
 
 def run(settings: Settings, place: Path) -> Result:

@@ -34,12 +34,12 @@ from benchmarks.query import (
     compare,
     count_checks,
     counted,
-    random_key,
     rate_source,
     row_keys,
     start,
 )
 from benchmarks.requests import CountingStore, noted
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 STATELESS: Final = "stateless"
@@ -61,6 +61,7 @@ class Settings:
     operators: tuple[int, ...] = option((1, 5), "Operators one after the other; may be repeated.")
     cores: int = option(2, "Of Spark; subtasks take turns on them.")
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     batches: int = option(80, "Of both sides.")
     warm_up: int = option(40, "First batches to leave out; the JVM still gets faster in them.", NOT_NEGATIVE)
     rounds: int = option(1, "How often both sides run.")
@@ -96,16 +97,17 @@ class FloorSide(ChainSide, BatchSide):
     """Small batches."""
 
     keys: int
+    skew: str
 
     def source(self, session: SparkSession) -> DataFrame:
         return rate_source(session, self.rows_per_batch, self.cores)
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
-        rows = source.select(random_key(self.keys, F.col("value")), F.lit(1).cast("long").alias("n"))
+        rows = source.select(skewed_key(self.keys, F.col("value"), self.skew), F.lit(1).cast("long").alias("n"))
         return self.chain(rows, statelog.Options(observer=recorder))
 
     def expected(self, session: SparkSession) -> Iterable[Checks]:
-        return expected_chain(self, row_keys(session, self.ranges, random_key(self.keys, F.col("id"))))
+        return expected_chain(self, row_keys(session, self.ranges, skewed_key(self.keys, F.col("id"), self.skew)))
 
     def figures(self, rounds: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
         """Those of every side, and the planning and the batch itself."""

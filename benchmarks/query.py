@@ -35,6 +35,7 @@ from benchmarks.child import run_in_child
 from benchmarks.figures import summary
 from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
+from benchmarks.skew import skewed_key
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
 _POLL_S: Final = 0.25
@@ -260,6 +261,7 @@ class PayloadSide(Side):
 
     keys: int
     value_bytes: int
+    skew: str
     rows_per_batch: int
 
     def rows(self, source: DataFrame) -> DataFrame:
@@ -277,7 +279,7 @@ class PayloadSide(Side):
 
     def _key(self, number: str) -> Column:
         column = F.col(number)
-        return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
+        return F.when(column < self.keys, column).otherwise(skewed_key(self.keys, column, self.skew)).alias("key")
 
 
 def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0) -> DataFrame:
@@ -290,11 +292,6 @@ def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, st
 def pseudo_random(below: int, *columns: Column) -> Column:
     """A number from 0 on that depends on some columns and looks random."""
     return F.pmod(F.xxhash64(*columns), F.lit(below))
-
-
-def random_key(keys: int, number: Column) -> Column:
-    """The key of a row, from the row's number: all keys are equally likely."""
-    return pseudo_random(keys, number).alias("key")
 
 
 def payload(column: str, value_bytes: int) -> Column:
@@ -384,9 +381,9 @@ def counted(batches: Iterable[Numbers], below: int) -> Iterator[tuple[Numbers, N
         yield numbers, rows, counts[numbers]
 
 
-def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int) -> Iterator[Checks]:
+def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int, skew: str) -> Iterator[Checks]:
     """The checks of a count by key, by batch: for each key of a batch the number of its rows so far."""
-    for changed, _, counts in counted(row_keys(session, ranges, random_key(keys, F.col("id"))), keys):
+    for changed, _, counts in counted(row_keys(session, ranges, skewed_key(keys, F.col("id"), skew)), keys):
         yield check_of(changed, counts)
 
 

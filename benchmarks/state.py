@@ -28,8 +28,8 @@ from benchmarks.query import (
     compare,
     counted,
     pseudo_random,
-    random_key,
 )
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -77,6 +77,7 @@ class Settings:
     equal_sizes: bool = option(False, "Give statelog Spark's rows per batch.")
     keys: int = option(1_000_000, "Possible keys of value, timer and ttl.", POSSIBLE_KEYS)
     entry_keys: int = option(20_000, "Possible keys of list, map and window.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
@@ -159,6 +160,7 @@ class StateSide(BatchSide):
     kind: str
     mode: str
     keys: int
+    skew: str
     start_ms = 1_700_000_000_000
 
     @property
@@ -197,7 +199,7 @@ class StateSide(BatchSide):
         """The input columns, from the number of a row and the time of its batch."""
         time_ms = batch_ms - pseudo_random(_SPREAD_MS, number, F.lit(2))
         return {
-            "key": random_key(self.keys, number),
+            "key": skewed_key(self.keys, number, self.skew),
             "item": pseudo_random(_ITEMS, number, F.lit(1)),
             "time": F.timestamp_millis(time_ms),
             "time_ms": time_ms,

@@ -79,6 +79,7 @@ class WorkloadSide(Side):
     seconds: float
     warm_up: float
     keys: int
+    skew: str
     value_bytes: int
     built_events: int
     materialization_s: float
@@ -186,7 +187,9 @@ class WorkloadSide(Side):
         return self.session(directory, {_CHANGELOG: str(self.changelog).lower()})
 
     def _stream(self, first: int) -> EventStream:
-        return EventStream(self.rate, self.parallelism, self.keys, self.value_bytes, first, self.built_events)
+        return EventStream(
+            self.rate, self.parallelism, self.keys, self.value_bytes, first, self.built_events, self.skew
+        )
 
     def _start(
         self, session: SparkSession, directory: Path, location: str | None, recorder: Recorder, first: int

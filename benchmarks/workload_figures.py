@@ -25,6 +25,7 @@ from benchmarks.frame import (
     require_space,
 )
 from benchmarks.query import begun_s
+from benchmarks.skew import SKEWS, UNIFORM
 from benchmarks.workload import WorkloadSide
 
 ON: Final = "changelog on"
@@ -57,6 +58,7 @@ class WorkloadSettings:
     seconds: float = option(100.0, "Measured time of each side.", POSITIVE)
     warm_up: float = option(20.0, "Seconds at the rate before it.", click.FloatRange(0))
     keys: int = option(2_000_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, "How often events have each key; uniform are the prescribed events.", SKEWS)
     value_bytes: int = option(256, "Size of an event's payload.", click.IntRange(8))
     built_events: int = option(0, "Events that make statelog's state before, in large batches.", NOT_NEGATIVE)
     materialization_s: float = option(20.0, "Interval of materializations.", click.FloatRange(0))
