@@ -8,8 +8,10 @@ from typing import Final
 
 from benchmarks import (
     aggregate,
+    checkpointing,
     commit,
     count,
+    dedup,
     files,
     floor,
     growth,
@@ -28,6 +30,8 @@ from benchmarks.frame import command_line
 BENCHMARKS: Final = [
     count,
     aggregate,
+    dedup,
+    checkpointing,
     state,
     recovery,
     growth,

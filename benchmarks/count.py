@@ -12,7 +12,6 @@ import click
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import statelog
 from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import OUTPUT, Count, Keep, count_batches
@@ -59,7 +58,7 @@ class CountSide(BatchSide):
         rows = source.select(skewed_key(self.keys, F.col("value"), self.skew))
         if self.side == CEILING:
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
-        return self.transform(rows, Count(), OUTPUT, statelog.Options(observer=recorder))
+        return self.transform(rows, Count(), OUTPUT, **self.stored(recorder))
 
     def checks(self) -> list[Column]:
         return [F.sum("n").alias("total")] if self.side == CEILING else super().checks()
@@ -89,7 +88,7 @@ class KeepSide(CountSide):
             columns = {"amount": columns["amount"] * 100, "at": F.unix_micros(columns["at"]), "items": F.size(items)}
         typed = [columns[name].cast(kind).alias(name) for name, kind in zip(columns, _TYPES[self.side], strict=True)]
         rows = source.select(skewed_key(self.keys, number, self.skew), *typed)
-        return self.transform(rows, Keep(*_TYPES[self.side]), OUTPUT, statelog.Options(observer=recorder))
+        return self.transform(rows, Keep(*_TYPES[self.side]), OUTPUT, **self.stored(recorder))
 
 
 def run(settings: Settings, place: Path) -> Result:

@@ -32,6 +32,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
+from benchmarks.discarding import SCHEME, DiscardingStore
 from benchmarks.figures import summary
 from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
@@ -144,10 +145,16 @@ class BatchSide(Side):
 
     rows_per_batch: int
     batches: int
+    is_durable: bool = True
+    """Whether statelog's changes are stored; if not, they are dropped as early as options allow."""
+    location: str | None = None
+    """Of what is left of statelog's state then."""
 
     output_mode: ClassVar[str] = "update"
     start_ms: ClassVar[int] = 0
-    """Event time of the first batch; each other is a second later."""
+    """Event time of the first batch."""
+    advance_ms: ClassVar[int] = 1000
+    """How much later the time of each other batch is."""
 
     @property
     def batches_to_check(self) -> int:
@@ -160,9 +167,17 @@ class BatchSide(Side):
         rows = self.rows_per_batch
         return [(batch * rows, (batch + 1) * rows) for batch in range(self.batches_to_check)]
 
+    def stored(self, recorder: Recorder) -> dict[str, Any]:
+        """The options and the location of statelog's operator."""
+        if self.is_durable:
+            return {"options": statelog.Options(observer=recorder), "location": None}
+        # A changeset goes from the task to the store, not through the driver; nobody will read it.
+        options = statelog.Options(materialization=False, inline_budget_bytes=0, compression="none", observer=recorder)
+        return {"options": options, "location": self.location}
+
     def source(self, session: SparkSession) -> DataFrame:
         """Its input: rows with successive numbers in `value`, and the batch's time in `timestamp`."""
-        return rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
+        return rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms, self.advance_ms)
 
     @abstractmethod
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
@@ -187,7 +202,9 @@ class BatchSide(Side):
             files.look()
             return last_batch(query) >= self.batches_to_check - 1
 
-        query = start(self.output(source, recorder), self.checks(), directory, self.output_mode)
+        statelog.register_store(SCHEME, DiscardingStore)
+        side = self if self.is_durable else dataclasses.replace(self, location=f"{SCHEME}:{directory}/dropped")
+        query = start(side.output(source, recorder), self.checks(), directory, self.output_mode)
         progress = stop_when(query, is_over)[: self.batches_to_check]
         files.look()
         require(self.side, progress, self.expected(session))
@@ -282,10 +299,12 @@ class PayloadSide(Side):
         return F.when(column < self.keys, column).otherwise(skewed_key(self.keys, column, self.skew)).alias("key")
 
 
-def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0) -> DataFrame:
-    """Rows with successive numbers in `value`; their `timestamp` is `start_ms` and a second more with every batch."""
+def rate_source(
+    session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0, advance_ms: int = 1000
+) -> DataFrame:
+    """Rows with successive numbers in `value`; their `timestamp` is `start_ms`, and later with every batch."""
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
-    source = source.option("startTimestamp", start_ms).option("advanceMillisPerBatch", 1000)
+    source = source.option("startTimestamp", start_ms).option("advanceMillisPerBatch", advance_ms)
     return source.option("numPartitions", parallelism).load()
 
 
