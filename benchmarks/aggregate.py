@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ class Settings:
     rounds: int = option(1, "How often every side runs.")
     without_combining: bool = option(False, "No partial aggregates before the shuffle on statelog's side.")
     windows: bool = option(False, "Of each key's sliding windows, 10 s long, one every second.")
+
+
+_SMALL: Final = Settings(rows_per_batch=(5_000,), skew=(ZIPF,), keys=1_000, batches=3, spark_batches=3, warm_up=1)
+QUICK: Final = [_SMALL, dataclasses.replace(_SMALL, windows=True, batches=5, spark_batches=5)]
 
 
 @dataclass(frozen=True, kw_only=True)

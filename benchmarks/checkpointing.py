@@ -39,6 +39,9 @@ class Settings:
     rounds: int = option(5, "How often both sides run.")
 
 
+QUICK: Final = [Settings(query=("count", "dedup"), rows_per_batch=5_000, keys=1_000, batches=3, warm_up=1, rounds=1)]
+
+
 def run(settings: Settings, place: Path) -> Result:
     require_measured(settings.batches, settings.warm_up)
     cases: dict[str, dict[str, BatchSide]] = {

@@ -47,6 +47,11 @@ class Settings:
     )
 
 
+QUICK: Final = [
+    Settings(rows_per_batch=5_000, keys=10_000, batches=3, spark_rows_per_batch=500, spark_batches=3, warm_up=1)
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CountSide(BatchSide):
     """Counts rows by key, or only reads them."""

@@ -17,7 +17,7 @@ from benchmarks.cases import Ratio, compare_cases
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, option, require_measured
 from benchmarks.processors import count_batches
 from benchmarks.query import BatchSide, Checks, Recorder
-from benchmarks.skew import SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark dropDuplicates"
@@ -48,6 +48,11 @@ class Settings:
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(4, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
+
+
+QUICK: Final = [
+    Settings(rows_per_batch=(5_000,), repeated=(HALF,), skew=(ZIPF,), keys=1_000, batches=3, spark_batches=3, warm_up=1)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,9 @@ class Settings:
     parallelism: int = option(4, "Subtasks and state partitions.")
 
 
+QUICK: Final = [Settings(rows_per_batch=500, words=100, batches=40, parallelism=2)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilesSide(BatchSide):
     """Counts words in tumbling windows; its name is how files are merged."""

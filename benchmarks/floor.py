@@ -72,6 +72,9 @@ class Settings:
     )
 
 
+QUICK: Final = [Settings(subtasks=(2,), operators=(2,), keys=1_000, batches=5, warm_up=2, idle_s=2.0, settling_s=1.0)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChainSide(Side):
     """Some operators one after the other, with a shuffle before each: counts by key, or nothing."""

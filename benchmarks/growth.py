@@ -62,6 +62,9 @@ class Settings:
     parallelism: int = option(2, "Subtasks and cores.")
 
 
+QUICK: Final = [Settings(keys=(1_000, 10_000), rows_per_batch=500, rounds=4, warm_up=1, materialization_keys=1_000)]
+
+
 def run(settings: Settings, place: Path) -> Result:
     sizes, rounds, rows_per_batch = sorted(set(settings.keys)), settings.rounds, settings.rows_per_batch
     if rows_per_batch > min(*sizes, settings.materialization_keys):

@@ -83,6 +83,9 @@ class Settings:
         return self.warm_up + self.seconds
 
 
+QUICK: Final = [Settings(rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)]
+
+
 class EventSender:
     """Sends events to the first one who connects, once `is_ready` says so; in a thread. A context manager.
 

@@ -35,6 +35,9 @@ class Settings:
     table: str = option("runs", "What the state is read from.", click.Choice(TABLES))
 
 
+QUICK: Final = [Settings(keys=10_000, rows_per_batch=5_000, updates=10_000)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemorySide(PayloadSide):
     """Gives each key its first row, batch by batch, and goes on with rows of random keys."""

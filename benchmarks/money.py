@@ -65,6 +65,9 @@ class Settings:
     quick: bool = option(False, "A smoke test in two minutes, without maintenance.")
 
 
+QUICK: Final = [Settings(quick=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MoneySide(Side):
     """Counts rows by key, with all intervals as much shorter as the trigger is."""

@@ -85,6 +85,9 @@ class Settings:
     rounds: int = option(3, "How often to restart in every way.")
 
 
+QUICK: Final = [Settings(keys=2_000, build_batches=2, rows_per_batch=200, small_batches=2, batches=2, rounds=1)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecoverySide(PayloadSide):
     """A query that is built with some subtasks and killed, and goes on with others, with or without local copies."""

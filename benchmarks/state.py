@@ -88,6 +88,22 @@ class Settings:
     repetitions: int = option(5, "ops: how often each is measured.")
 
 
+QUICK: Final = [
+    Settings(
+        kind=("value", "window"),
+        mode="row",
+        rows_per_batch=5_000,
+        batches=3,
+        spark_rows_per_batch=500,
+        spark_batches=3,
+        keys=10_000,
+        entry_keys=100,
+        warm_up=1,
+    ),
+    Settings(part="ops", operation_keys=100, entries=(10, 100), repetitions=2),
+]
+
+
 @dataclass(frozen=True)
 class InputBatch:
     """The input rows of a batch: their keys, their items below `_ITEMS`, and their event times."""

@@ -31,6 +31,9 @@ class Settings(WorkloadSettings):
     )
 
 
+QUICK: Final = [Settings(quick=True, side=("on", "spark-on")), Settings(quick=True, side=("s3-on",))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValueStateSide(WorkloadSide):
     """Keeps the last payload of each key, with the number of its events in it."""

@@ -33,6 +33,9 @@ class Settings(WorkloadSettings):
     slide_ms: int = option(1_000, "Distance of the windows' starts.")
 
 
+QUICK: Final = [Settings(quick=True, side=("on", "spark-on"))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowSide(WorkloadSide):
     """Goes through all events of a window when that is over."""

@@ -37,6 +37,9 @@ class Settings:
     parallelism: int = option(2, "Subtasks and cores.")
 
 
+QUICK: Final = [Settings(rows_per_batch=200, window_batches=2, batches=6, warm_up=3)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowSide(BatchSide):
     """Gives the rows of sliding windows to a processor, a second of event time per batch."""
