@@ -253,10 +253,10 @@ def test_a_call_more_per_row_is_seen() -> None:
 def test_columns_cost_a_fraction_of_rows() -> None:
     """Of processor time, for a count by key; the least of several batches, so that other work hardly matters."""
     cost = {
-        name: min(sum(Subtask(PATHS[name]).run(6_000, cpu_s_of)) for _ in range(3)) for name in ("value", "aggregates")
+        name: min(sum(Subtask(PATHS[name]).run(6_000, cpu_s_of)) for _ in range(5)) for name in ("value", "aggregates")
     }
 
-    assert cost["aggregates"] < cost["value"] / 4
+    assert cost["aggregates"] < cost["value"] / 3
 
 
 def cpu_s_of(work: Callable[[], Any]) -> float:
