@@ -16,7 +16,7 @@ from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import OUTPUT, Count, Keep, count_batches
 from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, pseudo_random
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -48,7 +48,9 @@ class Settings:
 
 
 QUICK: Final = [
-    Settings(rows_per_batch=5_000, keys=10_000, batches=3, spark_rows_per_batch=500, spark_batches=3, warm_up=1)
+    Settings(
+        skew=HOT, rows_per_batch=5_000, keys=10_000, batches=3, spark_rows_per_batch=500, spark_batches=3, warm_up=1
+    )
 ]
 
 

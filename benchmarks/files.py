@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import statelog
 from benchmarks.frame import POSSIBLE_KEYS, Result, Target, option
 from benchmarks.query import BatchSide, Checks, Recorder, run_once
-from benchmarks.skew import SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import HOT, SKEWS, UNIFORM, skewed_key
 
 _SPARK: Final = "Spark"
 _MERGING: Final = ("off", "within", "across")
@@ -32,7 +32,7 @@ class Settings:
     parallelism: int = option(4, "Subtasks and state partitions.")
 
 
-QUICK: Final = [Settings(rows_per_batch=500, words=100, batches=40, parallelism=2)]
+QUICK: Final = [Settings(skew=HOT, rows_per_batch=500, words=100, batches=40, parallelism=2)]
 
 
 @dataclass(frozen=True, kw_only=True)

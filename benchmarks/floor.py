@@ -39,7 +39,7 @@ from benchmarks.query import (
     start,
 )
 from benchmarks.requests import CountingStore, noted
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 STATELESS: Final = "stateless"
@@ -72,7 +72,9 @@ class Settings:
     )
 
 
-QUICK: Final = [Settings(subtasks=(2,), operators=(2,), keys=1_000, batches=5, warm_up=2, idle_s=2.0, settling_s=1.0)]
+QUICK: Final = [
+    Settings(skew=ZIPF, subtasks=(2,), operators=(2,), keys=1_000, batches=5, warm_up=2, idle_s=2.0, settling_s=1.0)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

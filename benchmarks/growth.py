@@ -32,7 +32,7 @@ from benchmarks.query import (
     run_once,
     start,
 )
-from benchmarks.skew import SKEWS, UNIFORM, skewed_keys
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_keys
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import JOB_FOLDER
 
@@ -62,7 +62,9 @@ class Settings:
     parallelism: int = option(2, "Subtasks and cores.")
 
 
-QUICK: Final = [Settings(keys=(1_000, 10_000), rows_per_batch=500, rounds=4, warm_up=1, materialization_keys=1_000)]
+QUICK: Final = [
+    Settings(skew=ZIPF, keys=(1_000, 10_000), rows_per_batch=500, rounds=4, warm_up=1, materialization_keys=1_000)
+]
 
 
 def run(settings: Settings, place: Path) -> Result:

@@ -34,7 +34,7 @@ from benchmarks.query import (
     start,
     stop_when,
 )
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -83,7 +83,7 @@ class Settings:
         return self.warm_up + self.seconds
 
 
-QUICK: Final = [Settings(rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)]
+QUICK: Final = [Settings(skew=ZIPF, rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)]
 
 
 class EventSender:

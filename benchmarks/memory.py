@@ -17,7 +17,7 @@ import statelog
 from benchmarks.child import processes_of, run_in_child
 from benchmarks.frame import STORED_KEYS, Result, Target, option, require_space
 from benchmarks.query import PayloadSide, Recorder, count_checks, last_batch, rate_source, require, start, stop_when
-from benchmarks.skew import SKEWS, UNIFORM
+from benchmarks.skew import HOT, SKEWS, UNIFORM
 from statelog.options import TABLES
 
 _LIMIT_BYTES: Final = 1e9
@@ -35,7 +35,7 @@ class Settings:
     table: str = option("runs", "What the state is read from.", click.Choice(TABLES))
 
 
-QUICK: Final = [Settings(keys=10_000, rows_per_batch=5_000, updates=10_000)]
+QUICK: Final = [Settings(skew=HOT, keys=10_000, rows_per_batch=5_000, updates=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)

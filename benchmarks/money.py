@@ -31,7 +31,7 @@ from benchmarks.query import (
     stop_when,
 )
 from benchmarks.requests import GET, LIST, PUT, CountingStore, count, noted, watched
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -65,7 +65,7 @@ class Settings:
     quick: bool = option(False, "A smoke test in two minutes, without maintenance.")
 
 
-QUICK: Final = [Settings(quick=True)]
+QUICK: Final = [Settings(quick=True, skew=HOT)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,11 +130,8 @@ class Side(ABC):
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
         keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        own = (
-            {}
-            if self.is_spark
-            else {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
-        )
+        given = {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
+        own = {} if self.is_spark else given
         transformed: DataFrame = method(processor, output, "update", time_mode, **own)
         return transformed
 
@@ -202,8 +199,10 @@ class BatchSide(Side):
             files.look()
             return last_batch(query) >= self.batches_to_check - 1
 
-        statelog.register_store(SCHEME, DiscardingStore)
-        side = self if self.is_durable else dataclasses.replace(self, location=f"{SCHEME}:{directory}/dropped")
+        side = self
+        if not self.is_durable:
+            statelog.register_store(SCHEME, DiscardingStore)
+            side = dataclasses.replace(self, location=f"{SCHEME}:{directory}/dropped")
         query = start(side.output(source, recorder), self.checks(), directory, self.output_mode)
         progress = stop_when(query, is_over)[: self.batches_to_check]
         files.look()

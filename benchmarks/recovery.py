@@ -34,7 +34,7 @@ from benchmarks.query import (
     stop_when,
 )
 from benchmarks.restarts import fresh, load_rocksdb, own_temporary_files, restart_parts
-from benchmarks.skew import SKEWS, UNIFORM
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
@@ -85,7 +85,9 @@ class Settings:
     rounds: int = option(3, "How often to restart in every way.")
 
 
-QUICK: Final = [Settings(keys=2_000, build_batches=2, rows_per_batch=200, small_batches=2, batches=2, rounds=1)]
+QUICK: Final = [
+    Settings(skew=ZIPF, keys=2_000, build_batches=2, rows_per_batch=200, small_batches=2, batches=2, rounds=1)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ HOT: Final = "hot"
 SKEWS: Final = click.Choice([UNIFORM, ZIPF, HOT])
 SKEW_HELP: Final = "How often rows have each key."
 
-_POWER: Final = 1 - 1.2
+_EXPONENT: Final = 1.2
+_POWER: Final = 1 - _EXPONENT
 _HOT_SHARE: Final = 0.3
 _FRACTION_BITS: Final = 53
 

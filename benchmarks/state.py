@@ -29,7 +29,7 @@ from benchmarks.query import (
     counted,
     pseudo_random,
 )
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -90,6 +90,7 @@ class Settings:
 
 QUICK: Final = [
     Settings(
+        skew=ZIPF,
         kind=("value", "window"),
         mode="row",
         rows_per_batch=5_000,

@@ -16,6 +16,7 @@ import statelog
 from benchmarks.frame import Result, option
 from benchmarks.processors import OUTPUT, CountInPayload
 from benchmarks.query import Checks, check_of, counted
+from benchmarks.skew import ZIPF
 from benchmarks.workload import EventBatch, WorkloadSide
 from benchmarks.workload_figures import WorkloadSettings, run_workload
 
@@ -31,7 +32,7 @@ class Settings(WorkloadSettings):
     )
 
 
-QUICK: Final = [Settings(quick=True, side=("on", "spark-on")), Settings(quick=True, side=("s3-on",))]
+QUICK: Final = [Settings(quick=True, side=("on", "spark-on"), skew=ZIPF), Settings(quick=True, side=("s3-on",))]
 
 
 @dataclass(frozen=True, kw_only=True)

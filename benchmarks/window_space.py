@@ -16,7 +16,7 @@ from benchmarks.figures import summary
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import CountWindowRows
 from benchmarks.query import BatchSide, Checks, Recorder, payload, row_keys, run_once
-from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, skewed_key
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 CHANGELOG_ON: Final = "changelog on"
 CHANGELOG_OFF: Final = "changelog off"
@@ -37,7 +37,7 @@ class Settings:
     parallelism: int = option(2, "Subtasks and cores.")
 
 
-QUICK: Final = [Settings(rows_per_batch=200, window_batches=2, batches=6, warm_up=3)]
+QUICK: Final = [Settings(skew=HOT, rows_per_batch=200, window_batches=2, batches=6, warm_up=3)]
 
 
 @dataclass(frozen=True, kw_only=True)
