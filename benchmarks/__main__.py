@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Final
 
 from benchmarks import (
     aggregate,
+    checkpointing,
     commit,
     count,
+    dedup,
     files,
+    floor,
     growth,
     latency,
     memory,
@@ -23,24 +27,27 @@ from benchmarks import (
 )
 from benchmarks.frame import command_line
 
-main = command_line(
-    [
-        count,
-        aggregate,
-        state,
-        recovery,
-        growth,
-        memory,
-        commit,
-        files,
-        window_space,
-        latency,
-        tail,
-        value_state,
-        window,
-        money,
-    ]
-)
+BENCHMARKS: Final = [
+    count,
+    aggregate,
+    dedup,
+    checkpointing,
+    state,
+    recovery,
+    growth,
+    memory,
+    commit,
+    files,
+    floor,
+    window_space,
+    latency,
+    tail,
+    value_state,
+    window,
+    money,
+]
+
+main = command_line(BENCHMARKS)
 
 if __name__ == "__main__":
     # As an exception, so that the running child is ended and its files are removed.

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from benchmarks.figures import median_ratio, shown
-from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
+from benchmarks.cases import Ratio, compare_cases
+from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, option, require_measured
 from benchmarks.processors import count_batches
-from benchmarks.query import BatchSide, Checks, Recorder, compare
+from benchmarks.query import BatchSide, Checks, Recorder
 from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_key
+from benchmarks.sliding import SPARK_WINDOWS, SlidingSide
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark groupBy"
@@ -36,6 +38,11 @@ class Settings:
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
     without_combining: bool = option(False, "No partial aggregates before the shuffle on statelog's side.")
+    windows: bool = option(False, "Of each key's sliding windows, 10 s long, one every second.")
+
+
+_SMALL: Final = Settings(rows_per_batch=(5_000,), skew=(ZIPF,), keys=1_000, batches=3, spark_batches=3, warm_up=1)
+QUICK: Final = [_SMALL, dataclasses.replace(_SMALL, windows=True, batches=5, spark_batches=5)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,7 @@ class AggregateSide(BatchSide):
             y=statelog.Sum("y"),
             combine=not self.without_combining,
             parallelism=self.parallelism,
-            options=statelog.Options(observer=recorder),
+            **self.stored(recorder),
         )
 
     def checks(self) -> list[Column]:
@@ -93,42 +100,26 @@ class AggregateSide(BatchSide):
     def _columns(self, number: Column) -> list[Column]:
         """A key, a long and a double, which is whole so that its sum is exact in any order."""
         key = skewed_key(self.keys, number, self.skew)
-        return [key.alias("key"), (number % _VALUES).alias("x"), (number % 7).cast("double").alias("y")]
+        return [key, (number % _VALUES).alias("x"), (number % 7).cast("double").alias("y")]
 
 
 def run(settings: Settings, place: Path) -> Result:
     require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
-    figures: dict[str, Any] = {}
-    targets: list[Target] = []
-    rows: list[dict[str, str]] = []
-    for size in settings.rows_per_batch:
-        for skew in settings.skew:
-            sides = {
-                name: AggregateSide.of(
-                    settings,
-                    side=name,
-                    skew=skew,
-                    rows_per_batch=size,
-                    batches=settings.spark_batches if name == SPARK else settings.batches,
-                )
-                for name in (CEILING, STATELOG, SPARK)
-            }
-            measured = compare(sides, place, settings.rounds, settings.warm_up)
-            case = f"{size:,} rows, {skew}"
-            figures[case] = measured
-            rates = {name: each["rows_per_s_by_round"] for name, each in measured.items()}
-            targets += [
-                Target(f"{case}: statelog / Spark groupBy", median_ratio(rates[STATELOG], rates[SPARK]), 3, "at_least"),
-                Target(f"{case}: statelog / ceiling", median_ratio(rates[STATELOG], rates[CEILING]), 0.6, "at_least"),
-            ]
-            rows += [
-                {
-                    "case": case,
-                    "side": name,
-                    "rows/s": f"{each['rows_per_s']:,.0f}",
-                    "batch ms": shown(each["batch_ms"]),
-                    "checkpoint ms": shown(each.get("checkpoint_ms")),
-                }
-                for name, each in measured.items()
-            ]
-    return Result(figures, targets, rows)
+    names = (STATELOG, SPARK_WINDOWS) if settings.windows else (CEILING, STATELOG, SPARK)
+    side = SlidingSide if settings.windows else AggregateSide
+    cases = {
+        f"{size:,} rows, {skew}": {
+            name: side.of(
+                settings,
+                side=name,
+                skew=skew,
+                rows_per_batch=size,
+                batches=settings.batches if name in (CEILING, STATELOG) else settings.spark_batches,
+            )
+            for name in names
+        }
+        for size in settings.rows_per_batch
+        for skew in settings.skew
+    }
+    ratios = [Ratio(STATELOG, SPARK, 3), Ratio(STATELOG, CEILING, 0.6), Ratio(STATELOG, SPARK_WINDOWS, 3)]
+    return compare_cases(cases, ratios, place, settings.rounds, settings.warm_up)

@@ -61,6 +61,9 @@ class Settings:
     )
 
 
+QUICK: Final = [Settings(checkpoints=200, subtasks=(2, 8))]
+
+
 def run(settings: Settings, place: Path) -> Result:
     checkpoints, total_bytes = settings.checkpoints, settings.total_bytes
     per_location = min(settings.fresh_every or checkpoints, checkpoints)

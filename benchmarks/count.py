@@ -12,11 +12,11 @@ import click
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import statelog
 from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import OUTPUT, Count, Keep, count_batches
-from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, pseudo_random, random_key
+from benchmarks.query import BatchSide, Checks, Recorder, compare, expected_counts, pseudo_random
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -33,6 +33,7 @@ _CHECKPOINTS: Final = f"statelog, {_TARGET_KEYS // 1000}k keys changed"
 class Settings:
     rows_per_batch: int = option(200_000, "Of statelog and the ceiling.")
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     batches: int = option(20, "Of statelog and the ceiling.")
     spark_rows_per_batch: int = option(20_000, "Of Spark's own.")
     spark_batches: int = option(4, "Of Spark's own.")
@@ -46,17 +47,25 @@ class Settings:
     )
 
 
+QUICK: Final = [
+    Settings(
+        skew=HOT, rows_per_batch=5_000, keys=10_000, batches=3, spark_rows_per_batch=500, spark_batches=3, warm_up=1
+    )
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CountSide(BatchSide):
     """Counts rows by key, or only reads them."""
 
     keys: int
+    skew: str
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
-        rows = source.select(random_key(self.keys, F.col("value")))
+        rows = source.select(skewed_key(self.keys, F.col("value"), self.skew))
         if self.side == CEILING:
             return rows.repartition(self.parallelism, "key").mapInArrow(count_batches, "n long")
-        return self.transform(rows, Count(), OUTPUT, statelog.Options(observer=recorder))
+        return self.transform(rows, Count(), OUTPUT, **self.stored(recorder))
 
     def checks(self) -> list[Column]:
         return [F.sum("n").alias("total")] if self.side == CEILING else super().checks()
@@ -64,7 +73,7 @@ class CountSide(BatchSide):
     def expected(self, session: SparkSession) -> Iterable[Checks]:
         if self.side == CEILING:
             return [{"total": self.rows_per_batch}] * self.batches
-        return expected_counts(session, self.ranges, self.keys)
+        return expected_counts(session, self.ranges, self.keys, self.skew)
 
 
 _TYPES: Final = {LONGS: ("long", "long", "long"), MIXED: ("decimal(18,2)", "timestamp", "array<long>")}
@@ -85,8 +94,8 @@ class KeepSide(CountSide):
         if self.side == LONGS:
             columns = {"amount": columns["amount"] * 100, "at": F.unix_micros(columns["at"]), "items": F.size(items)}
         typed = [columns[name].cast(kind).alias(name) for name, kind in zip(columns, _TYPES[self.side], strict=True)]
-        rows = source.select(random_key(self.keys, number), *typed)
-        return self.transform(rows, Keep(*_TYPES[self.side]), OUTPUT, statelog.Options(observer=recorder))
+        rows = source.select(skewed_key(self.keys, number, self.skew), *typed)
+        return self.transform(rows, Keep(*_TYPES[self.side]), OUTPUT, **self.stored(recorder))
 
 
 def run(settings: Settings, place: Path) -> Result:
@@ -100,7 +109,7 @@ def run(settings: Settings, place: Path) -> Result:
         sides[_CHECKPOINTS] = CountSide.of(settings, side=STATELOG, rows_per_batch=target_rows)
     sides[SPARK] = CountSide.of(settings, side=SPARK, **spark)
     figures = compare(sides, place, settings.rounds, settings.warm_up)
-    for each in figures.values():
+    for each in figures.values() if settings.skew == UNIFORM else ():
         expected = changed_keys(each["rows_per_batch"], settings.keys)
         each["expected_changed_keys_per_subtask"] = expected / settings.parallelism
     rates = {name: each["rows_per_s_by_round"] for name, each in figures.items()}

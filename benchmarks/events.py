@@ -18,6 +18,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from benchmarks.skew import UNIFORM, skewed_keys
+
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
@@ -44,10 +46,10 @@ def indexes(numbers: Numbers, sources: int) -> Words:
     return (numbers % sources * (_INDEXES // sources) + numbers // sources).astype(np.uint64)
 
 
-def keys_of(index: Words, keys: int) -> Numbers:
+def keys_of(index: Words, keys: int, skew: str = UNIFORM) -> Numbers:
     """The keys of events; as Java's, a signed number's remainder is not negative."""
     remainders: Numbers = mix(index).view(np.int64) % keys
-    return remainders
+    return remainders if skew == UNIFORM else skewed_keys(keys, mix(index), remainders, skew)
 
 
 def payloads_of(index: Words, value_bytes: int) -> npt.NDArray[np.uint8]:
@@ -76,6 +78,7 @@ class EventStream:
     value_bytes: int
     first: int = 0
     backlog: int = 0
+    skew: str = UNIFORM
 
     def load(self, session: SparkSession) -> DataFrame:
         """The streaming DataFrame, with the columns `key` and `payload`."""
@@ -86,12 +89,13 @@ class EventStream:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> EventStream:
         """The stream that :meth:`load` has made these options of."""
-        given = {name: float(text) if name == "rate" else int(text) for name, text in options.items()}
-        return cls(**given)  # type: ignore[arg-type]  # all others are whole numbers
+        kinds: dict[str, Any] = {"rate": float, "skew": str}  # all others are whole numbers
+        given = {name: kinds.get(name, int)(text) for name, text in options.items()}
+        return cls(**given)
 
     def keys_of(self, first: int, end: int) -> Numbers:
         """The keys of successive events."""
-        return keys_of(indexes(np.arange(first, end), self.sources), self.keys)
+        return keys_of(indexes(np.arange(first, end), self.sources), self.keys, self.skew)
 
     def batch(self, numbers: Numbers) -> pa.RecordBatch:
         """Events by number."""
@@ -100,7 +104,7 @@ class EventStream:
         ends = np.arange(len(index) + 1, dtype=np.int32) * np.int32(self.value_bytes)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(payloads)]
         values = pa.Array.from_buffers(pa.binary(), len(index), buffers)
-        return pa.RecordBatch.from_arrays([pa.array(keys_of(index, self.keys)), values], ["key", "payload"])
+        return pa.RecordBatch.from_arrays([pa.array(keys_of(index, self.keys, self.skew)), values], ["key", "payload"])
 
 
 class EventSource(DataSource):

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 import statelog
 from benchmarks.frame import POSSIBLE_KEYS, Result, Target, option
-from benchmarks.query import BatchSide, Checks, Recorder, pseudo_random, run_once
+from benchmarks.query import BatchSide, Checks, Recorder, run_once
+from benchmarks.skew import HOT, SKEWS, UNIFORM, skewed_key
 
 _SPARK: Final = "Spark"
 _MERGING: Final = ("off", "within", "across")
@@ -26,8 +27,12 @@ _WINDOW_BATCHES: Final = 10
 class Settings:
     rows_per_batch: int = option(5_000, "Rows of a batch.")
     words: int = option(5_000, "Number of possible words.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, "How often rows have each word.", SKEWS)
     batches: int = option(100, "Checkpoints.", click.IntRange(40))
     parallelism: int = option(4, "Subtasks and state partitions.")
+
+
+QUICK: Final = [Settings(skew=HOT, rows_per_batch=500, words=100, batches=40, parallelism=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +40,11 @@ class FilesSide(BatchSide):
     """Counts words in tumbling windows; its name is how files are merged."""
 
     words: int
+    skew: str
     output_mode = "append"
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
-        rows = source.select("timestamp", pseudo_random(self.words, F.col("value")).alias("word"))
+        rows = source.select("timestamp", skewed_key(self.words, F.col("value"), self.skew).alias("word"))
         rows = rows.withWatermark("timestamp", "0 seconds")
         if self.is_spark:
             window = F.window("timestamp", f"{_WINDOW_BATCHES} seconds")

@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,11 +27,18 @@ NOT_NEGATIVE: Final = click.IntRange(0)
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 POSSIBLE_KEYS: Final = click.IntRange(2, 10**8)
 STORED_KEYS: Final = click.IntRange(100, 10**8)
+QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that starts fast and is slow."""
 
 _BUILD: Final = Path(__file__).resolve().parents[1] / "build"
 _WIDTH: Final = 132
+_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _Name = TypeVar("_Name", bound=Hashable)
 _T = TypeVar("_T")
+
+
+class Unavailable(click.ClickException):
+    """The machine lacks something that a benchmark needs."""
 
 
 def option(default: Any, help: str, kind: click.ParamType[Any] | None = None) -> Any:
@@ -96,7 +105,8 @@ def command_line(benchmarks: Sequence[Any]) -> click.Group:
     """Make the command line of some benchmarks.
 
     A benchmark is a module with `Settings`, a dataclass of :func:`option` fields, and `run`, which takes them and an
-    empty directory. The first line of its docstring describes it.
+    empty directory. The first line of its docstring describes it. `QUICK` are settings, one or more, with which it
+    shows in a minute or two that it works. The command ``all`` runs all benchmarks.
     """
 
     def show_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -111,12 +121,12 @@ def command_line(benchmarks: Sequence[Any]) -> click.Group:
     group = click.Group("bench", help="Measure statelog.", params=[listing], no_args_is_help=True)
     for benchmark in benchmarks:
         group.add_command(_command(benchmark))
+    group.add_command(_all(benchmarks))
     return group
 
 
 def _command(benchmark: Any) -> click.Command:
-    name = benchmark.__name__.rpartition(".")[2].replace("_", "-")
-    description = benchmark.__doc__.splitlines()[0]
+    name, description = _name(benchmark), _description(benchmark)
 
     def invoke(directory: Path | None, json_file: Path | None, report: Path | None, **parameters: Any) -> None:
         if json_file is not None and not json_file.absolute().parent.is_dir():
@@ -132,14 +142,7 @@ def _command(benchmark: Any) -> click.Command:
 
             write_report(report, name, heading, result)
         if json_file is not None:
-            content = {
-                "benchmark": name,
-                "machine": about,
-                "parameters": {**parameters, "directory": directory},
-                "figures": result.figures,
-                "targets": [target.to_json() for target in result.targets],
-            }
-            json_file.write_text(json.dumps(content, indent=1, default=str) + "\n")
+            _write_json(json_file, name, about, {**parameters, "directory": directory}, result)
 
     options: list[click.Parameter] = [
         click.Option(
@@ -152,13 +155,81 @@ def _command(benchmark: Any) -> click.Command:
         )
         for each in dataclasses.fields(benchmark.Settings)
     ]
-    folder = click.Path(file_okay=False, path_type=Path)
-    folder_help = "For checkpoints and scratch files; by default one in the repository."
     file = click.Path(dir_okay=False, writable=True, path_type=Path)
-    options.append(click.Option(["--directory"], type=folder, help=folder_help))
+    options.append(_directory_option())
     options.append(click.Option(["--json", "json_file"], type=file, help="Write everything measured here."))
-    options.append(click.Option(["--report", "report"], type=folder, help="Write a page with plots into this folder."))
+    options.append(click.Option(["--report", "report"], type=_FOLDER, help="Write a page with plots into this folder."))
     return click.Command(name, callback=invoke, params=options, help=description)
+
+
+def _all(benchmarks: Sequence[Any]) -> click.Command:
+    """The command that runs all benchmarks, and fails if one of them has failed."""
+
+    def invoke(quick: bool, directory: Path | None, json_folder: Path | None) -> None:
+        about = _machine()
+        if json_folder is not None:
+            json_folder.mkdir(parents=True, exist_ok=True)
+        if quick:
+            os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_JVM)
+        rows: list[dict[str, str]] = []
+        for name, benchmark in ((_name(each), each) for each in benchmarks):
+            for number, settings in enumerate(benchmark.QUICK if quick else [benchmark.Settings()], 1):
+                started_s = time.monotonic()
+                outcome = "works"
+                try:
+                    with scratch(directory) as place:
+                        result = benchmark.run(settings, place)
+                    _print([f"{name}: {_description(benchmark)}"], result)
+                    if json_folder is not None:
+                        file = json_folder / f"{name}{number if number > 1 else ''}.json"
+                        _write_json(file, name, about, dataclasses.asdict(settings), result)
+                except Unavailable as error:
+                    outcome = f"skipped: {error.message}"
+                except Exception as error:
+                    # The others may work.
+                    traceback.print_exception(error)
+                    outcome = "FAILED"
+                rows.append({"benchmark": name, "s": f"{time.monotonic() - started_s:.0f}", "outcome": outcome})
+                click.echo(" ".join(rows[-1].values()), err=True)
+        failed = [row["benchmark"] for row in rows if row["outcome"] == "FAILED"]
+        _print(["all", *_shown_machine(about)], Result({}, [], rows))
+        if failed:
+            raise click.ClickException(f"{', '.join(failed)} failed; see above.")
+
+    options: list[click.Parameter] = [
+        click.Option(
+            ["--quick"], is_flag=True, help="Only show that each works: small settings, figures without meaning."
+        ),
+        _directory_option(),
+        click.Option(["--json", "json_folder"], type=_FOLDER, help="Write a file for each into this folder."),
+    ]
+    return click.Command("all", callback=invoke, params=options, help="Run all benchmarks, one after the other.")
+
+
+def _name(benchmark: Any) -> str:
+    name: str = benchmark.__name__.rpartition(".")[2]
+    return name.replace("_", "-")
+
+
+def _description(benchmark: Any) -> str:
+    description: str = benchmark.__doc__.splitlines()[0]
+    return description
+
+
+def _directory_option() -> click.Option:
+    text = "For checkpoints and scratch files; by default one in the repository."
+    return click.Option(["--directory"], type=_FOLDER, help=text)
+
+
+def _write_json(file: Path, name: str, about: dict[str, Any], parameters: dict[str, Any], result: Result) -> None:
+    content = {
+        "benchmark": name,
+        "machine": about,
+        "parameters": parameters,
+        "figures": result.figures,
+        "targets": [target.to_json() for target in result.targets],
+    }
+    file.write_text(json.dumps(content, indent=1, default=str) + "\n")
 
 
 def _machine() -> dict[str, Any]:

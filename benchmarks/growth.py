@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
+from benchmarks.events import mix
 from benchmarks.figures import summary
 from benchmarks.frame import NOT_NEGATIVE, STORED_KEYS, Result, Target, option, require_space
 from benchmarks.processors import OUTPUT, Count
@@ -31,6 +32,7 @@ from benchmarks.query import (
     run_once,
     start,
 )
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_keys
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import JOB_FOLDER
 
@@ -52,11 +54,17 @@ _Batches = list[dict[str, Any]]
 @dataclass(frozen=True)
 class Settings:
     keys: tuple[int, ...] = option((100_000, 1_000_000, 10_000_000), "One state for each number of keys.", STORED_KEYS)
-    rows_per_batch: int = option(10_000, "Keys that a batch changes.")
+    rows_per_batch: int = option(10_000, "Keys that a batch changes; with a skew, its rows.")
+    skew: str = option(UNIFORM, "How often rows have each key; uniform rows have other keys in every batch.", SKEWS)
     rounds: int = option(40, "Batches of each state.")
     warm_up: int = option(2, "Batches before them.", NOT_NEGATIVE)
     materialization_keys: int = option(1_000_000, "Keys of the two states of which one is materialized.", STORED_KEYS)
     parallelism: int = option(2, "Subtasks and cores.")
+
+
+QUICK: Final = [
+    Settings(skew=ZIPF, keys=(1_000, 10_000), rows_per_batch=500, rounds=4, warm_up=1, materialization_keys=1_000)
+]
 
 
 def run(settings: Settings, place: Path) -> Result:
@@ -168,6 +176,7 @@ class GrowthSide(Side):
 
     queries: dict[str, dict[str, Any]]
     rows_per_batch: int
+    skew: str
     rounds: int
     warm_up: int
 
@@ -240,9 +249,13 @@ class _Fed:
                 return
 
     def batch(self) -> dict[str, Any]:
-        """Change as many keys as always, evenly spread and other ones every time."""
-        stride = len(self._counts) // self._rows
-        return self._feed(np.arange(self._rows) * stride + self._files % stride)
+        """Change as many keys as always, evenly spread and other ones every time; with a skew, those of random rows."""
+        keys, rows, skew = len(self._counts), np.arange(self._rows), self._side.skew
+        if skew == UNIFORM:
+            stride = keys // self._rows
+            return self._feed(rows * stride + self._files % stride)
+        words = mix((rows + self._files * self._rows).astype(np.uint64))
+        return self._feed(skewed_keys(keys, words, (mix(words) % np.uint64(keys)).astype(np.int64), skew))
 
     def _feed(self, keys: Numbers) -> dict[str, Any]:
         number, self._files = self._files, self._files + 1
@@ -251,8 +264,9 @@ class _Fed:
         pq.write_table(pa.table({"key": keys}), file)
         file.rename(self._directory / "input" / file.name)
         progress = self._wait(number)
-        self._counts[keys] += 1
-        require("the query", [progress], [check_of(keys, self._counts[keys])], number)
+        np.add.at(self._counts, keys, 1)
+        changed = np.unique(keys)
+        require("the query", [progress], [check_of(changed, self._counts[changed])], number)
         jobs = list(self._directory.glob(_JOBS))
         had_job, self._had_job = self._had_job, bool(jobs)
         checkpoint = self._recorder.checkpoints[-1]

@@ -30,11 +30,11 @@ from benchmarks.query import (
     count_checks,
     expected_counts,
     last_progress,
-    random_key,
     require,
     start,
     stop_when,
 )
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark transformWithState"
@@ -58,6 +58,7 @@ _Round = dict[str, Any]
 class Settings:
     rate: float = option(5_000.0, "Events per second.", POSITIVE)
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     seconds: float = option(60.0, "Events of so many seconds are measured.", POSITIVE)
     warm_up: float = option(60.0, "First seconds to leave out.", click.FloatRange(0))
     drain: float = option(
@@ -80,6 +81,9 @@ class Settings:
     def length_s(self) -> float:
         """From the first event to the last."""
         return self.warm_up + self.seconds
+
+
+QUICK: Final = [Settings(skew=ZIPF, rate=500.0, keys=1_000, seconds=3.0, warm_up=1.0)]
 
 
 class EventSender:
@@ -151,6 +155,7 @@ class LatencySide(Side):
 
     events: int
     keys: int
+    skew: str
     timeout_s: float
     address: tuple[str, int]
 
@@ -162,7 +167,7 @@ class LatencySide(Side):
         session = self.session(directory)
         host, port = self.address
         lines = session.readStream.format("socket").option("host", host).option("port", port).load()
-        rows = lines.select(random_key(self.keys, F.col("value").cast("long")))
+        rows = lines.select(skewed_key(self.keys, F.col("value").cast("long"), self.skew))
         if self.side == AGGREGATION:
             output = rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         else:
@@ -184,7 +189,7 @@ class LatencySide(Side):
         counted = [entry["numInputRows"] for entry in progress]
         if counted != [end - first for first, end in ranges]:
             raise RuntimeError(f"{self.side}: the batches read {counted} rows, of the lines {ranges}")
-        require(self.side, progress, expected_counts(session, ranges, self.keys))
+        require(self.side, progress, expected_counts(session, ranges, self.keys, self.skew))
         session.stop()
         return {"batches": [_batch(*each) for each in zip(progress, ranges, strict=True)], "stopped_s": stopped_s}
 

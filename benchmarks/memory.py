@@ -17,6 +17,7 @@ import statelog
 from benchmarks.child import processes_of, run_in_child
 from benchmarks.frame import STORED_KEYS, Result, Target, option, require_space
 from benchmarks.query import PayloadSide, Recorder, count_checks, last_batch, rate_source, require, start, stop_when
+from benchmarks.skew import HOT, SKEWS, UNIFORM
 from statelog.options import TABLES
 
 _LIMIT_BYTES: Final = 1e9
@@ -27,10 +28,14 @@ _MEASURES: Final = ("RssAnon", "RssShmem", "RssFile")
 class Settings:
     keys: int = option(1_000_000, "Number of keys.", STORED_KEYS)
     value_bytes: int = option(100, "Size of a key's value.")
+    skew: str = option(UNIFORM, "How often the rows after the first have each key.", SKEWS)
     rows_per_batch: int = option(200_000, "Of every batch.")
     updates: int = option(4_000_000, "Rows of random keys after the first.")
     parallelism: int = option(2, "Subtasks and cores.")
     table: str = option("runs", "What the state is read from.", click.Choice(TABLES))
+
+
+QUICK: Final = [Settings(skew=HOT, keys=10_000, rows_per_batch=5_000, updates=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)

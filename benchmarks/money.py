@@ -25,13 +25,13 @@ from benchmarks.query import (
     count_checks,
     expected_counts,
     last_batch,
-    random_key,
     rate_source,
     require,
     start,
     stop_when,
 )
 from benchmarks.requests import GET, LIST, PUT, CountingStore, count, noted, watched
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -59,9 +59,13 @@ class Settings:
     priced_partitions: tuple[int, ...] = option((2, 200), "Numbers of partitions to give a price for.")
     rate: int = option(1_000, "Events per second.")
     keys: int = option(100_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     batch_s: float = option(0.5, "Seconds that a trigger takes here: time runs faster.", click.FloatRange(0.1))
     intervals: int = option(2, "Intervals of maintenance, and of materialization, to measure.")
     quick: bool = option(False, "A smoke test in two minutes, without maintenance.")
+
+
+QUICK: Final = [Settings(quick=True, skew=HOT)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,7 @@ class MoneySide(Side):
     """Counts rows by key, with all intervals as much shorter as the trigger is."""
 
     keys: int
+    skew: str
     rows_per_batch: int
     batches: int
     warm_up: int
@@ -116,7 +121,7 @@ class MoneySide(Side):
         }
 
     def _output(self, source: DataFrame, directory: Path, location: str) -> DataFrame:
-        rows = source.select(random_key(self.keys, F.col("value")))
+        rows = source.select(skewed_key(self.keys, F.col("value"), self.skew))
         if self.is_spark:
             return rows.groupBy("key").agg(F.count(F.lit(1)).alias("n"))
         defaults = statelog.Options()
@@ -130,7 +135,7 @@ class MoneySide(Side):
 
     def _check(self, session: SparkSession, progress: Sequence[dict[str, Any]]) -> None:
         ranges = [(number * self.rows_per_batch, (number + 1) * self.rows_per_batch) for number in range(self.batches)]
-        require(self.side, progress, expected_counts(session, ranges, self.keys))
+        require(self.side, progress, expected_counts(session, ranges, self.keys, self.skew))
 
 
 def _counting_store(notes: str, location: str) -> CountingStore:
@@ -228,6 +233,7 @@ def _side(name: str, trigger_s: float, partitions: int, settings: Settings) -> M
         side=name,
         parallelism=partitions,
         keys=settings.keys,
+        skew=settings.skew,
         rows_per_batch=round(settings.rate * trigger_s),
         batches=warm_up + measured,
         warm_up=warm_up,

@@ -24,6 +24,11 @@ def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     yield pa.RecordBatch.from_pydict({"n": pa.array([total], pa.int64())})
 
 
+def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A stateless operator that returns its rows."""
+    yield from batches
+
+
 class _Processor(StatefulProcessor):
     """Takes and returns rows or pandas frames."""
 

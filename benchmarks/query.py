@@ -32,9 +32,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import statelog
 from benchmarks.child import run_in_child
+from benchmarks.discarding import SCHEME, DiscardingStore
 from benchmarks.figures import summary
 from benchmarks.frame import alternate
 from benchmarks.processors import KeepPayload
+from benchmarks.skew import skewed_key
 from statelog import CheckpointMetrics, Observer, RestoreMetrics
 
 _POLL_S: Final = 0.25
@@ -95,6 +97,7 @@ class Side(ABC):
         Its own state store is RocksDB with the changelog on.
         """
         settings: dict[str, Any] = {
+            "spark.master": f"local[{self.parallelism}]",
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
@@ -108,8 +111,7 @@ class Side(ABC):
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             **(more or {}),
         }
-        builder = SparkSession.builder.master(f"local[{self.parallelism}]").appName(type(self).__module__)
-        session = builder.config(map=settings).getOrCreate()
+        session = SparkSession.builder.appName(type(self).__module__).config(map=settings).getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
         return session
 
@@ -123,11 +125,13 @@ class Side(ABC):
         time_mode: str = "None",
         uses_frames: bool = False,
         location: str | None = None,
+        uid: str | None = None,
     ) -> DataFrame:
         """A processor of rows by `key`, on statelog or on Spark's own transformWithState."""
         keyed: Any = rows.groupBy("key") if self.is_spark else statelog.key_by(rows, "key")
         method = keyed.transformWithStateInPandas if uses_frames else keyed.transformWithState
-        own = {} if self.is_spark else {"parallelism": self.parallelism, "options": options, "location": location}
+        given = {"parallelism": self.parallelism, "options": options, "location": location, "uid": uid}
+        own = {} if self.is_spark else given
         transformed: DataFrame = method(processor, output, "update", time_mode, **own)
         return transformed
 
@@ -138,10 +142,16 @@ class BatchSide(Side):
 
     rows_per_batch: int
     batches: int
+    is_durable: bool = True
+    """Whether statelog's changes are stored; if not, they are dropped as early as options allow."""
+    location: str | None = None
+    """Of what is left of statelog's state then."""
 
     output_mode: ClassVar[str] = "update"
     start_ms: ClassVar[int] = 0
-    """Event time of the first batch; each other is a second later."""
+    """Event time of the first batch."""
+    advance_ms: ClassVar[int] = 1000
+    """How much later the time of each other batch is."""
 
     @property
     def batches_to_check(self) -> int:
@@ -153,6 +163,18 @@ class BatchSide(Side):
         """The number of the first row of each batch, and the one after its last."""
         rows = self.rows_per_batch
         return [(batch * rows, (batch + 1) * rows) for batch in range(self.batches_to_check)]
+
+    def stored(self, recorder: Recorder) -> dict[str, Any]:
+        """The options and the location of statelog's operator."""
+        if self.is_durable:
+            return {"options": statelog.Options(observer=recorder), "location": None}
+        # A changeset goes from the task to the store, not through the driver; nobody will read it.
+        options = statelog.Options(materialization=False, inline_budget_bytes=0, compression="none", observer=recorder)
+        return {"options": options, "location": self.location}
+
+    def source(self, session: SparkSession) -> DataFrame:
+        """Its input: rows with successive numbers in `value`, and the batch's time in `timestamp`."""
+        return rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms, self.advance_ms)
 
     @abstractmethod
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
@@ -170,14 +192,18 @@ class BatchSide(Side):
         """Durations and checkpoints by batch, and the files of the state."""
         session = self.session(directory)
         recorder = Recorder()
-        source = rate_source(session, self.rows_per_batch, self.parallelism, self.start_ms)
+        source = self.source(session)
         files = Files(directory / "checkpoint" / ("state" if self.is_spark else "statelog"))
 
         def is_over(query: StreamingQuery) -> bool:
             files.look()
             return last_batch(query) >= self.batches_to_check - 1
 
-        query = start(self.output(source, recorder), self.checks(), directory, self.output_mode)
+        side = self
+        if not self.is_durable:
+            statelog.register_store(SCHEME, DiscardingStore)
+            side = dataclasses.replace(self, location=f"{SCHEME}:{directory}/dropped")
+        query = start(side.output(source, recorder), self.checks(), directory, self.output_mode)
         progress = stop_when(query, is_over)[: self.batches_to_check]
         files.look()
         require(self.side, progress, self.expected(session))
@@ -251,6 +277,7 @@ class PayloadSide(Side):
 
     keys: int
     value_bytes: int
+    skew: str
     rows_per_batch: int
 
     def rows(self, source: DataFrame) -> DataFrame:
@@ -268,24 +295,21 @@ class PayloadSide(Side):
 
     def _key(self, number: str) -> Column:
         column = F.col(number)
-        return F.when(column < self.keys, column).otherwise(random_key(self.keys, column)).alias("key")
+        return F.when(column < self.keys, column).otherwise(skewed_key(self.keys, column, self.skew)).alias("key")
 
 
-def rate_source(session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0) -> DataFrame:
-    """Rows with successive numbers in `value`; their `timestamp` is `start_ms` and a second more with every batch."""
+def rate_source(
+    session: SparkSession, rows_per_batch: int, parallelism: int, start_ms: int = 0, advance_ms: int = 1000
+) -> DataFrame:
+    """Rows with successive numbers in `value`; their `timestamp` is `start_ms`, and later with every batch."""
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
-    source = source.option("startTimestamp", start_ms).option("advanceMillisPerBatch", 1000)
+    source = source.option("startTimestamp", start_ms).option("advanceMillisPerBatch", advance_ms)
     return source.option("numPartitions", parallelism).load()
 
 
 def pseudo_random(below: int, *columns: Column) -> Column:
     """A number from 0 on that depends on some columns and looks random."""
     return F.pmod(F.xxhash64(*columns), F.lit(below))
-
-
-def random_key(keys: int, number: Column) -> Column:
-    """The key of a row, from the row's number: all keys are equally likely."""
-    return pseudo_random(keys, number).alias("key")
 
 
 def payload(column: str, value_bytes: int) -> Column:
@@ -375,9 +399,9 @@ def counted(batches: Iterable[Numbers], below: int) -> Iterator[tuple[Numbers, N
         yield numbers, rows, counts[numbers]
 
 
-def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int) -> Iterator[Checks]:
+def expected_counts(session: SparkSession, ranges: Iterable[tuple[int, int]], keys: int, skew: str) -> Iterator[Checks]:
     """The checks of a count by key, by batch: for each key of a batch the number of its rows so far."""
-    for changed, _, counts in counted(row_keys(session, ranges, random_key(keys, F.col("id"))), keys):
+    for changed, _, counts in counted(row_keys(session, ranges, skewed_key(keys, F.col("id"), skew)), keys):
         yield check_of(changed, counts)
 
 

@@ -34,6 +34,7 @@ from benchmarks.query import (
     stop_when,
 )
 from benchmarks.restarts import fresh, load_rocksdb, own_temporary_files, restart_parts
+from benchmarks.skew import SKEWS, UNIFORM, ZIPF
 from statelog.checkpoint.history import History
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
@@ -69,6 +70,7 @@ _SPARK: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "1s"}
 class Settings:
     keys: int = option(200_000, "Number of keys.", STORED_KEYS)
     value_bytes: int = option(100, "Size of a key's value.")
+    skew: str = option(UNIFORM, "How often rows have each key, once the state is built.", SKEWS)
     build_batches: int = option(10, "Batches that build the state.")
     rows_per_batch: int = option(2_000, "Of all other batches.")
     small_batches: int = option(10, "Before the process is killed.")
@@ -81,6 +83,11 @@ class Settings:
         click.Choice(list(_SPARK_SIDES)),
     )
     rounds: int = option(3, "How often to restart in every way.")
+
+
+QUICK: Final = [
+    Settings(skew=ZIPF, keys=2_000, build_batches=2, rows_per_batch=200, small_batches=2, batches=2, rounds=1)
+]
 
 
 @dataclass(frozen=True, kw_only=True)

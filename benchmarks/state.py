@@ -28,8 +28,8 @@ from benchmarks.query import (
     compare,
     counted,
     pseudo_random,
-    random_key,
 )
+from benchmarks.skew import SKEW_HELP, SKEWS, UNIFORM, ZIPF, skewed_key
 
 STATELOG: Final = "statelog"
 SPARK: Final = "Spark"
@@ -77,6 +77,7 @@ class Settings:
     equal_sizes: bool = option(False, "Give statelog Spark's rows per batch.")
     keys: int = option(1_000_000, "Possible keys of value, timer and ttl.", POSSIBLE_KEYS)
     entry_keys: int = option(20_000, "Possible keys of list, map and window.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
@@ -85,6 +86,23 @@ class Settings:
         (10, 1_000, 100_000), "ops: sizes of the lists and maps that grow; may be repeated."
     )
     repetitions: int = option(5, "ops: how often each is measured.")
+
+
+QUICK: Final = [
+    Settings(
+        skew=ZIPF,
+        kind=("value", "window"),
+        mode="row",
+        rows_per_batch=5_000,
+        batches=3,
+        spark_rows_per_batch=500,
+        spark_batches=3,
+        keys=10_000,
+        entry_keys=100,
+        warm_up=1,
+    ),
+    Settings(part="ops", operation_keys=100, entries=(10, 100), repetitions=2),
+]
 
 
 @dataclass(frozen=True)
@@ -159,6 +177,7 @@ class StateSide(BatchSide):
     kind: str
     mode: str
     keys: int
+    skew: str
     start_ms = 1_700_000_000_000
 
     @property
@@ -197,7 +216,7 @@ class StateSide(BatchSide):
         """The input columns, from the number of a row and the time of its batch."""
         time_ms = batch_ms - pseudo_random(_SPREAD_MS, number, F.lit(2))
         return {
-            "key": random_key(self.keys, number),
+            "key": skewed_key(self.keys, number, self.skew),
             "item": pseudo_random(_ITEMS, number, F.lit(1)),
             "time": F.timestamp_millis(time_ms),
             "time_ms": time_ms,

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.child import run_in_child
 from benchmarks.figures import percentiles
-from benchmarks.frame import NOT_NEGATIVE, POSITIVE, Result, Target, option
+from benchmarks.frame import NOT_NEGATIVE, POSITIVE, Result, Target, Unavailable, option
 from statelog.clock import SystemClock
 from statelog.metrics import Measurements, Metric
 from statelog.storage import Store, open_store
@@ -116,6 +116,9 @@ class Settings:
     object_bytes: int = option(1_000, "Of every object.")
 
 
+QUICK: Final = [Settings(requests=400, warm_up=20, block=100, scale=0.1, concurrency=32)]
+
+
 def run(settings: Settings, place: Path) -> Result:
     with s3_server("tail") as location:
         return measure(location, place, settings)
@@ -128,7 +131,7 @@ def s3_server(bucket: str, memory_bytes: int = 4 << 30) -> Iterator[str]:
     from tests.s3.server import RadosGateway, missing_programs
 
     if missing := missing_programs():
-        raise click.ClickException(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
+        raise Unavailable(f"{', '.join(missing)} not found; ./dev s3 installs an S3 server")
     others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with RadosGateway(memory_bytes) as server:
         server.create_bucket(bucket)

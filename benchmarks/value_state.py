@@ -16,6 +16,7 @@ import statelog
 from benchmarks.frame import Result, option
 from benchmarks.processors import OUTPUT, CountInPayload
 from benchmarks.query import Checks, check_of, counted
+from benchmarks.skew import ZIPF
 from benchmarks.workload import EventBatch, WorkloadSide
 from benchmarks.workload_figures import WorkloadSettings, run_workload
 
@@ -29,6 +30,9 @@ class Settings(WorkloadSettings):
         "What keeps Spark's state: the same processor, or an aggregation in the JVM, which gets statelog's rate.",
         click.Choice(["processor", "aggregation"]),
     )
+
+
+QUICK: Final = [Settings(quick=True, side=("on", "spark-on"), skew=ZIPF), Settings(quick=True, side=("s3-on",))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import statelog
 from benchmarks.frame import POSITIVE, POSSIBLE_KEYS, Result, option
 from benchmarks.processors import CountSlidingRows, CountWindowRows
 from benchmarks.query import Checks
+from benchmarks.skew import ZIPF
 from benchmarks.workload import EventBatch, WorkloadSide
 from benchmarks.workload_figures import WorkloadSettings, run_workload
 
@@ -31,6 +32,9 @@ class Settings(WorkloadSettings):
     value_bytes: int = option(400, "Size of an event's payload.", click.IntRange(8))
     window_ms: int = option(10_000, "Length of a window.")
     slide_ms: int = option(1_000, "Distance of the windows' starts.")
+
+
+QUICK: Final = [Settings(quick=True, side=("on", "spark-on"), skew=ZIPF)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ import statelog
 from benchmarks.figures import summary
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
 from benchmarks.processors import CountWindowRows
-from benchmarks.query import BatchSide, Checks, Recorder, payload, random_key, row_keys, run_once
+from benchmarks.query import BatchSide, Checks, Recorder, payload, row_keys, run_once
+from benchmarks.skew import HOT, SKEW_HELP, SKEWS, UNIFORM, skewed_key
 
 CHANGELOG_ON: Final = "changelog on"
 CHANGELOG_OFF: Final = "changelog off"
@@ -26,6 +27,7 @@ _LIMIT: Final = 1.5
 class Settings:
     rows_per_batch: int = option(1_000, "Rows of a batch.")
     keys: int = option(200, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
     value_bytes: int = option(500, "Size of a row's payload.")
     window_batches: int = option(20, "Length of a window.")
     slide_batches: int = option(1, "Distance of the windows' starts.")
@@ -35,11 +37,15 @@ class Settings:
     parallelism: int = option(2, "Subtasks and cores.")
 
 
+QUICK: Final = [Settings(skew=HOT, rows_per_batch=200, window_batches=2, batches=6, warm_up=3)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowSide(BatchSide):
     """Gives the rows of sliding windows to a processor, a second of event time per batch."""
 
     keys: int
+    skew: str
     value_bytes: int
     window_batches: int
     slide_batches: int
@@ -48,7 +54,7 @@ class WindowSide(BatchSide):
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         source = source.withWatermark("timestamp", "0 seconds")
-        key = random_key(self.keys, F.col("value"))
+        key = skewed_key(self.keys, F.col("value"), self.skew)
         rows = source.select("timestamp", key, payload("value", self.value_bytes))
         options = statelog.Options(
             changelog=self.side == CHANGELOG_ON, max_log_to_base=self.max_log_to_base, observer=recorder
@@ -65,7 +71,7 @@ class WindowSide(BatchSide):
         return [F.sum("n").alias("n"), F.sum("bytes").alias("bytes"), weighted]
 
     def expected(self, session: SparkSession) -> Iterator[Checks]:
-        keys = row_keys(session, self.ranges, random_key(self.keys, F.col("id")))
+        keys = row_keys(session, self.ranges, skewed_key(self.keys, F.col("id"), self.skew))
         return self.expected_windows([int(each.sum()) for each in keys])
 
     def expected_windows(self, sums: list[int]) -> Iterator[Checks]:

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.events import EventStream
+from benchmarks.frame import QUICK_JVM
 from benchmarks.query import (
     Checks,
     Files,
@@ -48,7 +49,6 @@ _START_S: Final = 600
 _BUILT_PER_S: Final = 2_000
 """The fewest events of the backlog that any side reads in a second."""
 _POLL_S: Final = 0.25
-_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CHANGELOG: Final = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
@@ -79,6 +79,7 @@ class WorkloadSide(Side):
     seconds: float
     warm_up: float
     keys: int
+    skew: str
     value_bytes: int
     built_events: int
     materialization_s: float
@@ -116,7 +117,7 @@ class WorkloadSide(Side):
     def _run(self, work: Path, location: str | None) -> dict[str, Any]:
         environment, measured_file = own_temporary_files(work), work / _MEASURED
         if self.is_quick:
-            environment["JDK_JAVA_OPTIONS"] = _QUICK_JVM
+            environment["JDK_JAVA_OPTIONS"] = QUICK_JVM
         timeout_s = self.warm_up + self.seconds + self.built_events / _BUILT_PER_S + _START_S
         kill_child_when(measured_file.exists, partial(self.live, work, location), work, environment, timeout_s)
         measured: dict[str, Any] = pickle.loads(measured_file.read_bytes())
@@ -186,7 +187,9 @@ class WorkloadSide(Side):
         return self.session(directory, {_CHANGELOG: str(self.changelog).lower()})
 
     def _stream(self, first: int) -> EventStream:
-        return EventStream(self.rate, self.parallelism, self.keys, self.value_bytes, first, self.built_events)
+        return EventStream(
+            self.rate, self.parallelism, self.keys, self.value_bytes, first, self.built_events, self.skew
+        )
 
     def _start(
         self, session: SparkSession, directory: Path, location: str | None, recorder: Recorder, first: int

@@ -25,6 +25,7 @@ from benchmarks.frame import (
     require_space,
 )
 from benchmarks.query import begun_s
+from benchmarks.skew import SKEWS, UNIFORM
 from benchmarks.workload import WorkloadSide
 
 ON: Final = "changelog on"
@@ -57,6 +58,7 @@ class WorkloadSettings:
     seconds: float = option(100.0, "Measured time of each side.", POSITIVE)
     warm_up: float = option(20.0, "Seconds at the rate before it.", click.FloatRange(0))
     keys: int = option(2_000_000, "Number of possible keys.", POSSIBLE_KEYS)
+    skew: str = option(UNIFORM, "How often events have each key; uniform are the prescribed events.", SKEWS)
     value_bytes: int = option(256, "Size of an event's payload.", click.IntRange(8))
     built_events: int = option(0, "Events that make statelog's state before, in large batches.", NOT_NEGATIVE)
     materialization_s: float = option(20.0, "Interval of materializations.", click.FloatRange(0))
@@ -70,7 +72,8 @@ def run_workload(
 ) -> Result:
     """Run the sides of a workload one after the other; `make` makes a side of settings and further fields."""
     if settings.quick:
-        settings = dataclasses.replace(settings, **{"seconds": 5.0, "warm_up": 1.0, "side": _QUICK_SIDES, **quick})
+        few = tuple(name for name in settings.side if name in _QUICK_SIDES)
+        settings = dataclasses.replace(settings, **{"seconds": 5.0, "warm_up": 1.0, "side": few, **quick})
     kept = min(settings.keys, settings.built_events + int(settings.rate * (settings.seconds + settings.warm_up)))
     require_space(place, 8 * kept * (settings.value_bytes + 40), "Give another --directory, or fewer --keys.")
     sides = {SIDES[name]: _side(SIDES[name], settings, make) for name in settings.side}

@@ -17,9 +17,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.child import kill_child_when, run_in_child
 from benchmarks.figures import percentiles, summary, upper_bound
-from benchmarks.frame import Plot, Result, Target, alternate, command_line, option, require_space, scratch
+from benchmarks.frame import Plot, Result, Target, Unavailable, alternate, command_line, option, require_space, scratch
 
 
 def shuffled(count: int) -> list[float]:
@@ -109,7 +110,8 @@ class Settings:
 class FakeBenchmark:
     """A benchmark that returns what it is told to."""
 
-    def __init__(self, *targets: Target, failure: Exception | None = None) -> None:
+    def __init__(self, *targets: Target, failure: Exception | None = None, name: str = "fake") -> None:
+        self._name = name
         self._targets = list(targets)
         self._failure = failure
         self.calls: list[Settings] = []
@@ -122,11 +124,17 @@ class FakeBenchmark:
         plot = Plot("speed over time", "s", "m/s", {"A": [(0.0, 3.0), (1.0, 4.0)]}, is_logarithmic=True)
         return Result({"speed": 3.5}, self._targets, [{"side": "A", "speed": "3.5"}], ["a remark"], [plot])
 
-    def invoke(self, *arguments: str) -> Any:
-        module = SimpleNamespace(
-            __name__="benchmarks.fake", __doc__="Measures nothing.", Settings=Settings, run=self.run
+    def module(self) -> Any:
+        return SimpleNamespace(
+            __name__=f"benchmarks.{self._name}",
+            __doc__="Measures nothing.",
+            Settings=Settings,
+            QUICK=[Settings(1), Settings(2)],
+            run=self.run,
         )
-        return CliRunner().invoke(command_line([module]), arguments)
+
+    def invoke(self, *arguments: str) -> Any:
+        return CliRunner().invoke(command_line([self.module()]), arguments)
 
 
 class TestCommandLine:
@@ -134,7 +142,10 @@ class TestCommandLine:
         answer = FakeBenchmark().invoke("--list")
 
         assert answer.exit_code == 0
-        assert answer.output.split(maxsplit=1) == ["fake", "Measures nothing.\n"]
+        assert [line.split(maxsplit=1) for line in answer.output.splitlines()] == [
+            ["fake", "Measures nothing."],
+            ["all", "Run all benchmarks, one after the other."],
+        ]
 
     def test_a_missed_target_is_printed_and_no_failure(self) -> None:
         targets = [Target("speed", 3.5, 2, "at_least"), Target("delay", 9.0, 5, "at_most")]
@@ -201,6 +212,65 @@ class TestCommandLine:
 
         assert answer.exit_code != 0
         assert fake.calls == []
+
+
+class TestAll:
+    def test_runs_every_benchmark_with_all_its_quick_settings(self, tmp_path: Path) -> None:
+        one, other = FakeBenchmark(name="one"), FakeBenchmark(Target("delay", 9.0, 5, "at_most"), name="an_other")
+
+        answer = CliRunner().invoke(
+            command_line([one.module(), other.module()]), ["all", "--quick", "--json", str(tmp_path / "new")]
+        )
+
+        assert answer.exit_code == 0
+        assert one.calls == other.calls == [Settings(1), Settings(2)]
+        assert sorted(file.name for file in (tmp_path / "new").iterdir()) == [
+            "an-other.json",
+            "an-other2.json",
+            "one.json",
+            "one2.json",
+        ]
+        assert json.loads((tmp_path / "new" / "an-other2.json").read_text())["parameters"]["size"] == 2
+        assert "MISSED: delay: 9 (at most 5)" in answer.output
+
+    def test_without_quick_they_have_their_defaults(self) -> None:
+        fake = FakeBenchmark()
+
+        assert CliRunner().invoke(command_line([fake.module()]), ["all"]).exit_code == 0
+        assert fake.calls == [Settings()]
+
+    def test_a_failure_does_not_keep_the_others_from_running(self) -> None:
+        broken = FakeBenchmark(failure=RuntimeError("a bug"), name="broken")
+        lacking = FakeBenchmark(failure=Unavailable("no server"), name="lacking")
+        fake = FakeBenchmark()
+
+        answer = CliRunner().invoke(command_line([broken.module(), lacking.module(), fake.module()]), ["all"])
+
+        assert answer.exit_code == 1
+        assert "broken failed; see above" in answer.output
+        assert "RuntimeError: a bug" in answer.output
+        assert "skipped: no server" in answer.output
+        assert fake.calls == [Settings()]
+
+    def test_what_is_only_lacking_is_no_failure(self) -> None:
+        lacking = FakeBenchmark(failure=Unavailable("no server"))
+
+        assert CliRunner().invoke(command_line([lacking.module()]), ["all", "--quick"]).exit_code == 0
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda each: each.__name__)
+def test_every_benchmark_has_quick_settings(benchmark: Any) -> None:
+    """They are of the right kind, other than the defaults, and values that the command line would take."""
+    command = command_line([benchmark]).commands[benchmark.__name__.rpartition(".")[2].replace("_", "-")]
+    options = {parameter.name: parameter for parameter in command.params}
+
+    assert benchmark.QUICK
+    for settings in benchmark.QUICK:
+        assert isinstance(settings, benchmark.Settings)
+        assert settings != benchmark.Settings()
+        for name, value in vars(settings).items():
+            for each in value if isinstance(value, tuple) else [value]:
+                assert options[name].type.convert(each, options[name], None) == each
 
 
 def test_sides_alternate() -> None:

@@ -99,6 +99,7 @@ def side(name: str, partitions: int, trigger_s: float = 1.0) -> MoneySide:
         side=name,
         parallelism=partitions,
         keys=100,
+        skew="uniform",
         rows_per_batch=1,
         batches=70,
         warm_up=10,

@@ -33,6 +33,7 @@ SIDE: dict[str, Any] = {
     "seconds": 3.0,
     "warm_up": 1.0,
     "keys": 20,
+    "skew": "uniform",
     "value_bytes": 16,
     "built_events": 0,
     "materialization_s": 20.0,

@@ -1,0 +1,61 @@
+"""Sides that are compared in several cases, such as batch sizes: their targets and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import median_ratio, samples_of, shown
+from benchmarks.frame import Result, Target
+from benchmarks.query import BatchSide, compare
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The least that the rate of a side must be, divided by that of another one."""
+
+    side: str
+    other: str
+    least: float
+
+
+def compare_cases(
+    cases: Mapping[str, Mapping[str, BatchSide]],
+    ratios: Sequence[Ratio],
+    place: Path,
+    rounds: int,
+    warm_up: int,
+    remarks: Sequence[str] = (),
+) -> Result:
+    """Measure the sides of each case in turn; each has all the ratios whose sides it has."""
+    figures: dict[str, dict[str, Any]] = {}
+    targets: list[Target] = []
+    rows: list[dict[str, str]] = []
+    for case, sides in cases.items():
+        measured = figures[case] = compare(sides, place, rounds, warm_up)
+        rates = {name: each["rows_per_s_by_round"] for name, each in measured.items()}
+        targets += [
+            Target(
+                f"{case}: {each.side} / {each.other}",
+                median_ratio(rates[each.side], rates[each.other]),
+                each.least,
+                "at_least",
+            )
+            for each in ratios
+            if {each.side, each.other} <= rates.keys()
+        ]
+        rows += [_row(case, name, each) for name, each in measured.items()]
+    samples = [(name, each) for sides in figures.values() for name, each in sides.items()]
+    return Result(figures, targets, rows, [samples_of(samples, warm_up), *remarks])
+
+
+def _row(case: str, name: str, figures: dict[str, Any]) -> dict[str, str]:
+    return {
+        "case": case,
+        "side": name,
+        "rows/s": f"{figures['rows_per_s']:,.0f}",
+        "batch ms": shown(figures["batch_ms"]),
+        "checkpoint ms": shown(figures.get("checkpoint_ms")),
+    }
