@@ -44,7 +44,7 @@ OUTPUT = "key long, n long"
 FEW, MANY = 600, 1_800
 SECOND = 1_000_000
 TOLERANCE = 0.5
-"""Calls per row: less than one, and enough for other versions of Python and PySpark."""
+"""Calls per row: less than one. The versions of Python differ by less, or make fewer."""
 
 
 class Total(StatefulProcessor):
