@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -380,7 +380,7 @@ class KeyedStream:
             key_schema=frame.key_schema,
             event_time=_marked_column(frame.df) if watermark is None else watermark.column,
             is_streaming=frame.df.isStreaming,
-            ansi=str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+            ansi=_is_ansi(session),
         )
 
     def _apply(self, plan: KeyedPlan, own: StatelogArguments, output_mode: str, event_time_column: str) -> DataFrame:
@@ -466,8 +466,13 @@ class KeyedStream:
             time_column=window_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
             allowed_lateness_ms=allowedLatenessMs,
             late_column=lateColumn,
+            ansi=_is_ansi(df.sparkSession),
         )
         return WindowedStream(self._frame, definition, watermark)
+
+
+def _is_ansi(session: SparkSession) -> bool:
+    return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"
 
 
 def _marked_column(df: DataFrame) -> str | None:

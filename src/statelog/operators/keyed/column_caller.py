@@ -17,7 +17,6 @@ from statelog.operators.keyed.caller import Caller
 from statelog.operators.keyed.columns import TimerColumns, make_state
 from statelog.operators.keyed.indexing import IndexedRows, index_rows
 from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
-from statelog.operators.keyed.timers import key_stretches
 from statelog.runs.byte_slices import Positions, cut_rows, to_batches
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.times import NO_TIME_MS, Moment
@@ -87,18 +86,30 @@ class ColumnCaller(Caller):
 
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
         assert self.timers is not None
-        for start, end in key_stretches(due, lambda: self._chunk_keys):
-            rows, times_ms = due.keys.slice(start, end), due.times_ms[start:end]
-            is_first = differs_from_previous(rows.keys)
-            firsts = np.flatnonzero(is_first)
-            found = rows.take(firsts)
-            timers = DueTimers(KeyBatch(found.hashes, found.keys.cast(pa.binary())), np.cumsum(is_first) - 1, times_ms)
+        starts = np.append(np.flatnonzero(differs_from_previous(due.keys.keys)), len(due.keys))
+        found = due.keys.take(starts[:-1])
+        first = 0
+        sizes = self._entry_bytes(found)
+        ends = None if sizes is None else np.concatenate(([0], np.cumsum(sizes)))
+        while first < len(found):
+            end = min(first + self._chunk_keys, len(found))
+            if ends is not None:
+                fitting = int(np.searchsorted(ends, ends[first] + self._budget.slice_bytes, "right")) - 1
+                end = min(end, max(fitting, first + 1))
+            keys = found.slice(first, end)
+            bounds = starts[first : end + 1] - starts[first]
+            key_index, times_ms = (
+                np.repeat(np.arange(end - first), np.diff(bounds)),
+                due.times_ms[starts[first] : starts[end]],
+            )
+            timers = DueTimers(KeyBatch(keys.hashes, keys.keys.cast(pa.binary())), key_index, times_ms)
             self._open(timers.keys)
             if self._needs_event_ms:
-                self._cursor.event_ms = np.maximum.reduceat(times_ms, firsts)
+                self._cursor.event_ms = np.maximum.reduceat(times_ms, bounds[:-1])
             self._cursor.position = 0
             self.timers.delete(timers.key_index, times_ms)
             yield from self._outputs("fire", partial(self._processor.fire, timers, self._context.moment))
+            first = end
 
     def _chunks(self, read: KeyedRows, source: KeyedInput) -> Iterator[IndexedRows]:
         budget = self._budget
