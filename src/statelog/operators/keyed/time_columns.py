@@ -87,8 +87,7 @@ class TimeColumns(ColumnState):
         """Which keys have so few rows that they are read together."""
         self._require()
         if self._few is None:
-            table = self._cursor.table_of(self._state)
-            self._few = have_few(table.count_entries(self._state, self._cursor.keys), self._cursor.budget)
+            self._few = have_few(self._cursor.count_entries(self._state), self._cursor.budget)
         return self._few
 
     def read(self, positions: Positions, *, with_changes: bool = False) -> TimeRows:
