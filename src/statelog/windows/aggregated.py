@@ -177,13 +177,13 @@ class AggregatedWindows(ABC):
             [column.cast(field.type) for column, field in zip(columns, self._output, strict=True)], schema=self._output
         )
 
-    def _late(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Count rows whose windows are all closed, and return them if the user wants them."""
-        if not rows.num_rows:
+    def _late(self, timed: TimedRows, mask: Mask) -> Iterator[pa.RecordBatch]:
+        """Count the rows with the mask set, whose windows are all closed, and return them if the user wants them."""
+        if not mask.any():
             return
-        self._handle.countLateRows(rows.num_rows)
+        self._handle.countLateRows(int(mask.sum()))
         if self._clock.returns_late:
-            kind = self._output.types[-1]
+            rows, kind = timed.rows.filter(pa.array(mask)), self._output.types[-1]
             columns = [column.cast(field.type) for column, field in zip(rows.columns, kind.fields, strict=True)]
             nulls = [pa.nulls(rows.num_rows, field.type) for field in list(self._output)[:-1]]
             late = pa.StructArray.from_arrays(columns, fields=kind.fields)

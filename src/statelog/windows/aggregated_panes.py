@@ -61,7 +61,7 @@ class AggregatedPanes(AggregatedWindows):
             inside = (timed.times_ms - grid.offset_ms) % grid.step_ms
             is_late = ~timed.has_time | (timed.times_ms - inside < first_open)
             is_between = inside >= grid.width_ms
-            yield from self._late(timed.rows.filter(pa.array(is_late & ~(is_between & timed.has_time))))
+            yield from self._late(timed, is_late & ~(is_between & timed.has_time))
             kept = self._in_order(timed.filter(~is_late & ~is_between))
             own_starts = kept.times_ms - (kept.times_ms - grid.offset_ms) % grid.step_ms
             own_owners, lifted = kept.owners, self._lifted(kept)

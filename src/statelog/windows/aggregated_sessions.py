@@ -100,7 +100,7 @@ class AggregatedSessions(AggregatedWindows):
         parts: list[tuple[TimedRows, Int64s]] = []  # rows, and the span that each belongs to
         spans: _Spans | None = None
         for timed in self._timed(chunk, moment):
-            yield from self._late(timed.rows.filter(pa.array(~timed.has_time)))
+            yield from self._late(timed, ~timed.has_time)
             kept = self._in_order(timed.filter(timed.has_time))
             owners, starts, held = kept.owners, kept.times_ms, self._lifted(kept)
             span_of, ends = np.arange(len(owners)), starts + gap_ms
@@ -117,7 +117,7 @@ class AggregatedSessions(AggregatedWindows):
         yield from self._add(spans, is_late, keys, times)
         if is_late.any():
             for timed, span_of in parts:
-                yield from self._late(timed.rows.filter(pa.array(is_late[span_of])))
+                yield from self._late(timed, is_late[span_of])
 
     def _add(self, spans: _Spans, is_late: Mask, keys: KeyBatch, times: WindowMoment) -> Iterator[pa.RecordBatch]:
         """Merge new spans with the stored sessions that they meet."""
@@ -254,17 +254,24 @@ class AggregatedSessions(AggregatedWindows):
 
     def _close_large(self, owner: int, times: WindowMoment) -> None:
         """Do the same for a key with many sessions, of which only the closed ones are read."""
+        sessions, closed_ms = self._sessions, times.closed_now_ms
         removed: list[Int64s] = []
-        for page in self._sessions.pages(owner):
+        open_ends = np.zeros(0, np.int64)
+        for page in sessions.pages(owner, end_ms=closed_ms):
             ends = page.values[0].to_numpy()
-            is_closed = ends <= times.closed_now_ms
-            removed.append(page.times_ms[is_closed])
-            if not is_closed.all():
-                for starts in removed:
-                    self._sessions.remove(np.full(len(starts), owner), starts)
-                self._schedule(np.array([owner]), ends[~is_closed][:1], times)
+            removed.append(page.times_ms[ends <= closed_ms])
+            open_ends = ends[ends > closed_ms]
+            if len(open_ends):
+                break
+        if not len(open_ends):
+            later = next((page for page in sessions.pages(owner, closed_ms) if len(page)), None)
+            if later is None:
+                sessions.clear(np.array([owner]))
                 return
-        self._sessions.clear(np.array([owner]))
+            open_ends = later.values[0].to_numpy()
+        for starts in removed:
+            sessions.remove(np.full(len(starts), owner), starts)
+        self._schedule(np.array([owner]), open_ends[:1], times)
 
     def _schedule(self, owners: Int64s, oldest_ends: Int64s, times: WindowMoment) -> None:
         """Register timers; as sessions are closed one after the other, one for the oldest of a key is enough."""
