@@ -22,7 +22,7 @@ from statelog.tables.table import KeyBatch
 from statelog.windows.aggregated import AggregatedWindows, Mask, WindowMoment, WindowShape
 from statelog.windows.assigners import Panes
 from statelog.windows.operator import Clock
-from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes
+from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes, taken
 from statelog.windows.time import PANES_STATE, pane_field
 
 _Panes = tuple[Int64s, Int64s]
@@ -84,37 +84,46 @@ class AggregatedPanes(AggregatedWindows):
         owners = groups.owners[np.flatnonzero(np.diff(groups.owners, prepend=-1))]
         has_few = self._panes.few()[owners]
         is_new = np.ones(len(groups), bool)
-        everything = np.arange(len(groups))
-        if has_few.any():
-            stored = self._panes.read(owners[has_few])
-            picked = everything if has_few.all() else np.flatnonzero(np.isin(groups.owners, owners[has_few]))
-            is_new[picked] = self._merge_in(groups, picked, held, stored, keys)
-        for owner in owners[~has_few].tolist():
-            first, last = np.searchsorted(groups.owners, [owner, owner + 1]).tolist()
-            bounds = int(groups.times_ms[first]), int(groups.times_ms[last - 1]) + 1
-            for stored in self._panes.pages(owner, *bounds):
-                until = first + int(np.searchsorted(groups.times_ms[first:last], stored.until_ms))
-                picked = everything[first:until]
-                if len(picked):
-                    is_new[picked] = self._merge_in(groups, picked, held, stored, keys)
-                first = until
+        if has_few.all():
+            stored = self._panes.read(owners)
+            is_new = self._merge_in(groups.owners, groups.times_ms, groups.index, held, stored, keys)
+        else:
+            # The rows of some groups, which are together in this order.
+            order = np.argsort(groups.index, kind="stable")
+            bounds = np.searchsorted(groups.index[order], np.arange(len(groups) + 1))
+
+            def merge_in(picked: Int64s, rows: Int64s, index: Int64s, stored: TimeRows) -> None:
+                own = taken(held, rows)
+                found = self._merge_in(groups.owners[picked], groups.times_ms[picked], index, own, stored, keys)
+                is_new[picked] = found
+
+            if has_few.any():
+                is_picked = np.isin(groups.owners, owners[has_few])
+                rows = np.flatnonzero(is_picked[groups.index])
+                index = (np.cumsum(is_picked) - 1)[groups.index[rows]]
+                merge_in(np.flatnonzero(is_picked), rows, index, self._panes.read(owners[has_few]))
+            for owner in owners[~has_few].tolist():
+                first, last = np.searchsorted(groups.owners, [owner, owner + 1]).tolist()
+                times_ms = groups.times_ms[first:last]
+                for stored in self._panes.pages(owner, int(times_ms[0]), int(times_ms[-1]) + 1):
+                    end = last - len(times_ms) + int(np.searchsorted(times_ms, stored.until_ms))
+                    if first < end:
+                        rows = order[bounds[first] : bounds[end]]
+                        merge_in(np.arange(first, end), rows, groups.index[rows] - first, stored)
+                    first = end
         self._register(groups.owners[is_new], groups.times_ms[is_new], times.before_ms)
 
-    def _merge_in(self, groups: TimeGroups, picked: Int64s, held: Columns, stored: TimeRows, keys: KeyBatch) -> Mask:
-        """Merge accumulators into those that are stored, for some groups; returns which of them are new.
+    def _merge_in(
+        self, owners: Int64s, starts: Int64s, index: Int64s, held: Columns, stored: TimeRows, keys: KeyBatch
+    ) -> Mask:
+        """Merge accumulators of rows into those that are stored for their panes; returns which panes are new.
 
-        The stored one comes first, and then the rows one by one: so sums do not depend on the cut into batches.
+        `index` has the pane of each row. The stored accumulator comes first, and then the rows one by one: so sums do
+        not depend on the cut of the stream into batches.
         """
-        owners, starts, index = groups.owners[picked], groups.times_ms[picked], groups.index
-        if len(picked) < len(groups):
-            rank = np.full(len(groups), -1)
-            rank[picked] = np.arange(len(picked))
-            index = rank[index]
-            is_own = index >= 0
-            index, held = index[is_own], [column.filter(pa.array(is_own)) for column in held]
         wanted, known = pair_codes(len(keys), (owners, starts), (stored.key_index, stored.times_ms))
         places = np.searchsorted(known, wanted)
-        is_new = np.ones(len(picked), bool)
+        is_new = np.ones(len(owners), bool)
         if len(known):
             is_new = known[np.minimum(places, len(known) - 1)] != wanted
         old = np.flatnonzero(~is_new)
@@ -122,7 +131,7 @@ class AggregatedPanes(AggregatedWindows):
             before = stored.take(places[old]).values
             held = [pa.concat_arrays(list(pair)) for pair in zip(before, held, strict=True)]
             index = np.concatenate([old, index])
-        merged = self._reduced(held, Groups(index, len(picked)), owners, keys)
+        merged = self._reduced(held, Groups(index, len(owners)), owners, keys)
         self._panes.put(TimeRows(owners, starts, merged))
         return is_new
 
@@ -161,7 +170,7 @@ class AggregatedPanes(AggregatedWindows):
             own = touched.take(np.isin(touched.key_index, few))
             yield from self._results([panes], own, from_ms, last_ms, keys, decoded)
         for owner in owners[~has_few].tolist():
-            own = touched.take(touched.key_index == owner)
+            own = touched.take(np.arange(*np.searchsorted(touched.key_index, [owner, owner + 1])))
             first = int(own.times_ms[0]) - size_ms
             pages = self._panes.pages(owner, first, int(own.times_ms[-1]) + size_ms, with_changes=True)
             yield from self._results(pages, own, from_ms, last_ms, keys, decoded)

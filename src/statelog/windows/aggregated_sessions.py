@@ -127,9 +127,12 @@ class AggregatedSessions(AggregatedWindows):
             stored = self._sessions.read(owners[has_few])
             new = spans if has_few.all() else spans.take(np.flatnonzero(np.isin(spans.owners, owners[has_few])))
             yield from self._merge(_stored(stored), new, stored.until_ms, is_late, keys, times)
+        if has_few.all():
+            return
+        order = np.lexsort((spans.starts_ms, spans.owners))
+        by_owner = spans.owners[order]
         for owner in owners[~has_few].tolist():
-            rows = np.flatnonzero(spans.owners == owner)
-            own = spans.take(rows[np.argsort(spans.starts_ms[rows], kind="stable")])
+            own = spans.take(order[slice(*np.searchsorted(by_owner, [owner, owner + 1]).tolist())])
             first_ms, taken = int(own.starts_ms[0]), 0
             reaching_ms = self._sessions.last_until(owner, first_ms)
             first_ms = first_ms if reaching_ms is None else reaching_ms

@@ -17,7 +17,6 @@ from statelog.runs.byte_slices import is_variable, row_ends, stretches
 from statelog.windows.assigners import Panes
 
 Int64s = npt.NDArray[np.int64]
-Times = int | Int64s
 Reduce = Callable[[Columns, Groups, Int64s], Columns]
 """Merges the accumulators of groups; the last argument is the owner of each group, for messages."""
 
@@ -109,11 +108,10 @@ class PaneMerge:
     max_bytes: int
     """Bound of what the accumulators of the windows of a part are made of."""
 
-    def windows(self, panes: TimeRows, picked: TimeRows, first_ms: Int64s, last_ms: Times) -> Iterator[WindowRows]:
+    def windows(self, panes: TimeRows, picked: TimeRows, first_ms: Int64s, last_ms: int) -> Iterator[WindowRows]:
         """The windows that have one of the picked panes and end between two times.
 
-        The first and, if they differ, the last of these times are given for each picked pane, alike for those of one
-        owner.
+        The first of these times is given for each picked pane, alike for those of one owner.
         """
         owners, starts = picked.key_index, picked.times_ms
         slide_ms, size_ms = self.grid.slide_ms, self.grid.size_ms
@@ -153,13 +151,13 @@ class PaneMerge:
         for level, of_level in enumerate(nodes[1:], start=1):
             rows = (of_level[:, None] + _RADIX ** (level - 1) * np.arange(_RADIX)).ravel()
             groups = Groups(np.repeat(np.arange(len(of_level)), _RADIX), len(of_level))
-            held = reduce(_taken(held, places[rows]), groups, panes.key_index[of_level])
+            held = reduce(taken(held, places[rows]), groups, panes.key_index[of_level])
             places = np.zeros(len(panes), np.int64)
             places[of_level] = np.arange(len(of_level))
             chosen.append((held, (parts[level][0], places[parts[level][1]])))
-        taken = [_taken(columns, rows) for columns, (_, rows) in reversed(chosen)]
+        merged = [taken(columns, rows) for columns, (_, rows) in reversed(chosen)]
         index = np.concatenate([of_windows for _, (of_windows, _) in reversed(chosen)])
-        joined = [pa.concat_arrays(list(column)) for column in zip(*taken, strict=True)]
+        joined = [pa.concat_arrays(list(column)) for column in zip(*merged, strict=True)]
         return reduce(joined, Groups(index, len(windows.owners)), windows.owners)
 
     def _plan(self, windows: WindowRows, count: int) -> tuple[list[Int64s], list[tuple[Int64s, Int64s]]]:
@@ -192,7 +190,8 @@ class PaneMerge:
         return nodes, parts
 
 
-def _taken(columns: Columns, rows: Int64s) -> Columns:
+def taken(columns: Columns, rows: Int64s) -> Columns:
+    """Some rows of columns."""
     picked = pa.array(rows)
     return [column.take(picked) for column in columns]
 

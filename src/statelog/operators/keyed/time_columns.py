@@ -82,6 +82,7 @@ class TimeColumns(ColumnState):
     def open(self) -> None:
         self._few: Mask | None = None
         self._written: list[_Changes] = []
+        self._is_joined = False
 
     def few(self) -> Mask:
         """Which keys have so few rows that they are read together."""
@@ -154,15 +155,18 @@ class TimeColumns(ColumnState):
         self._require()
         if len(rows):
             self._written.append((rows, np.full(len(rows), operation, np.uint8)))
+            self._is_joined = False
 
     def _own(self) -> _Changes:
         """The chunk's own changes by key and time, each once."""
+        if self._is_joined:
+            return self._written[0]
         rows = _joined([rows for rows, _ in self._written])
         operations = np.concatenate([operations for _, operations in self._written])
         order = newest_by_time(rows.key_index, rows.times_ms)
         if order is not None:
             rows, operations = rows.take(order), operations[order]
-        self._written = [(rows, operations)]
+        self._written, self._is_joined = [(rows, operations)], True
         return rows, operations
 
     def _changed(self, rows: TimeRows, positions: Positions, first_ms: int, end_ms: int) -> TimeRows:
@@ -170,10 +174,13 @@ class TimeColumns(ColumnState):
         if not self._written:
             return rows
         own, operations = self._own()
-        places = np.minimum(np.searchsorted(positions, own.key_index), len(positions) - 1)
-        is_meant = (positions[places] == own.key_index) & (own.times_ms >= first_ms) & (own.times_ms < end_ms)
-        both = rows.followed_by(own.take(is_meant))
-        is_put = np.concatenate([np.ones(len(rows), bool), operations[is_meant] == Operation.PUT])
+        first, last = np.searchsorted(own.key_index, [positions[0], positions[-1] + 1]).tolist()
+        near = np.arange(first, last)
+        places = np.searchsorted(positions, own.key_index[near])
+        times_ms = own.times_ms[near]
+        near = near[(positions[places] == own.key_index[near]) & (times_ms >= first_ms) & (times_ms < end_ms)]
+        both = rows.followed_by(own.take(near))
+        is_put = np.concatenate([np.ones(len(rows), bool), operations[near] == Operation.PUT])
         order = newest_by_time(both.key_index, both.times_ms)
         if order is None:
             order = np.arange(len(both))
