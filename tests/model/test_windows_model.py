@@ -250,7 +250,10 @@ def _run(
 def _bound(harness: Any, prefetch_entries: int) -> None:
     query = parts_of(harness).query
     assert isinstance(query.operator, LocalKeyedOperator)
-    query.operator = query.operator.with_budget(Budget(prefetch_entries=prefetch_entries))
+    budget = Budget(prefetch_entries=prefetch_entries)
+    if prefetch_entries == 1:  # then a key's rows come in several batches, too
+        budget = replace(budget, slice_bytes=64, input_bytes=64)
+    query.operator = query.operator.with_budget(budget)
 
 
 def _check(choices: list[Setting], kind: str, story: Story, *, is_event_time: bool, returns_late: bool = False) -> None:

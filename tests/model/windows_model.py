@@ -270,6 +270,7 @@ KINDS: dict[str, Callable[[WindowDefinition], WindowPlan]] = {
             statelog.Collect("n"),
             statelog.CountDistinct("time"),
             statelog.Mean("n"),
+            statelog.Last("time", by="n"),
         ]
     ),
     "reduce": lambda windows: windows.reduced(_joined, "total long, last long", lambda row: (row.n, row.n)),
@@ -337,6 +338,7 @@ def _aggregates(returned: Returned) -> tuple[Any, ...]:
         sorted(numbers),
         len(set(times)),
         sum(numbers) / len(numbers),
+        _naive(max(events, key=lambda event: event.n).time_ms),
     )
 
 

@@ -175,6 +175,37 @@ def test_chunks_are_bounded_by_the_bytes_of_lists_and_maps() -> None:
         assert [row.n for row in query.push(rows[::100])] == [1, 1, 1, 1], "by the entries"
 
 
+class Alarms(ArrowProcessor):
+    """Stores rows, and counts the keys that fire together."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.map = handle.getMapState("m", "k long", "n long")
+
+    def process(self, batch: ArrowBatch) -> Any:
+        self.map.put(batch.key_index, {"k": batch.rows["n"]}, {"n": batch.rows["n"]})
+        owners = np.unique(batch.key_index)
+        self.handle.registerTimers(owners, np.full(len(owners), 5))
+        self.handle.registerTimers(owners, np.full(len(owners), 4))
+
+    def fire(self, timers: Any) -> Any:
+        assert timers.times_ms.tolist() == [4, 5] * timers.keys.num_rows
+        assert len(self.map.entries().key_index) == 100 * timers.keys.num_rows
+        return pa.table({"user": timers.keys.column("user"), "n": np.full(len(timers.keys), len(timers.keys))})
+
+
+@pytest.mark.parametrize(("slice_bytes", "together"), [(2_000, 1), (64 << 20, 4)])
+def test_keys_that_fire_together_are_bounded_by_the_bytes_of_lists_and_maps(slice_bytes: int, together: int) -> None:
+    rows = [(str(user), n) for user in range(4) for n in range(100)]
+    arguments: dict[str, Any] = {"keys": ["user"], "parallelism": 1, "timeMode": "ProcessingTime"}
+    with Harness(Alarms(), input=INPUT, output="user string, n int", **arguments) as query:
+        local = parts_of(query).query
+        assert isinstance(local.operator, LocalKeyedOperator)
+        local.operator = local.operator.with_budget(Budget(slice_bytes=slice_bytes))
+        query.push(rows, 1)
+        assert [row.n for row in query.push([], 7)] == [together] * 4
+
+
 @pytest.mark.parametrize(
     ("act", "message"),
     [

@@ -54,6 +54,7 @@ class Sum(statelog.WindowProcessor):
 
 
 KINDS: dict[str, Callable[[WindowDefinition], WindowPlan]] = {
+    "agg": lambda windows: windows.aggregated([statelog.Sum("x"), statelog.Count()]),
     "aggregate": lambda windows: windows.folded(Total(), "total double, count int", "total double, count int"),
     "reduce": lambda windows: windows.reduced(
         lambda one, other: (one[0] + other[0], one[1] + other[1]), "total double, count long", lambda row: (row.x, 1)

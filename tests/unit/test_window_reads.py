@@ -82,8 +82,10 @@ class Stream:
         )
         if kind == "process":
             self.plan = definition.processed(Count(), "user string, end long, n long")
-        else:
+        elif kind == "reduce":
             self.plan = definition.reduced(_added, "n long", None)
+        else:
+            self.plan = definition.aggregated([statelog.Sum("n")])
         arguments = OperatorArguments(
             input=INPUT, output=self.plan.output, keys=["user"], timeMode="EventTime", eventTime="time"
         )
@@ -120,7 +122,7 @@ A_FEW = 600
 """Entries of some small pages."""
 
 
-@pytest.mark.parametrize("kind", ["process", "reduce"])
+@pytest.mark.parametrize("kind", ["process", "reduce", "agg"])
 @pytest.mark.parametrize("lateness_ms", [0, 1_000_000])
 def test_a_tumbling_window_is_returned_without_the_others(kind: str, lateness_ms: int) -> None:
     stream = Stream(TumblingWindows(10), kind, lateness_ms)
@@ -134,7 +136,7 @@ def test_a_tumbling_window_is_returned_without_the_others(kind: str, lateness_ms
     assert sum(stream.read.values()) < A_FEW
 
 
-@pytest.mark.parametrize("kind", ["process", "reduce"])
+@pytest.mark.parametrize("kind", ["process", "reduce", "agg"])
 def test_many_windows_of_a_key_are_read_once(kind: str) -> None:
     stream = Stream(TumblingWindows(10), kind)
     stream.push([10 * number + place for number in range(COUNT) for place in (1, 2, 3)], 0)
@@ -144,8 +146,9 @@ def test_many_windows_of_a_key_are_read_once(kind: str) -> None:
     assert stream.push([], 10 * COUNT) == [3]
 
 
-def test_the_panes_of_other_sliding_windows_are_not_read() -> None:
-    stream = Stream(SlidingWindows(100, 7), "reduce")
+@pytest.mark.parametrize("kind", ["reduce", "agg"])
+def test_the_panes_of_other_sliding_windows_are_not_read(kind: str) -> None:
+    stream = Stream(SlidingWindows(100, 7), kind)
     stream.push(list(range(20_000)), 0)
     stream.push([], 10_007)
     for number in range(1, 4):
@@ -153,7 +156,7 @@ def test_the_panes_of_other_sliding_windows_are_not_read() -> None:
         assert stream.read["window.panes"] < A_FEW
 
 
-@pytest.mark.parametrize("kind", ["process", "reduce"])
+@pytest.mark.parametrize("kind", ["process", "reduce", "agg"])
 @pytest.mark.parametrize("lateness_ms", [0, 1_000_000])
 def test_sessions_far_from_new_rows_are_not_read(kind: str, lateness_ms: int) -> None:
     stream = Stream(SessionWindows(3), kind, lateness_ms)
@@ -174,8 +177,9 @@ def test_returning_a_window_lists_no_timers() -> None:
     assert "$timers" not in stream.read
 
 
-def test_all_timers_of_a_key_are_deleted_when_they_are_due() -> None:
-    stream = Stream(TumblingWindows(10), "reduce")
+@pytest.mark.parametrize("kind", ["reduce", "agg"])
+def test_all_timers_of_a_key_are_deleted_when_they_are_due(kind: str) -> None:
+    stream = Stream(TumblingWindows(10), kind)
     stream.push([10 * number for number in range(COUNT)], 0)
     assert len(stream.push([], 10 * COUNT)) == COUNT
     timers = [run.sections["$timers"] for run in stream.runs if "$timers" in run.sections]
@@ -186,37 +190,40 @@ def test_all_timers_of_a_key_are_deleted_when_they_are_due() -> None:
 # ---- Time ----
 
 
-def _new_sessions(count: int) -> None:
-    stream = Stream(SessionWindows(3), "process")
+def _new_sessions(count: int, kind: str) -> None:
+    stream = Stream(SessionWindows(3), kind)
     stream.push([10 * number for number in range(count)], 0)
     assert len(stream.push([], 10 * count)) == count
 
 
-def _updates(count: int) -> None:
-    stream = Stream(TumblingWindows(10), "process", lateness_ms=1_000_000)
+def _updates(count: int, kind: str) -> None:
+    stream = Stream(TumblingWindows(10), kind, lateness_ms=1_000_000)
     stream.push([10 * number for number in range(count)], 0)
     assert len(stream.push([], 10 * count)) == count
     assert stream.push([10 * number + 5 for number in range(count)], 10 * count) == [2] * count
 
 
-def _bridged_sessions(count: int) -> None:
-    stream = Stream(SessionWindows(3), "reduce", lateness_ms=1_000_000)
+def _bridged_sessions(count: int, kind: str) -> None:
+    stream = Stream(SessionWindows(3), kind, lateness_ms=1_000_000)
     stream.push([5 * number for number in range(count)], 0)
     assert stream.push([5 * number + 3 for number in range(count - 1)], 10) == []
     assert stream.push([], 10 * count) == [2 * count - 1]
 
 
-def _sliding_windows(count: int) -> None:
-    stream = Stream(SlidingWindows(count // 10, 1), "reduce")
+def _sliding_windows(count: int, kind: str) -> None:
+    stream = Stream(SlidingWindows(count // 10, 1), kind)
     stream.push(list(range(count)), 0)
     assert len(stream.push([], count)) == count
 
 
-@pytest.mark.parametrize("run", [_new_sessions, _updates, _bridged_sessions, _sliding_windows])
-def test_the_time_grows_with_the_windows_not_with_their_square(run: Callable[[int], None]) -> None:
+RUNS = [(_new_sessions, "process"), (_updates, "process"), (_bridged_sessions, "reduce"), (_sliding_windows, "reduce")]
+
+
+@pytest.mark.parametrize(("run", "kind"), [*RUNS, *[(run, "agg") for run, _ in RUNS]])
+def test_the_time_grows_with_the_windows_not_with_their_square(run: Callable[[int, str], None], kind: str) -> None:
     def seconds(count: int) -> float:
         started = time.process_time()
-        run(count)
+        run(count, kind)
         return time.process_time() - started
 
     seconds(100)

@@ -100,7 +100,7 @@ class KeyedAggregates:
         for batch in rows.rows:
             index = rows.key_index[groups_before : groups_before + batch.num_rows]
             groups_before += batch.num_rows
-            with self._key_named(rows.keys):
+            with key_named(self._key_codec, rows.keys):
                 parts.append(self._reduction.reduce(self._lifted(batch), Groups(index, len(rows.keys))))
         held = parts[0] if len(parts) == 1 else self._merged(parts, rows.keys)
         reduced = pa.RecordBatch.from_arrays(
@@ -172,7 +172,7 @@ class KeyedAggregates:
         """Merge accumulators of keys, the earlier ones first; `owners` has the key of each row."""
         index = [np.arange(len(keys))] * len(parts) if owners is None else owners
         held = [pa.concat_arrays(list(columns)) for columns in zip(*parts, strict=True)]
-        with self._key_named(keys):
+        with key_named(self._key_codec, keys):
             return self._reduction.reduce(held, Groups(np.concatenate(index), len(keys)))
 
     def _last(self, chunk: IndexedRows, moment: Moment, stored: Columns) -> Int64s | None:
@@ -204,13 +204,16 @@ class KeyedAggregates:
             keys = [column.take(owners) for column in keys]
         return pa.RecordBatch.from_arrays([*keys, *results.columns], schema=self._output)
 
-    @contextmanager
-    def _key_named(self, keys: KeyBatch) -> Iterator[None]:
-        try:
-            yield
-        except (Overflow, ListTooLarge) as error:
-            key = self._key_codec.decode(keys.keys[error.group].as_py())
-            raise ProcessorError(f"key {key!r}: {error.message}.", kind=error.kind, hint=error.hint) from error
+
+@contextmanager
+def key_named(codec: KeyCodec, keys: KeyBatch, owners: Int64s | None = None) -> Iterator[None]:
+    """Name the key in errors of groups; `owners` has the position of each group's key, by default its own."""
+    try:
+        yield
+    except (Overflow, ListTooLarge) as error:
+        position = error.group if owners is None else int(owners[error.group])
+        key = codec.decode(keys.keys[position].as_py())
+        raise ProcessorError(f"key {key!r}: {error.message}.", kind=error.kind, hint=error.hint) from error
 
 
 def _has_floats(kind: pa.DataType) -> bool:

@@ -121,6 +121,11 @@ def checked_parallelism(parallelism: int | None, session: SparkSession) -> int:
     return parallelism
 
 
+def is_ansi(session: SparkSession) -> bool:
+    """Whether a session is in ANSI mode, where a sum that does not fit its type is an error."""
+    return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"
+
+
 def parse_schema(
     schema: object, subject: str, parse: Parse = DataType.fromDDL, *, may_be_empty: bool = False
 ) -> StructType:

@@ -170,6 +170,8 @@ class _KeyedHandle(_DeclaringHandle[KeyedStateDeclaration]):
     def getTimeline(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> Any:
         return self.getMapState(stateName, userKeySchema, valueSchema)
 
+    getTimeColumns = getTimeline
+
     def getTimedRows(self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: Any, areShared: bool) -> Any:
         return self.getMapState(stateName, userKeySchema, valueSchema)
 

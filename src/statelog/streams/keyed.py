@@ -24,10 +24,11 @@ from statelog.convert.times import TimeMode
 from statelog.errors import ConfigurationError
 from statelog.options import Options
 from statelog.runs.times import Ttl, Watermark
+from statelog.spark.checks import is_ansi
 from statelog.spark.keyed_plan import WATERMARK_DELAY, KeyedFrame, SparkArguments, apply_keyed
 from statelog.spark.plan import StatelogArguments
 from statelog.streams.grouping import keyed_frame
-from statelog.streams.windowed import WindowedStream, window_time_column, window_time_mode
+from statelog.streams.windowed import WindowedStream, marked_columns, window_time_column, window_time_mode
 from statelog.windows.assigners import WindowAssigner
 from statelog.windows.build import WindowDefinition
 
@@ -378,9 +379,9 @@ class KeyedStream:
             schema=frame.df.schema,
             keys=frame.key_columns,
             key_schema=frame.key_schema,
-            event_time=_marked_column(frame.df) if watermark is None else watermark.column,
+            event_time=next(iter(marked_columns(frame.df)), None) if watermark is None else watermark.column,
             is_streaming=frame.df.isStreaming,
-            ansi=str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true",
+            ansi=is_ansi(session),
         )
 
     def _apply(self, plan: KeyedPlan, own: StatelogArguments, output_mode: str, event_time_column: str) -> DataFrame:
@@ -466,20 +467,16 @@ class KeyedStream:
             time_column=window_time_column(df, timeColumn, watermark) if mode is TimeMode.EVENT_TIME else None,
             allowed_lateness_ms=allowedLatenessMs,
             late_column=lateColumn,
+            ansi=is_ansi(df.sparkSession),
         )
         return WindowedStream(self._frame, definition, watermark)
-
-
-def _marked_column(df: DataFrame) -> str | None:
-    """The column with Spark's watermark; None if there is none."""
-    return next((field.name for field in df.schema if WATERMARK_DELAY in field.metadata), None)
 
 
 def _delay_ms(df: DataFrame, watermark: Watermark | None) -> int:
     """The delay of the watermark; raises ConfigurationError if there is none."""
     if watermark is not None:
         return watermark.delay_ms
-    marked = _marked_column(df)
+    marked = next(iter(marked_columns(df)), None)
     if marked is None:
         raise ConfigurationError(
             "dedup: withinWatermark needs a watermark, and the input has none.",

@@ -207,7 +207,7 @@ def window_time_mode(windows: object, text: str | None) -> TimeMode:
 
 def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | None) -> str:
     """The column of event time, which in a stream must be the column with the watermark."""
-    marked = [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
+    marked = marked_columns(df)
     if watermark is not None:
         marked = [watermark.column]
     if asked is not None and (not df.isStreaming or asked in marked):
@@ -226,6 +226,11 @@ def window_time_column(df: DataFrame, asked: str | None, watermark: Watermark | 
             hint="Leave timeColumn out, or give that column the watermark, which says when windows are complete.",
         )
     return marked[0]
+
+
+def marked_columns(df: DataFrame) -> list[str]:
+    """The columns with Spark's watermark."""
+    return [field.name for field in df.schema if WATERMARK_DELAY in field.metadata]
 
 
 def on_time(df: DataFrame, lateColumn: str) -> DataFrame:

@@ -76,6 +76,10 @@ class EntryCounts:
     size_bytes: npt.NDArray[np.int64]
     """Their size as columns, of shape (n,); 0 if the table does not know it."""
 
+    def slice(self, start: int, end: int) -> EntryCounts:
+        """Those of the keys from `start` up to, not including, `end`."""
+        return EntryCounts(self.entries[start:end], self.size_bytes[start:end])
+
 
 @dataclass(frozen=True)
 class FoundEntry:

@@ -43,6 +43,7 @@ from statelog.testing.key_hashes import row_hashes
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.testing.state_view import StateView
+from statelog.windows.aggregated import AggregatedWindows
 from statelog.windows.operator import WindowOperator
 
 
@@ -250,7 +251,7 @@ class KeyedQuery:
 
 
 def _codecs(processor: object, *, uses_frames: bool) -> ProcessorCodecs:
-    if isinstance(processor, WindowOperator | KeyedAggregates | Deduplicate):
+    if isinstance(processor, WindowOperator | AggregatedWindows | KeyedAggregates | Deduplicate):
         return processor.codecs
     if isinstance(processor, ArrowProcessor):
         return ArrowCodecs()

@@ -5,17 +5,15 @@ A user chooses windows (`assigners`) and a result: ready-made aggregates (`aggre
 below, that operator is a processor like any other: accumulators are its state and the ends of windows its timers, so
 checkpoints, restarts and rescaling need no code here.
 
-A batch passes through a window operator like this:
+Ready-made aggregates are processors of columns: `aggregated_panes`, `aggregated_sessions` and `aggregated_counts` on
+the base in `aggregated`; `pane_columns` groups rows and merges panes. With the user's functions a batch passes so:
 
 1. `codec` and `panes` sort the rows of each key by time and cut them into groups, one per pane or session.
 2. `time`, `session` or `count`, on the base in `operator`, finds the state that a group belongs to. Rows whose windows
    are all closed are late: they are dropped, or returned in a column of their own.
-3. `accumulators` adds the group. `kernels` compute ready-made aggregates on columns, for all groups of a batch at
-   once; the user's functions get row by row; for a window processor the rows themselves are stored as columns
-   (`collected`, `stored`).
+3. `accumulators` adds the group, row by row. For a window processor the rows are stored as columns (`collected`).
 4. A timer fires when a window is complete. `merging` puts overlapping windows together from their panes,
-   `accumulators` makes the results, `codec` turns them into columns, and state that no window needs any more is
-   deleted. Only the panes, sessions and rows that are due are read.
+   `accumulators` makes the results, `codec` turns them into columns, and state that no window needs is deleted.
 
 Words:
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from statelog.aggregates.stored import stored_column
 from statelog.convert.types import row_codec
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.values import AggregateFunction
-from statelog.windows.kernels import Kernel
-from statelog.windows.panes import Int64s, RowGroup
+from statelog.windows.panes import RowGroup
 from statelog.windows.processor import WindowContext
 
 _US_PER_MS: Final = 1000
@@ -72,53 +68,6 @@ class _Accumulated(Contents):
     @abstractmethod
     def _result(self, held: Row) -> Row:
         """The fields of the result."""
-
-
-@dataclass
-class Aggregated(_Accumulated):
-    """Ready-made aggregates, their accumulators side by side in one row.
-
-    An accumulator whose fields are all null has no values: it was stored before the aggregate was added to the query.
-    """
-
-    schema: StructType
-    kernels: list[tuple[Kernel, int | None, slice]]
-    """For each aggregate the kernel, the position of its column, and its fields in the row.
-
-    Only a count of rows has no column.
-    """
-
-    def added(self, group: RowGroup, held: Row | None) -> Row:
-        partial = group.partial(self._partials)
-        return partial if held is None else self.merged(held, partial)
-
-    def _partials(self, columns: pa.RecordBatch, starts: Int64s, times_ms: Int64s | None) -> list[Row]:
-        fields: list[Sequence[Any]] = []
-        for kernel, position, _ in self.kernels:
-            if position is None:
-                fields.append(np.diff(starts).tolist())
-            else:
-                fields += kernel.partials(stored_column(columns.column(position)), starts, times_ms)
-        return list(zip(*fields, strict=True))
-
-    def merged(self, one: Row, other: Row) -> Row:
-        merged: list[Any] = []
-        for kernel, _, fields in self.kernels:
-            left, right = one[fields], other[fields]
-            if _is_null(left):
-                merged += right
-            elif _is_null(right):
-                merged += left
-            else:
-                merged += kernel.merge(left, right)
-        return tuple(merged)
-
-    def _result(self, held: Row) -> Row:
-        return tuple([kernel.result(held[fields]) for kernel, _, fields in self.kernels])
-
-
-def _is_null(held: Row) -> bool:
-    return all(value is None for value in held)
 
 
 @dataclass

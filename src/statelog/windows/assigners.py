@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from statelog.errors import ConfigurationError
 
+_Times = TypeVar("_Times", int, npt.NDArray[np.int64])
 _LONGEST_MS: Final = 1 << 50
 """About 35,000 years; a few of them added to any time stay within 64 bits."""
 
@@ -165,8 +169,8 @@ class Panes:
         last_closed = time_ms - self.size_ms
         return last_closed - (last_closed - self.offset_ms) % self.slide_ms + self.slide_ms
 
-    def last_end_of(self, pane: int) -> int:
-        """End of the last window that contains a pane."""
+    def last_end_of(self, pane: _Times) -> _Times:
+        """End of the last window that contains a pane, or each of several."""
         return pane - (pane - self.offset_ms) % self.slide_ms + self.size_ms
 
 

@@ -8,16 +8,21 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
+from statelog.aggregates.accumulators import Accumulators, bind_aggregates
 from statelog.aggregates.functions import Aggregate, stored_type
+from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
+from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Settings
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.values import AggregateFunction
 from statelog.spark.checks import parse_output, parse_schema
-from statelog.windows.accumulators import Aggregated, Contents, Folded, Reduced
-from statelog.windows.aggregates import bind_aggregates
+from statelog.windows.accumulators import Contents, Folded, Reduced
+from statelog.windows.aggregated import AggregatedWindows, WindowShape
+from statelog.windows.aggregated_counts import AggregatedCounts
+from statelog.windows.aggregated_panes import AggregatedPanes
+from statelog.windows.aggregated_sessions import AggregatedSessions
 from statelog.windows.assigners import CountWindows, SessionWindows, SlidingWindows, WindowAssigner
 from statelog.windows.codec import GivenRows, WindowCodecs
 from statelog.windows.collected import Collected
@@ -35,7 +40,7 @@ Row = tuple[Any, ...]
 class WindowPlan:
     """A window operator, ready to be planned like any stateful processor."""
 
-    operator: WindowOperator
+    operator: WindowOperator | AggregatedWindows
     output: StructType
     """The output columns."""
     time_mode: TimeMode
@@ -60,6 +65,8 @@ class WindowDefinition:
     """How long complete windows still take late rows."""
     late_column: str | None = None
     """The output column of rows that are too late; None drops them."""
+    ansi: bool = True
+    """Whether the session is in ANSI mode."""
     parse: Callable[[str], DataType] = DataType.fromDDL
     """Parses DDL; Spark's own parser, the default, needs a session."""
 
@@ -91,9 +98,14 @@ class WindowDefinition:
 
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
         """Plan windows with ready-made aggregates."""
-        contents, result = bind_aggregates(aggregates, self.schema)
-        settings = {f"aggregate {one.output_name}": str(one) for one in aggregates}
-        return self._with_window(contents, result, "agg", settings)
+        accumulators = bind_aggregates(aggregates, self.schema, ansi=self.ansi)
+        settings = self._settings("agg") | {f"aggregate {one.output_name}": str(one) for one in aggregates}
+        codecs = ColumnCodecs(
+            settings=settings, drops_late=False, completes_in_batch=True, adds_floats=accumulators.adds_floats
+        )
+        output = self._output(StructType([*self._window_fields, *_plain(accumulators.result).fields]))
+        shape = WindowShape(key_schema(self.schema[name] for name in self.keys), self._event_time, output)
+        return WindowPlan(self._aggregating(accumulators, shape, codecs), output, self.time_mode)
 
     def folded(self, function: AggregateFunction[Any, Any], accumulator: Any, result_type: Any) -> WindowPlan:
         """Plan windows with the user's aggregate function."""
@@ -172,22 +184,28 @@ class WindowDefinition:
             settings["allowedLatenessMs"] = self.allowed_lateness_ms
         return settings
 
-    def _with_window(
-        self, contents: Contents, result: StructType, results: str, settings: Settings | None = None
-    ) -> WindowPlan:
-        """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
+    @property
+    def _window_fields(self) -> list[StructField]:
+        """The grouping columns, and the windows' bounds if they have any."""
         keys = [StructField(name, self.schema[name].dataType) for name in self.keys]
         bounds = [] if isinstance(self.windows, CountWindows) else ["window_start", "window_end"]
-        fields = [*keys, *[StructField(name, TimestampType()) for name in bounds], *_plain(result).fields]
-        kinds = [field.dataType for field in fields]
-        end = len(fields) if isinstance(contents, Aggregated) else len(keys) + len(bounds)
-        kept = [index for index in range(len(keys), end) if stored_type(kinds[index]) != kinds[index]]
-        return self._plan(contents, StructType(fields), kept, results, settings)
+        return [*keys, *[StructField(name, TimestampType()) for name in bounds]]
 
-    def _plan(
-        self, contents: Contents, output: StructType, kept: list[int], results: str, settings: Settings | None = None
-    ) -> WindowPlan:
-        """`kept` are the output columns with values in stored form."""
+    @property
+    def _event_time(self) -> EventTime | None:
+        if self.time_mode is not TimeMode.EVENT_TIME:
+            return None
+        assert self.time_column is not None
+        return EventTime(self.schema.names.index(self.time_column), drops_late=False)
+
+    def _with_window(self, contents: Contents, result: StructType, results: str) -> WindowPlan:
+        """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
+        fields = self._window_fields
+        kept = list(range(len(self.keys), len(fields)))
+        return self._plan(contents, StructType([*fields, *_plain(result).fields]), kept, results)
+
+    def _output(self, output: StructType) -> StructType:
+        """The output columns, with that of late rows; raises ConfigurationError if two have one name."""
         if self.late_column is not None:
             if not isinstance(self.late_column, str) or not self.late_column:
                 raise ConfigurationError(f"lateColumn is {self.late_column!r}, which is no name of a column.")
@@ -198,12 +216,14 @@ class WindowDefinition:
                 f"Two output columns of the windows are named {doubled[0]!r}: they are {', '.join(output.names)}.",
                 hint="Give the result's field, or lateColumn, another name.",
             )
-        event_time = None
-        if self.time_mode is TimeMode.EVENT_TIME:
-            assert self.time_column is not None
-            event_time = EventTime(self.schema.names.index(self.time_column), drops_late=False)
-        recorded = {**self._settings(results), **(settings or {})}
-        codecs = WindowCodecs(event_time, self._cut(), kept, self.late_column is not None, settings=recorded)
+        return output
+
+    def _plan(self, contents: Contents, output: StructType, kept: list[int], results: str) -> WindowPlan:
+        """`kept` are the output columns with values in stored form."""
+        output = self._output(output)
+        codecs = WindowCodecs(
+            self._event_time, self._cut(), kept, self.late_column is not None, settings=self._settings(results)
+        )
         return WindowPlan(self._operator(contents, codecs), output, self.time_mode)
 
     def _cut(self) -> Cut | None:
@@ -213,8 +233,19 @@ class WindowDefinition:
             return SessionCut(self.windows.gap_ms)
         return PaneCut(self.windows.panes())
 
+    @property
+    def _clock(self) -> Clock:
+        return Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
+
+    def _aggregating(self, accumulators: Accumulators, shape: WindowShape, codecs: ColumnCodecs) -> AggregatedWindows:
+        if isinstance(self.windows, CountWindows):
+            return AggregatedCounts(self.windows.size, accumulators, self._clock, shape, codecs)
+        if isinstance(self.windows, SessionWindows):
+            return AggregatedSessions(self.windows.gap_ms, accumulators, self._clock, shape, codecs)
+        return AggregatedPanes(self.windows.panes(), accumulators, self._clock, shape, codecs)
+
     def _operator(self, contents: Contents, codecs: WindowCodecs) -> WindowOperator:
-        clock = Clock(self.time_mode is TimeMode.EVENT_TIME, self.allowed_lateness_ms, self.late_column is not None)
+        clock = self._clock
         if isinstance(self.windows, CountWindows):
             return CountWindowOperator(self.windows.size, contents, clock, codecs)
         if isinstance(self.windows, SessionWindows):

@@ -23,7 +23,7 @@ class CountWindowOperator(WindowOperator):
     def __init__(self, size: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
         self._size = size
-        self._schema = schema_behind(COUNT_FIELD, contents)
+        self._schema = schema_behind(COUNT_FIELD, contents.schema)
 
     def init(self, handle: Any) -> None:
         self._current = handle.getValueState(COUNT_STATE, self._schema)

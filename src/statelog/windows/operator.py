@@ -120,11 +120,11 @@ class WindowOperator(ABC):
         return map(LateRow, group.rows()) if self._clock.returns_late else iter(())
 
 
-def schema_behind(name: str, contents: Contents) -> StructType:
+def schema_behind(name: str, accumulator: StructType) -> StructType:
     """The accumulator's fields, behind a field of the windows' own; raises ConfigurationError if they have it too."""
-    if name in contents.schema.names:
+    if name in accumulator.names:
         raise ConfigurationError(
             f"The windows' accumulator has a field {name!r}, a name that the windows use themselves.",
             hint="Give it another name.",
         )
-    return StructType([StructField(name, LongType()), *contents.schema.fields])
+    return StructType([StructField(name, LongType()), *accumulator.fields])

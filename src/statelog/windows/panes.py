@@ -28,27 +28,17 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-Partials = Callable[[pa.RecordBatch, Int64s, Int64s | None], list[Row]]
-"""Computes an accumulator for each of n groups of rows, none of them empty.
-
-The arguments are the columns of all rows; the start of each group and the end of the last, shape (n + 1,); and the
-event time of each row in milliseconds, or None where windows do not depend on it.
-"""
-
-
 @dataclass
 class BatchRows:
-    """Rows of several keys, sorted by key and time, and where their groups start; see :data:`Partials`."""
+    """Rows of several keys, sorted by key and time."""
 
     columns: pa.RecordBatch
     times_ms: Int64s | None
-    starts: Int64s
     make_rows: Callable[[pa.RecordBatch], list[Any]]
     """Makes rows as the user sees them."""
     make_tuples: Callable[[list[pa.Array]], list[Row]]
     """Makes tuples of columns, with the values that the user sees."""
     _tuples: tuple[Sequence[int], list[Row]] = ((), [])
-    _partials: list[Row] | None = None
 
     @cached_property
     def rows(self) -> list[Any]:
@@ -66,12 +56,6 @@ class BatchRows:
         """The columns in stored form."""
         return [stored_column(column) for column in self.columns.columns]
 
-    def partial(self, compute: Partials, group: int) -> Row:
-        """The accumulator of a group; the first call computes all groups' together."""
-        if self._partials is None:
-            self._partials = compute(self.columns, self.starts, self.times_ms)
-        return self._partials[group]
-
 
 @dataclass(slots=True)
 class RowGroup:
@@ -81,8 +65,6 @@ class RowGroup:
     start: int
     """The first of the rows in the batch; `end` is behind the last."""
     end: int
-    number: int | None
-    """The group's number in the batch; None for a part of a group."""
     first_ms: int | None
     """The time of the first row, as `last_ms` is that of the last; None if the rows have no times."""
     last_ms: int | None
@@ -109,20 +91,11 @@ class RowGroup:
         for first in range(self.start, self.end, _CHUNK_ROWS):
             yield self.batch.columns.slice(first, min(_CHUNK_ROWS, self.end - first))
 
-    def partial(self, compute: Partials) -> Row:
-        """The accumulator of the rows."""
-        if self.number is not None:
-            return self.batch.partial(compute, self.number)
-        columns = self.batch.columns.slice(self.start, len(self))
-        times_ms = self.batch.times_ms
-        own_times_ms = None if times_ms is None else times_ms[self.start : self.end]
-        return compute(columns, np.array([0, len(self)]), own_times_ms)[0]
-
     def part(self, start: int, end: int) -> RowGroup:
         """A part of the rows, as a group without times."""
         if (start, end) == (0, len(self)):
             return self
-        return RowGroup(self.batch, self.start + start, self.start + end, None, None, None)
+        return RowGroup(self.batch, self.start + start, self.start + end, None, None)
 
 
 Cut = Callable[[Int64s, Int64s], Bools]
@@ -173,11 +146,8 @@ class WindowInput(RowInput):
     def by_key(self, window: KeyChunk) -> list[Iterator[RowGroup]]:
         window = window.joined()
         if self._event_time is None or self._cut is None:
-            batch = BatchRows(window.rows, None, window.starts, self.rows, self.keys)
-            return [
-                iter([RowGroup(batch, start, end, number, None, None)])
-                for number, (start, end) in enumerate(pairwise(window.starts.tolist()))
-            ]
+            batch = BatchRows(window.rows, None, self.rows, self.keys)
+            return [iter([RowGroup(batch, start, end, None, None)]) for start, end in pairwise(window.starts.tolist())]
         return self._by_time(window, self._event_time, self._cut)
 
     def _by_time(self, window: KeyChunk, event_time: EventTime, cut: Cut) -> list[Iterator[RowGroup]]:
@@ -195,13 +165,11 @@ class WindowInput(RowInput):
         starts_group[1:] = ~is_same_key | cut(times_ms[:-1], times_ms[1:])
         firsts = np.flatnonzero(starts_group)
         starts = np.append(firsts, len(times_ms))
-        batch = BatchRows(rows, times_ms, starts, self.rows, self.keys)
+        batch = BatchRows(rows, times_ms, self.rows, self.keys)
         times = zip(times_ms[firsts].tolist(), times_ms[starts[1:] - 1].tolist(), strict=True)
         groups = [
-            RowGroup(batch, start, end, number, first_ms, last_ms)
-            for number, ((start, end), (first_ms, last_ms)) in enumerate(
-                zip(pairwise(starts.tolist()), times, strict=True)
-            )
+            RowGroup(batch, start, end, first_ms, last_ms)
+            for (start, end), (first_ms, last_ms) in zip(pairwise(starts.tolist()), times, strict=True)
         ]
         if times_us.null_count:
             for group in groups:

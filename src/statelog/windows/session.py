@@ -41,7 +41,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, gap_ms: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
         self._gap_ms = gap_ms
-        self._schema = schema_behind(END_FIELD, contents)
+        self._schema = schema_behind(END_FIELD, contents.schema)
 
     def init(self, handle: Any) -> None:
         self._sessions = handle.getTimeline(SESSIONS_STATE, "start_ms long", self._schema)

@@ -19,6 +19,11 @@ PANES_STATE: Final = "window.panes"
 Row = tuple[Any, ...]
 
 
+def pane_field(grid: Panes) -> str:
+    """The name of the panes' start in the state's schema: it differs by grid, so that none is mistaken for another."""
+    return f"start_ms_step_{grid.step_ms}_at_{grid.offset_ms % grid.step_ms}"
+
+
 class TimeWindowOperator(WindowOperator):
     """Stores an accumulator per pane, and merges the panes of a window when the window is complete.
 
@@ -34,10 +39,7 @@ class TimeWindowOperator(WindowOperator):
         self._first_open: tuple[WindowTimes, int, int] | None = None
 
     def init(self, handle: Any) -> None:
-        # The grid is part of the state's schema, so that windows of another grid cannot mistake the panes for theirs.
-        grid = self._grid
-        start = f"start_ms_step_{grid.step_ms}_at_{grid.offset_ms % grid.step_ms}"
-        self._panes = handle.getTimeline(PANES_STATE, f"{start} long", self._contents.schema)
+        self._panes = handle.getTimeline(PANES_STATE, f"{pane_field(self._grid)} long", self._contents.schema)
         self._timers = handle.timers
         super().init(handle)
 

@@ -17,13 +17,14 @@ from statelog.operators.keyed.caller import Caller
 from statelog.operators.keyed.columns import TimerColumns, make_state
 from statelog.operators.keyed.indexing import IndexedRows, index_rows
 from statelog.operators.keyed.operator import BatchContext, KeyedInput, KeyedOperator, KeyedRows
-from statelog.operators.keyed.timers import key_stretches
 from statelog.runs.byte_slices import Positions, cut_rows, to_batches
 from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.times import NO_TIME_MS, Moment
-from statelog.tables.table import KeyBatch, StateTable, TimerRows
+from statelog.tables.table import EntryCounts, KeyBatch, StateTable, TimerRows
 
 _US_PER_MS: Final = 1000
+Counts = dict[str, EntryCounts]
+"""What the entries of some keys take, by the stored name of the state."""
 
 
 @dataclass(frozen=True)
@@ -75,45 +76,54 @@ class ColumnCaller(Caller):
     def load_initial_state(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
         operator, moment = self._operator, self._context.moment
         assert operator.initial is not None
-        for chunk in self._chunks(read, operator.initial):
-            self._open(chunk.keys)
+        for chunk, counts in self._chunks(read, operator.initial):
+            self._open(chunk.keys, counts)
             yield from self._outputs("handleInitialState", partial(self._processor.load_initial_state, chunk, moment))
 
     def process(self, read: KeyedRows) -> Iterator[pa.RecordBatch]:
-        for chunk in self._chunks(read, self._operator.input):
-            self._open(chunk.keys)
+        for chunk, counts in self._chunks(read, self._operator.input):
+            self._open(chunk.keys, counts)
             self._cursor.event_ms = chunk.newest_ms
             yield from self._outputs("process", partial(self._processor.process, chunk, self._context.moment))
 
     def fire(self, due: TimerRows) -> Iterator[pa.RecordBatch]:
         assert self.timers is not None
-        for start, end in key_stretches(due, lambda: self._chunk_keys):
-            rows, times_ms = due.keys.slice(start, end), due.times_ms[start:end]
-            is_first = differs_from_previous(rows.keys)
-            firsts = np.flatnonzero(is_first)
-            found = rows.take(firsts)
-            timers = DueTimers(KeyBatch(found.hashes, found.keys.cast(pa.binary())), np.cumsum(is_first) - 1, times_ms)
-            self._open(timers.keys)
+        starts = np.append(np.flatnonzero(differs_from_previous(due.keys.keys)), len(due.keys))
+        found = due.keys.take(starts[:-1])
+        counts = self._entry_counts(found)
+        ends = np.cumsum(np.append(0, _size_bytes(counts, len(found))))
+        first = 0
+        while first < len(found):
+            end = int(np.searchsorted(ends, ends[first] + self._budget.slice_bytes, "right")) - 1
+            end = max(first + 1, min(end, first + self._chunk_keys, len(found)))
+            keys, times_ms = found.slice(first, end), due.times_ms[starts[first] : starts[end]]
+            key_index = np.repeat(np.arange(end - first), np.diff(starts[first : end + 1]))
+            timers = DueTimers(KeyBatch(keys.hashes, keys.keys.cast(pa.binary())), key_index, times_ms)
+            self._open(timers.keys, _part(counts, first, end))
             if self._needs_event_ms:
-                self._cursor.event_ms = np.maximum.reduceat(times_ms, firsts)
+                self._cursor.event_ms = np.maximum.reduceat(times_ms, starts[first:end] - starts[first])
             self._cursor.position = 0
             self.timers.delete(timers.key_index, times_ms)
             yield from self._outputs("fire", partial(self._processor.fire, timers, self._context.moment))
+            first = end
 
-    def _chunks(self, read: KeyedRows, source: KeyedInput) -> Iterator[IndexedRows]:
+    def _chunks(self, read: KeyedRows, source: KeyedInput) -> Iterator[tuple[IndexedRows, Counts]]:
         budget = self._budget
         for whole in index_rows(to_batches(read.rows), read.hashes, source.key_columns, budget):
             if source is self._operator.input:
                 if self._operator.event_time is not None:
                     whole = replace(whole, newest_ms=_newest_ms(whole, self._operator.event_time))
                 whole = self._reduced(whole)
-            yield from whole.cut(lambda: self._chunk_keys, budget.slice_bytes, self._entry_bytes(whole.keys))
+            counts, start = self._entry_counts(whole.keys), 0
+            sizes = _size_bytes(counts, len(whole.keys)) if counts else None
+            for chunk in whole.cut(lambda: self._chunk_keys, budget.slice_bytes, sizes):
+                yield chunk, _part(counts, start, start + len(chunk.keys))
+                start += len(chunk.keys)
 
-    def _entry_bytes(self, keys: KeyBatch) -> npt.NDArray[np.int64] | None:
-        """The size of each key's lists and maps; None if the operator has none."""
+    def _entry_counts(self, keys: KeyBatch) -> Counts:
+        """What the entries of keys take in each list and map."""
         table, states = self.changes.table, [binding.descriptor for binding in self._operator.states]
-        counts = [table.count_entries(state, keys) for state in states if state.kind.has_entries]
-        return sum((count.size_bytes for count in counts), np.zeros(len(keys), np.int64)) if counts else None
+        return {state.name: table.count_entries(state, keys) for state in states if state.kind.has_entries}
 
     def _reduced(self, whole: IndexedRows) -> IndexedRows:
         try:
@@ -121,9 +131,10 @@ class ColumnCaller(Caller):
         except Exception as error:
             raise self.failure(error, "process") from error
 
-    def _open(self, keys: KeyBatch) -> None:
+    def _open(self, keys: KeyBatch, counts: Counts) -> None:
         decode = self._operator.decode_keys
         self._open_keys(keys, lambda position: repr(tuple(decode([keys.keys[position].as_py()])[0])))
+        self._cursor.counts = counts
 
     def _outputs(self, method: str, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Make one call of the processor, and yield its output, at least one batch; the last comes after the flush."""
@@ -148,6 +159,15 @@ class ColumnCaller(Caller):
                 yield from cut_rows(rows, self._budget.slice_bytes)
         except Exception as error:
             raise self.failure(error, method) from error
+
+
+def _size_bytes(counts: Counts, keys: int) -> npt.NDArray[np.int64]:
+    """The size of each key's entries."""
+    return sum((of_state.size_bytes for of_state in counts.values()), np.zeros(keys, np.int64))
+
+
+def _part(counts: Counts, start: int, end: int) -> Counts:
+    return {name: of_state.slice(start, end) for name, of_state in counts.items()}
 
 
 def _newest_ms(chunk: IndexedRows, event_time: EventTime) -> npt.NDArray[np.int64]:

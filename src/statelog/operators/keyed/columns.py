@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from statelog.runs.key_columns import differs_from_previous
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import TimeDomain
 
+_S = TypeVar("_S", bound="ColumnState")
 Columns = list[pa.Array]
 Mask = npt.NDArray[np.bool_]
 
@@ -58,9 +60,14 @@ class ColumnState(ABC):
 
     def __init__(self, cursor: KeyCursor, binding: StateBinding) -> None:
         self._cursor = cursor
+        self._binding = binding
         self._state = binding.descriptor
         self._ttl = binding.ttl
         self._renews = binding.ttl is not None and binding.ttl.renew_on_read
+
+    def used_as(self, kind: Callable[[KeyCursor, StateBinding], _S]) -> _S:
+        """Another handle of the same state, which takes the place of this one."""
+        return kind(self._cursor, self._binding)
 
     @abstractmethod
     def open(self) -> None:
@@ -311,7 +318,7 @@ class TimerColumns:
 
     def open(self) -> None:
         """Start on a new key chunk: forget everything written so far."""
-        self._written: list[tuple[Entries, npt.NDArray[np.uint8]]] = []
+        self._written: list[tuple[Positions, npt.NDArray[np.int64], Operation]] = []
 
     def register(self, key_index: Positions, times_ms: npt.NDArray[np.int64]) -> None:
         """Register timers; the same time registered twice for a key is one timer."""
@@ -327,16 +334,35 @@ class TimerColumns:
 
     def flush(self, changes: ChangeBuffer) -> None:
         """Add the changes of the key chunk to those of the batch."""
-        if self._written:
-            rows, operations = _newest(self._written, keeps_all=True)
-            changes.add_columns(self.state, self._cursor.keys, rows.key_index, rows.entries, rows.values, operations)
+        if not self._written:
+            return
+        key_index = np.concatenate([owners for owners, _, _ in self._written])
+        times_ms = np.concatenate([times for _, times, _ in self._written])
+        operations = np.concatenate([np.full(len(times), kind, np.uint8) for _, times, kind in self._written])
+        order = newest_by_time(key_index, times_ms)
+        if order is not None:
+            key_index, times_ms, operations = key_index[order], times_ms[order], operations[order]
+        big_endian = (times_ms.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").view(np.uint8)
+        # A deletion carries its time too, so that a search by time finds it.
+        values = [pa.array(times_ms, pa.int64())]
+        changes.add_columns(
+            self.state, self._cursor.keys, key_index, _binaries(big_endian.reshape(-1, 8)), values, operations
+        )
 
     def _write(self, key_index: Positions, times_ms: npt.NDArray[np.int64], operation: Operation) -> None:
         self._cursor.require("A timer")
-        big_endian = (times_ms.astype(np.uint64) + np.uint64(1 << 63)).astype(">u8").view(np.uint8)
-        # A deletion carries its time too, so that a search by time finds it.
-        rows = Entries(key_index, _binaries(big_endian.reshape(-1, 8)), [pa.array(times_ms, pa.int64())])
-        self._written.append((rows, np.full(len(times_ms), operation, np.uint8)))
+        self._written.append((np.asarray(key_index, np.int64), np.asarray(times_ms, np.int64), operation))
+
+
+def newest_by_time(key_index: Positions, times_ms: npt.NDArray[np.int64]) -> Positions | None:
+    """The order of rows by key and time, of rows of one key and time the last alone; None if that is their own."""
+    key_steps, time_steps = np.diff(key_index), np.diff(times_ms)
+    if ((key_steps > 0) | ((key_steps == 0) & (time_steps > 0))).all():
+        return None
+    order = np.lexsort((times_ms, key_index))
+    is_last = np.ones(len(order), bool)
+    is_last[:-1] = (np.diff(key_index[order]) != 0) | (np.diff(times_ms[order]) != 0)
+    return order[is_last]
 
 
 def _binaries(matrix: npt.NDArray[np.uint8]) -> pa.Array:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -57,11 +57,18 @@ class KeyCursor:
     """The values of states that live for one batch only."""
     batch_states: frozenset[str] = frozenset()
     """The stored names of these states."""
+    counts: Mapping[str, EntryCounts] = field(default_factory=dict)
+    """What the entries of the chunk's keys take, by the stored names of the states, as far as it is known."""
 
     def table_of(self, state: StateDescriptor) -> StateTable:
         """The table that holds a state."""
         own = self.batch_table
         return self.table if own is None or state.name not in self.batch_states else own
+
+    def count_entries(self, state: StateDescriptor) -> EntryCounts:
+        """How many entries each key of the chunk may have, and how large they may be."""
+        known = self.counts.get(state.name)
+        return self.table_of(state).count_entries(state, self.keys) if known is None else known
 
     def require(self, subject: str) -> int:
         """The position of the current key; raises ProcessorError if no key is being processed."""

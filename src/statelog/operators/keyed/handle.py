@@ -7,7 +7,9 @@ from typing import Any, Final, TypeVar
 
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.operators.keyed.collections import ListState, MapState
+from statelog.operators.keyed.columns import ColumnState
 from statelog.operators.keyed.operator import KeyedOperator
+from statelog.operators.keyed.time_columns import TimeColumns
 from statelog.operators.keyed.timed_rows import MakeRows, TimedRows
 from statelog.operators.keyed.timeline import Timeline
 from statelog.operators.keyed.timers import Timers
@@ -23,7 +25,7 @@ from statelog.operators.keyed.values import (
 from statelog.runs.schema import StateKind
 from statelog.runs.times import Ttl
 
-_S = TypeVar("_S", bound=KeyedState)
+_S = TypeVar("_S", bound=KeyedState | ColumnState)
 
 _NAMES: Final = {
     StateKind.VALUE: "ValueState",
@@ -108,6 +110,10 @@ class ProcessorHandle:
         """The map state of this name by time; its map keys have one field, a long."""
         return self._used_as(stateName, Timeline)
 
+    def getTimeColumns(self, stateName: str, userKeySchema: Any, valueSchema: Any) -> TimeColumns:
+        """The map state of this name by time, as columns; its map keys have one field, a long."""
+        return self._used_as(stateName, TimeColumns)
+
     def getTimedRows(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, makeRows: MakeRows, areShared: bool
     ) -> TimedRows:
@@ -158,8 +164,9 @@ class ProcessorHandle:
         return found
 
     def _used_as(self, name: str, kind: type[_S]) -> _S:
-        declared: MapState = self._declared(name, StateKind.MAP)
-        state = self._states[name] = declared.used_as(kind)
+        declared: Any = self._declared(name, StateKind.MAP)
+        state: _S = declared.used_as(kind)
+        self._states[name] = state
         state.open()
         return state
 

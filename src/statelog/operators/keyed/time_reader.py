@@ -88,6 +88,12 @@ def entry_keys(numbers: list[Positions]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(matrix)])
 
 
+def have_few(counts: EntryCounts, budget: Budget) -> npt.NDArray[np.bool_]:
+    """Which keys have so few entries that they are read together with those of other keys."""
+    most, max_bytes = budget.prefetch_entries // _FEW_OF_FETCH, budget.slice_bytes // _PARTS_OF_SLICE
+    return (counts.entries <= most) & (counts.size_bytes <= max_bytes)
+
+
 class TimeReader(Generic[_L]):
     """The stored entries of the current key and of those visited next; `decode` makes the form that it gives them in.
 
@@ -102,7 +108,7 @@ class TimeReader(Generic[_L]):
         self._has_few: npt.NDArray[np.bool_] = np.zeros(0, bool)
         self._visited = 0
         self._places: dict[int, Part[_L] | None] = {}
-        self._large: _LargeKey[_L] | None = None
+        self._large: LargeKey[_L] | None = None
         self._large_position = -1
 
     def few(self) -> Part[_L] | None:
@@ -141,8 +147,7 @@ class TimeReader(Generic[_L]):
         counts, budget = self._counts, self._cursor.budget
         if counts is None:
             counts = self._counts = self._cursor.table_of(self._state).count_entries(self._state, self._cursor.keys)
-            most, max_bytes = budget.prefetch_entries // _FEW_OF_FETCH, budget.slice_bytes // _PARTS_OF_SLICE
-            self._has_few = (counts.entries <= most) & (counts.size_bytes <= max_bytes)
+            self._has_few = have_few(counts, budget)
         if self._has_few[position]:
             self._load(counts)
         else:
@@ -183,12 +188,12 @@ class TimeReader(Generic[_L]):
         upcoming: Positions = visits[self._visited :][np.sort(firsts)]
         return upcoming
 
-    def _large_key(self) -> _LargeKey[_L]:
+    def _large_key(self) -> LargeKey[_L]:
         position, keys = self._cursor.position, self._cursor.keys
         if self._large is None or self._large_position != position:
             table, key = self._cursor.table_of(self._state), keys.keys[position].as_py()
             entries = table.entries_of(self._state, int(keys.hashes[position]), key)
-            self._large = _LargeKey(entries, self._decode, self._cursor.budget)
+            self._large = LargeKey(entries, self._decode, self._cursor.budget)
             self._large_position = position
         return self._large
 
@@ -208,7 +213,7 @@ class _Page(Generic[_L]):
         return self.loaded, first, bisect_left(times, end_ms, first)
 
 
-class _LargeKey(Generic[_L]):
+class LargeKey(Generic[_L]):
     """The entries of one key, of which successive pages are held, up to a number of bytes."""
 
     def __init__(self, entries: KeyEntries, decode: Callable[[EntryRows], _L], budget: Budget) -> None:

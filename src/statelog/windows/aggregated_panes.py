@@ -1,0 +1,280 @@
+"""Ready-made aggregates in tumbling and sliding windows, on columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from statelog.aggregates.accumulators import Accumulators
+from statelog.aggregates.groups import Groups, Int64s
+from statelog.aggregates.kernels import Columns
+from statelog.convert.codecs import ColumnCodecs
+from statelog.operators.keyed.column_caller import DueTimers
+from statelog.operators.keyed.columns import TimerColumns
+from statelog.operators.keyed.indexing import IndexedRows
+from statelog.operators.keyed.time_columns import TimeColumns, TimeRows
+from statelog.runs.byte_slices import BUDGET
+from statelog.runs.times import Moment
+from statelog.tables.table import KeyBatch
+from statelog.windows.aggregated import AggregatedWindows, Mask, WindowMoment, WindowShape
+from statelog.windows.assigners import Panes
+from statelog.windows.operator import Clock
+from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes, taken
+from statelog.windows.time import PANES_STATE, pane_field
+
+_Panes = tuple[Int64s, Int64s]
+"""The owners and the starts of panes."""
+_NONE: Final[_Panes] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class AggregatedPanes(AggregatedWindows):
+    """Keeps an accumulator per pane, and merges the panes of a window when the window is complete.
+
+    The timers are those of :class:`statelog.windows.time.TimeWindowOperator`, except that of the new panes of a key in
+    overlapping windows only the first that is due has one.
+    """
+
+    def __init__(
+        self, panes: Panes, accumulators: Accumulators, clock: Clock, shape: WindowShape, codecs: ColumnCodecs
+    ) -> None:
+        super().__init__(accumulators, clock, shape, codecs)
+        self._grid = panes
+        self._merge = PaneMerge(panes, BUDGET.slice_bytes)
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self._panes: TimeColumns = handle.getTimeColumns(
+            PANES_STATE, f"{pane_field(self._grid)} long", self._accumulators.schema
+        )
+        self._timers: TimerColumns = handle.timers
+
+    # ---- Rows ----
+
+    def process(self, chunk: IndexedRows, moment: Moment) -> Iterator[pa.RecordBatch]:
+        times, grid, keys = self._moment(moment), self._grid, chunk.keys
+        first_open = grid.first_open(times.closed_before_ms)
+        owners, starts, parts = [], [], []
+        for timed in self._timed(chunk, moment):
+            inside = (timed.times_ms - grid.offset_ms) % grid.step_ms
+            is_late = ~timed.has_time | (timed.times_ms - inside < first_open)
+            is_between = inside >= grid.width_ms
+            yield from self._late(timed, is_late & ~(is_between & timed.has_time))
+            kept = self._in_order(timed.filter(~is_late & ~is_between))
+            own_starts = kept.times_ms - (kept.times_ms - grid.offset_ms) % grid.step_ms
+            own_owners, lifted = kept.owners, self._lifted(kept)
+            if len(chunk.rows) > 1:
+                groups = group_rows(own_owners, own_starts, len(keys), grid.step_ms)
+                lifted = self._reduced(lifted, Groups(groups.index, len(groups)), groups.owners, keys)
+                own_owners, own_starts = groups.owners, groups.times_ms
+            owners.append(own_owners)
+            starts.append(own_starts)
+            parts.append(lifted)
+        held = [pa.concat_arrays(list(columns)) for columns in zip(*parts, strict=True)]
+        groups = group_rows(np.concatenate(owners), np.concatenate(starts), len(keys), grid.step_ms)
+        if len(groups):
+            self._add(groups, held, keys, times)
+            if self._lateness_ms:
+                yield from self._updates(groups, keys, times)
+
+    def _add(self, groups: TimeGroups, held: Columns, keys: KeyBatch, times: WindowMoment) -> None:
+        """Merge the accumulators of rows into those of their panes."""
+        owners = groups.owners[np.flatnonzero(np.diff(groups.owners, prepend=-1))]
+        has_few = self._panes.few()[owners]
+        is_new = np.ones(len(groups), bool)
+        if has_few.all():
+            stored = self._panes.read(owners)
+            is_new = self._merge_in(groups.owners, groups.times_ms, groups.index, held, stored, keys)
+        else:
+            # The rows of some groups, which are together in this order.
+            order = np.argsort(groups.index, kind="stable")
+            bounds = np.searchsorted(groups.index[order], np.arange(len(groups) + 1))
+
+            def merge_in(picked: Int64s, rows: Int64s, index: Int64s, stored: TimeRows) -> None:
+                own = taken(held, rows)
+                found = self._merge_in(groups.owners[picked], groups.times_ms[picked], index, own, stored, keys)
+                is_new[picked] = found
+
+            if has_few.any():
+                is_picked = np.isin(groups.owners, owners[has_few])
+                rows = np.flatnonzero(is_picked[groups.index])
+                index = (np.cumsum(is_picked) - 1)[groups.index[rows]]
+                merge_in(np.flatnonzero(is_picked), rows, index, self._panes.read(owners[has_few]))
+            for owner in owners[~has_few].tolist():
+                first, last = np.searchsorted(groups.owners, [owner, owner + 1]).tolist()
+                times_ms = groups.times_ms[first:last]
+                for stored in self._panes.pages(owner, int(times_ms[0]), int(times_ms[-1]) + 1):
+                    end = last - len(times_ms) + int(np.searchsorted(times_ms, stored.until_ms))
+                    if first < end:
+                        rows = order[bounds[first] : bounds[end]]
+                        merge_in(np.arange(first, end), rows, groups.index[rows] - first, stored)
+                    first = end
+        self._register(groups.owners[is_new], groups.times_ms[is_new], times.before_ms)
+
+    def _merge_in(
+        self, owners: Int64s, starts: Int64s, index: Int64s, held: Columns, stored: TimeRows, keys: KeyBatch
+    ) -> Mask:
+        """Merge accumulators of rows into those that are stored for their panes; returns which panes are new.
+
+        `index` has the pane of each row. The stored accumulator comes first, and then the rows one by one: so sums do
+        not depend on the cut of the stream into batches.
+        """
+        wanted, known = pair_codes(len(keys), (owners, starts), (stored.key_index, stored.times_ms))
+        places = np.searchsorted(known, wanted)
+        is_new = np.ones(len(owners), bool)
+        if len(known):
+            is_new = known[np.minimum(places, len(known) - 1)] != wanted
+        old = np.flatnonzero(~is_new)
+        if len(old):
+            before = stored.take(places[old]).values
+            held = [pa.concat_arrays(list(pair)) for pair in zip(before, held, strict=True)]
+            index = np.concatenate([old, index])
+        merged = self._reduced(held, Groups(index, len(owners)), owners, keys)
+        self._panes.put(TimeRows(owners, starts, merged))
+        return is_new
+
+    def _register(self, owners: Int64s, panes: Int64s, after_ms: int) -> None:
+        """Register timers for the next thing that is due for panes after a time."""
+        due_ms, has_any = self._next_due(panes, after_ms)
+        owners, due_ms = owners[has_any], due_ms[has_any]
+        if not self._grid.are_windows and len(owners):
+            firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+            owners, due_ms = owners[firsts], np.minimum.reduceat(due_ms, firsts)
+        self._timers.register(owners, due_ms)
+
+    def _next_due(self, panes: Int64s, after_ms: int) -> tuple[Int64s, Mask]:
+        """The next time after `after_ms` when something is due for each pane, and whether there is any."""
+        last_ends = self._grid.last_end_of(panes)
+        is_over = last_ends <= after_ms
+        due_ms: Int64s = np.where(is_over, last_ends + self._lateness_ms, next_ends(self._grid, panes, after_ms))
+        has_any: Mask = ~is_over | (last_ends > self._closed_ms(after_ms))
+        return due_ms, has_any
+
+    def _updates(self, groups: TimeGroups, keys: KeyBatch, times: WindowMoment) -> Iterator[pa.RecordBatch]:
+        """The windows with new rows that were complete in the batch before, and are not closed."""
+        size_ms = self._grid.size_ms
+        first_ms, last_ms = times.closed_before_ms + 1, times.before_ms
+        is_due = (next_ends(self._grid, groups.times_ms, first_ms - 1) <= last_ms) & (
+            self._grid.last_end_of(groups.times_ms) >= first_ms
+        )
+        touched = TimeRows(groups.owners[is_due], groups.times_ms[is_due], [])
+        owners = np.unique(touched.key_index)
+        if not len(owners):
+            return
+        has_few, decoded, from_ms = self._panes.few()[owners], self._keys(keys), np.full(len(keys), first_ms)
+        if has_few.any():
+            few = owners[has_few]
+            panes = self._panes.read(few, with_changes=True)
+            own = touched.take(np.isin(touched.key_index, few))
+            yield from self._results([panes], own, from_ms, last_ms, keys, decoded)
+        for owner in owners[~has_few].tolist():
+            own = touched.take(np.arange(*np.searchsorted(touched.key_index, [owner, owner + 1])))
+            first = int(own.times_ms[0]) - size_ms
+            pages = self._panes.pages(owner, first, int(own.times_ms[-1]) + size_ms, with_changes=True)
+            yield from self._results(pages, own, from_ms, last_ms, keys, decoded)
+
+    # ---- Timers ----
+
+    def fire(self, due: DueTimers, moment: Moment) -> Iterator[pa.RecordBatch]:
+        """Do everything due for the keys by now.
+
+        The panes and the times alone decide what is due: the timers may come from a start with another lateness, or
+        with windows of another size.
+        """
+        times, keys, decoded = self._moment(moment), due.keys, self._keys(due.keys)
+        due_ms = due.times_ms[np.flatnonzero(np.diff(due.key_index, prepend=-1))]
+        now_ms, size_ms, has_few = times.now_ms, self._grid.size_ms, self._panes.few()
+        if has_few.any():
+            stored = self._panes.read(np.flatnonzero(has_few))
+            is_due = (stored.times_ms >= due_ms[stored.key_index] - size_ms) & (stored.times_ms < now_ms)
+            yield from self._results([stored.take(is_due)], None, due_ms, now_ms, keys, decoded)
+            self._close(stored.key_index, stored.times_ms, times)
+        for owner in np.flatnonzero(~has_few).tolist():
+            pages = self._panes.pages(owner, int(due_ms[owner]) - size_ms, now_ms)
+            yield from self._results(pages, None, due_ms, now_ms, keys, decoded)
+            self._close_large(owner, times)
+
+    def _results(
+        self,
+        pages: Iterable[TimeRows],
+        picked: TimeRows | None,
+        first_ms: Int64s,
+        last_ms: int,
+        keys: KeyBatch,
+        decoded: Columns,
+    ) -> Iterator[pa.RecordBatch]:
+        """The windows that have one of the picked panes, or any, and end between two times; the first by key."""
+
+        def reduce(held: Columns, groups: Groups, owners: Int64s) -> Columns:
+            return self._reduced(held, groups, owners, keys)
+
+        size_ms, carried = self._grid.size_ms, None
+        for page in pages:
+            panes = page if carried is None else carried.followed_by(page)
+            some = panes if picked is None else picked
+            known_ms = min(last_ms, page.until_ms)
+            for windows in self._merge.windows(panes, some, first_ms[some.key_index], known_ms):
+                held = self._merge.merged(panes, windows, reduce)
+                yield self._returned(decoded, windows.owners, held, [windows.ends_ms - size_ms, windows.ends_ms])
+            carried = panes.take(panes.times_ms > known_ms - size_ms)
+            first_ms = np.maximum(first_ms, known_ms + 1)  # more than one page is of a single key
+
+    def _close(self, owners: Int64s, panes: Int64s, times: WindowMoment) -> None:
+        """Remove the panes that no open window needs, and register the next timer of each key; all panes are given."""
+        if not len(owners):
+            return
+        grid = self._grid
+        is_open = panes >= grid.first_open(times.closed_now_ms)
+        is_kept = np.zeros(int(owners[-1]) + 1, bool)
+        is_kept[owners[is_open]] = True
+        self._panes.clear(np.unique(owners[~is_kept[owners]]))
+        is_removed = ~is_open & is_kept[owners]
+        self._panes.remove(owners[is_removed], panes[is_removed])
+        oldest = _first_of_each(owners, panes, is_open)
+        coming = _NONE if grid.are_windows else _first_of_each(owners, panes, panes >= grid.first_open(times.now_ms))
+        self._schedule(oldest, coming, times.now_ms)
+
+    def _close_large(self, owner: int, times: WindowMoment) -> None:
+        """Do the same for a key with many panes, of which only the closed ones are read."""
+        grid, panes = self._grid, self._panes
+        first_open = grid.first_open(times.closed_now_ms)
+        closed = [page.times_ms for page in panes.pages(owner, end_ms=first_open)]
+        oldest = self._first_from(owner, first_open)
+        if not len(oldest[0]):
+            panes.clear(np.array([owner]))
+            return
+        for times_ms in closed:
+            panes.remove(np.full(len(times_ms), owner), times_ms)
+        coming = _NONE if grid.are_windows else self._first_from(owner, grid.first_open(times.now_ms))
+        self._schedule(oldest, coming, times.now_ms)
+
+    def _first_from(self, owner: int, start_ms: int) -> _Panes:
+        """The first pane of a key from a time on, if there is any."""
+        pages = (page for page in self._panes.pages(owner, start_ms) if len(page))
+        found = next(pages, None)
+        return _NONE if found is None else (np.array([owner]), found.times_ms[:1])
+
+    def _schedule(self, oldest: _Panes, coming: _Panes, now_ms: int) -> None:
+        """Register the timers that keys need besides those that their panes have had from the beginning.
+
+        Panes are closed one after the other, so a timer for the oldest one is enough for their removal. If windows do
+        not overlap, each has had a timer for its end; otherwise the next end is that of the first pane with one, the
+        coming one.
+        """
+        is_over = self._grid.last_end_of(oldest[1]) <= now_ms
+        owners = np.concatenate([oldest[0][is_over], coming[0]])
+        due_ms, has_any = self._next_due(np.concatenate([oldest[1][is_over], coming[1]]), now_ms)
+        owners, due_ms = owners[has_any], due_ms[has_any]
+        order = np.lexsort((due_ms, owners))
+        owners, due_ms = owners[order], due_ms[order]
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        self._timers.register(owners[firsts], due_ms[firsts])
+
+
+def _first_of_each(owners: Int64s, panes: Int64s, mask: Mask) -> _Panes:
+    """The first pane of each owner where the mask is set."""
+    owners, panes = owners[mask], panes[mask]
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return owners[firsts], panes[firsts]
