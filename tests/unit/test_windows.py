@@ -249,6 +249,8 @@ ALL_AGGREGATES = (
     statelog.Last("n"),
     statelog.Collect("n"),
     statelog.CountDistinct("x"),
+    statelog.ApproxCountDistinct("x"),
+    statelog.Quantiles("x", [0.5, 1]),
 )
 NUMBERS = st.tuples(st.integers(0, 90), st.none() | st.integers(-20, 20))
 
@@ -330,6 +332,8 @@ def _aggregates_by_hand(rows: list[tuple[int, int | None]], *, by_time: bool) ->
         arrived[-1][0],
         [at for at, _ in rows] if not by_time else _Collected([at for at, _ in rows]),
         len(set(numbers)),
+        len(set(numbers)),
+        [sorted(numbers)[math.ceil(part * len(numbers)) - 1] for part in (0.5, 1)] if numbers else None,
     )
 
 
