@@ -228,10 +228,13 @@ class BatchChanges:
         self.phase = 0
         self._runs: list[Run] = []
         self._unstored: list[Run] = []
+        self._merged: pa.Buffer | None = None
+        """The changes of all phases as a local run, while they are in no part but the last."""
 
     def begin_phase(self) -> None:
         """Start the next phase: the changes so far become part of the table."""
         self.phase += 1
+        self._merged = None
         if self.buffer.rows:
             run = self._as_run(self.buffer.sections())
             if self.buffer.unstored_rows == self.buffer.rows:
@@ -263,7 +266,11 @@ class BatchChanges:
             self._write(self.buffer.take(max_bytes), sink, compression, STORED_BLOCK_ROWS)
         else:
             runs, self._unstored = self._unstored, []
-            if self.buffer.unstored_rows:
+            if max_bytes is None and rows == self.rows:
+                self._merged = self._merged_locally()
+                self.buffer.take()
+                runs = [Run(self._merged, "changes of all phases")]
+            elif self.buffer.unstored_rows:
                 runs.append(self._as_run(self.buffer.take(max_bytes)))
             self._merge(runs, sink, compression, STORED_BLOCK_ROWS)
         return sink.getvalue().to_pybytes(), rows - self._unstored_rows
@@ -276,9 +283,19 @@ class BatchChanges:
         """Write the changes of all phases as one run, uncompressed so that it can be mapped into memory."""
         if not self._runs:
             self._write(self.buffer.sections(), sink, None, LOCAL_BLOCK_ROWS)
+        elif self._merged is not None and not self._unstored_rows:
+            sink.write(self._merged)
         else:
-            runs = [*self._runs, self._as_run(self.buffer.sections())]
-            self._merge(runs, sink, None, LOCAL_BLOCK_ROWS)
+            self._merge_all(sink)
+
+    def _merged_locally(self) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        self._merge_all(sink)
+        return sink.getvalue()
+
+    def _merge_all(self, sink: pa.NativeFile) -> None:
+        runs = [*self._runs, self._as_run(self.buffer.sections())]
+        self._merge(runs, sink, None, LOCAL_BLOCK_ROWS)
 
     def _as_run(self, sections: list[StateChanges]) -> Run:
         sink = pa.BufferOutputStream()
