@@ -125,7 +125,7 @@ def run(settings: Settings, place: Path) -> Result:
             "statelog_to_ceiling_rows_per_s": of_ceiling,
         },
         targets=[
-            Target("statelog / Spark transformWithState, rows/s", speedup, 25, "at_least"),
+            Target("statelog / Spark transformWithState, rows/s", speedup, 70, "at_least"),
             Target("subtask's part plus commit time, median ms", checkpoint_ms, 50, "at_most"),
         ],
         rows=[_row(name, each) for name, each in figures.items()],

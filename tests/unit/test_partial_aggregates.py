@@ -125,8 +125,9 @@ def test_only_what_repeats_is_combined() -> None:
     step = plan_of({"rows": statelog.Count()}).step(None)
     distinct = list(range(20_000))
     repeated = [key % 500 for key in distinct]
-    hot = [0 if key % 2 else key for key in distinct]
-    for keys, expected in ((distinct, 20_000), (repeated, 500), (hot, 10_000)):
+    twice = [key % 10_000 for key in distinct]
+    hot = [key if key % 5 else 0 for key in distinct]
+    for keys, expected in ((distinct, 20_000), (twice, 20_000), (repeated, 500), (hot, 16_001)):
         count, total = counted(step, keys)
         assert total == Counter(map(str, keys))
         assert count == expected

@@ -23,7 +23,11 @@ from statelog.runs.times import NO_TIME_MS
 _SAMPLE: Final = 16
 """One in so many key hashes, or rows, is looked at."""
 _HOT: Final = 0.01
-_WORTH_IT: Final = 0.7
+_WORTH_IT: Final = 0.3
+"""Rows are reduced if they have at most this share of distinct keys. At 0.43, of 2,000,000 rows, it made a batch an
+eighth longer."""
+_SKEWED: Final = 0.1
+"""Rows are reduced, too, if the hottest keys have more of them: one subtask would get them all."""
 _OUTPUT_ROWS: Final = 65_536
 
 
@@ -153,4 +157,5 @@ def _is_worth_it(hashes: Hashes) -> bool:
     rows = np.random.default_rng(0).integers(0, len(hashes), len(hashes) // _SAMPLE)
     counts = np.unique(hashes[rows], return_counts=True)[1]
     share = counts / counts.sum()
-    return bool(distinct * (1 - share[share > _HOT].sum()) < _WORTH_IT)
+    hot = share[share > _HOT].sum()
+    return bool(hot > _SKEWED or distinct * (1 - hot) < _WORTH_IT)
