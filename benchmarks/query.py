@@ -145,7 +145,7 @@ class BatchSide(Side):
     is_durable: bool = True
     """Whether statelog's changes are stored; if not, they are dropped as early as options allow."""
     location: str | None = None
-    """Of what is left of statelog's state then."""
+    """The place of the changes that are not dropped; None for the checkpointLocation."""
 
     output_mode: ClassVar[str] = "update"
     start_ms: ClassVar[int] = 0

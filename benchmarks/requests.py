@@ -1,4 +1,4 @@
-"""Requests that an object store would charge: statelog's, by its store, and Spark's, by what it does to its files."""
+"""Requests that an object store would charge: those of statelog's store, and those behind Spark's file operations."""
 
 from __future__ import annotations
 

@@ -59,30 +59,36 @@ class TestCount:
         assert count.rows_for_changed_keys(90_000, 90_000) is None
 
     @pytest.fixture
-    def run(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], Result]:
+    def run(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
         """Runs it, with a number of keys, on sides that only say what they measured."""
-        batch_ms = {count.CEILING: 250, count.STATELOG: 400, count.SPARK: 2_000}
+        batch_ms = {count.CEILING: 250, count.STATELOG: 400, count.SPARK: 3_200}
         checkpoint = {"changes": 90_100, "changed_bytes": 10, "subtask_s": 0.030, "commit_s": 0.011}
 
         def run_side(side: count.CountSide, place: Path) -> dict[str, Any]:
             return measured(side, batch_ms[side.side], **(checkpoint if side.side == count.STATELOG else {}))
 
         monkeypatch.setattr(count.CountSide, "run", run_side)
-        return lambda keys: count.run(count.Settings(keys=keys, batches=6), tmp_path)
+        return lambda keys, **more: count.run(count.Settings(keys=keys, batches=6, **more), tmp_path)
 
-    def test_figures_and_targets(self, run: Callable[[int], Result]) -> None:
+    def test_figures_and_targets(self, run: Callable[..., Result]) -> None:
         result = run(1_000_000)
 
         sides = result.figures["sides"]
-        # Medians of the batches from the third on: 250, 400, 400 and 2,000 ms.
+        # Medians of the batches from the third on: 250, 400, 400 and 3,200 ms.
         assert sides[count.CEILING]["rows_per_s"] == pytest.approx(800_000)
         assert sides[count.STATELOG]["rows_per_s"] == pytest.approx(500_000)
-        assert sides[count.SPARK]["rows_per_s"] == pytest.approx(10_000)
+        assert sides[count.SPARK]["rows_per_s"] == pytest.approx(6_250)
         assert result.figures["statelog_to_ceiling_rows_per_s"] == pytest.approx(0.625)
-        assert outcomes(result) == [(50, True), (41, True)]
+        assert outcomes(result) == [(80, True), (41, True)]
 
-    def test_too_few_changed_keys_leave_the_target_unmeasured(self, run: Callable[[int], Result]) -> None:
-        assert outcomes(run(10_000)) == [(50, True), (None, False)]
+    def test_too_few_changed_keys_leave_the_target_unmeasured(self, run: Callable[..., Result]) -> None:
+        assert outcomes(run(10_000)) == [(80, True), (None, False)]
+
+    def test_equal_sizes_are_those_of_spark(self, run: Callable[..., Result]) -> None:
+        result = run(1_000_000, equal_sizes=True)
+
+        assert {side["rows_per_batch"] for side in result.figures["sides"].values()} == {20_000}
+        assert outcomes(result) == [(8, False)]
 
     def test_mixed_columns_are_held_against_longs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         batch_ms = {count.LONGS: 400, count.MIXED: 520}

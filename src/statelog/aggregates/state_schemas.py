@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, DecimalType, StructType
 
 from statelog.aggregates.functions import Aggregate, Count, stored_type
 from statelog.convert.types import arrow_type
@@ -33,10 +33,17 @@ def require_aggregating(aggregate: Aggregate, schema: StructType, subject: str) 
     except ConfigurationError as error:
         raise ConfigurationError(f"{subject}: {error.message}", hint=error.hint) from error
     needed = [field for _, field in accumulator]
-    if needed != [stored_type(field.dataType) for field in schema]:
+    if len(needed) != len(schema) or not all(map(_holds, [field.dataType for field in schema], needed)):
         names = [suffix or schema.names[0] for suffix, _ in accumulator]
         shown = ", ".join(f"{name} {field.simpleString()}" for name, field in zip(names, needed, strict=True))
         raise ConfigurationError(
             f"{subject}: the accumulator of {aggregate} is '{shown}', not {schema.simpleString()}.",
             hint="Declare the state with such a schema; the names are free.",
         )
+
+
+def _holds(kind: DataType, needed: DataType) -> bool:
+    """Whether a field can hold an accumulator; a sum of decimals needs no more digits than the state has been given."""
+    if isinstance(kind, DecimalType) and isinstance(needed, DecimalType):
+        return bool(kind.scale == needed.scale)
+    return stored_type(kind) == needed
