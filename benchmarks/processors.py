@@ -38,10 +38,6 @@ class _Processor(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self.handle = handle
 
-    def count(self, rows: Iterable[Any]) -> int:
-        """The number of input rows."""
-        return sum(map(len, rows)) if self._uses_frames else sum(1 for _ in rows)
-
     def values(self, rows: Iterable[Any], column: str) -> list[Any]:
         """The values of an input column."""
         if self._uses_frames:
@@ -50,29 +46,36 @@ class _Processor(StatefulProcessor):
 
     def output(self, key: Any, n: int) -> Any:
         """The output of a key."""
-        if not self._uses_frames:
-            return Row(key=key[0], n=n)
-        # Not at the top: only this mode needs it.
-        import pandas as pd
-
-        return pd.DataFrame({"key": [key[0]], "n": [n]})
+        return _frame(key, n) if self._uses_frames else Row(key=key[0], n=n)
 
 
-class Count(_Processor):
-    """A value state: how many rows a key has had."""
+class Count(StatefulProcessor):
+    """A value state: how many rows a key has had; written as in the README."""
 
-    def __init__(self, uses_frames: bool = False, ttl_ms: int | None = None) -> None:
-        super().__init__(uses_frames)
+    def __init__(self, ttl_ms: int | None = None) -> None:
         self._ttl_ms = ttl_ms
 
     def init(self, handle: Any) -> None:
-        self._n = handle.getValueState("n", _COUNT, ttlDurationMs=self._ttl_ms)
+        self.seen = handle.getValueState("n", _COUNT, ttlDurationMs=self._ttl_ms)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        before = self._n.get()
-        n = self.count(rows) + (before[0] if before else 0)
-        self._n.update((n,))
-        yield self.output(key, n)
+        n = (self.seen.get() or (0,))[0] + sum(1 for _ in rows)
+        self.seen.update((n,))
+        yield Row(key=key[0], n=n)
+
+
+class CountFrames(Count):
+    """The same with pandas frames."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        n = (self.seen.get() or (0,))[0] + sum(map(len, rows))
+        self.seen.update((n,))
+        yield _frame(key, n)
+
+
+def make_count(uses_frames: bool, ttl_ms: int | None = None) -> Count:
+    """The counting processor of either mode."""
+    return CountFrames(ttl_ms) if uses_frames else Count(ttl_ms)
 
 
 class Keep(StatefulProcessor):
@@ -238,3 +241,10 @@ class CountWindowRows(WindowProcessor):
     ) -> Iterator[Row]:
         lengths = [len(row.payload) for row in rows]
         yield Row(key=key[0], n=len(lengths), bytes=sum(lengths))
+
+
+def _frame(key: Any, n: int) -> Any:
+    # Not at the top: only pandas mode needs it.
+    import pandas as pd
+
+    return pd.DataFrame({"key": [key[0]], "n": [n]})

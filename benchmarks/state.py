@@ -18,7 +18,7 @@ from benchmarks import operations
 from benchmarks.child import run_in_child
 from benchmarks.figures import median_ratio, samples_of, shown
 from benchmarks.frame import NOT_NEGATIVE, POSSIBLE_KEYS, Result, Target, option, require_measured
-from benchmarks.processors import OUTPUT, TTL_MS, WINDOW_MS, Append, Count, CountItems, CountWindows, Time
+from benchmarks.processors import OUTPUT, TTL_MS, WINDOW_MS, Append, CountItems, CountWindows, Time, make_count
 from benchmarks.query import (
     BatchSide,
     Checks,
@@ -54,11 +54,11 @@ class Kind:
 
 
 KINDS: Final = {
-    "value": Kind(Count),
+    "value": Kind(make_count),
     "list": Kind(Append, ("item", "checks"), has_few_keys=True),
     "map": Kind(CountItems, ("item",), has_few_keys=True),
     "timer": Kind(Time, time_mode="ProcessingTime"),
-    "ttl": Kind(partial(Count, ttl_ms=TTL_MS), time_mode="ProcessingTime"),
+    "ttl": Kind(partial(make_count, ttl_ms=TTL_MS), time_mode="ProcessingTime"),
     "window": Kind(CountWindows, ("time", "time_ms"), "EventTime", has_few_keys=True, takes_frames=False),
 }
 

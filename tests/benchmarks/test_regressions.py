@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,8 +129,8 @@ def windows() -> tuple[Any, OperatorArguments]:
 PATHS = {
     "rows of few keys": Path(processor(Total), 100, (0.12, 0.12, 0)),
     "rows of many keys": Path(processor(Total), 1, (12.07, 12.07, 0)),
-    "value": Path(processor(Count), 1, (23.13, 23.15, 0.01)),
-    "value with a TTL": Path(processor(lambda: Count(ttl_ms=3_600_000), "ProcessingTime"), 1, (23.14, 23.16, 0.01)),
+    "value": Path(processor(Count), 1, (21.12, 21.15, 0.01)),
+    "value with a TTL": Path(processor(lambda: Count(ttl_ms=3_600_000), "ProcessingTime"), 1, (21.13, 21.15, 0.01)),
     "list": Path(processor(Append), 20, (9.64, 9.64, 0.01)),
     "map": Path(processor(CountItems), 20, (30.89, 35.69, 0.01)),
     "timer": Path(processor(Time, "ProcessingTime"), 1, (52.26, 52.26, 0.01)),
@@ -233,13 +233,8 @@ def test_a_row_costs_no_more_calls_than_allowed(name: str) -> None:
 class OneMore(Count):
     """Counts rows with a call more for each key."""
 
-    def count(self, rows: Iterable[Any]) -> int:
-        nothing()
-        return sum(1 for _ in rows)
-
-
-def nothing() -> None:
-    pass
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        return Count.handleInputRows(self, key, rows, timerValues)
 
 
 def test_a_call_more_per_row_is_seen() -> None:
