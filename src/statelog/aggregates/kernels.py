@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.aggregates.groups import Groups, Int64s, Mask
+from statelog.aggregates.stored import as_doubles
 from statelog.errors import ProcessorError
 
 Columns = list[pa.Array]
@@ -120,7 +121,7 @@ class VarianceKernel(Kernel):
         self._is_deviation = is_deviation
 
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
-        values = column.cast(pa.float64(), safe=False)
+        values = as_doubles(column)
         ones = pc.if_else(values.is_valid(), pa.scalar(1, pa.int64()), pa.scalar(None, pa.int64()))
         zeros = pc.if_else(values.is_valid(), pa.scalar(0.0), pa.scalar(None, pa.float64()))
         return [ones, values, zeros]

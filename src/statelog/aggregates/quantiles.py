@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.sketches import StoredSketches, binaries, read_sketches, store_sketches, stored_values
+from statelog.aggregates.stored import as_doubles
 from statelog.errors import ConfigurationError
 
 _SUBJECT: Final = "Quantiles"
@@ -57,7 +58,7 @@ class QuantilesKernel(Kernel):
 
     def lift(self, column: pa.Array, by: pa.Array) -> Columns:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
-        values = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy() + 0.0  # zeros without a sign
+        values = as_doubles(column).fill_null(0.0).to_numpy() + 0.0  # zeros without a sign
         values[np.isnan(values)] = np.nan
         return [stored_values(values.astype(_VALUE, copy=False), valid)]
 

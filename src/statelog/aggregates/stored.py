@@ -1,4 +1,4 @@
-"""The stored form of input values: timestamps as microseconds, which compare, convert and are stored fast."""
+"""Input values as numbers: their stored form, with timestamps as microseconds, and doubles."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def stored_column(column: pa.Array) -> pa.Array:
 def to_given(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column in stored form, converted back to the type of its input."""
     return column if column.type == kind else column.cast(_in_microseconds(kind)).cast(kind)
+
+
+def as_doubles(column: pa.Array) -> pa.Array:
+    """Numbers as the nearest doubles; Arrow's own conversion of decimals may return another one."""
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.string())
+    return column.cast(pa.float64(), safe=False)
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
