@@ -21,6 +21,7 @@ from benchmarks.skew import SKEWS, UNIFORM, ZIPF, skewed_key
 from benchmarks.sliding import SPARK_WINDOWS, SlidingSide
 
 STATELOG: Final = "statelog"
+COMBINING: Final = "statelog, combine=True"
 SPARK: Final = "Spark groupBy"
 CEILING: Final = "stateless ceiling"
 
@@ -32,12 +33,11 @@ class Settings:
     rows_per_batch: tuple[int, ...] = option((200_000, 2_000_000), "Of all sides; may be repeated.")
     skew: tuple[str, ...] = option((UNIFORM, ZIPF), "How keys are distributed; may be repeated.", SKEWS)
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
-    batches: int = option(12, "Of statelog and the ceiling.")
+    batches: int = option(12, "Of statelog's sides and the ceiling.")
     spark_batches: int = option(4, "Of Spark's own.")
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
     warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
-    without_combining: bool = option(False, "No partial aggregates before the shuffle on statelog's side.")
     windows: bool = option(False, "Of each key's sliding windows, 10 s long, one every second.")
 
 
@@ -51,7 +51,6 @@ class AggregateSide(BatchSide):
 
     keys: int
     skew: str
-    without_combining: bool
 
     def output(self, source: DataFrame, recorder: Recorder) -> DataFrame:
         rows = source.select(*self._columns(F.col("value")))
@@ -63,7 +62,7 @@ class AggregateSide(BatchSide):
             n=statelog.Count(),
             x=statelog.Sum("x"),
             y=statelog.Sum("y"),
-            combine=not self.without_combining,
+            combine=self.side == COMBINING,
             parallelism=self.parallelism,
             **self.stored(recorder),
         )
@@ -105,7 +104,7 @@ class AggregateSide(BatchSide):
 
 def run(settings: Settings, place: Path) -> Result:
     require_measured(min(settings.batches, settings.spark_batches), settings.warm_up)
-    names = (STATELOG, SPARK_WINDOWS) if settings.windows else (CEILING, STATELOG, SPARK)
+    names = (STATELOG, SPARK_WINDOWS) if settings.windows else (CEILING, STATELOG, COMBINING, SPARK)
     side = SlidingSide if settings.windows else AggregateSide
     cases = {
         f"{size:,} rows, {skew}": {
@@ -114,7 +113,7 @@ def run(settings: Settings, place: Path) -> Result:
                 side=name,
                 skew=skew,
                 rows_per_batch=size,
-                batches=settings.batches if name in (CEILING, STATELOG) else settings.spark_batches,
+                batches=settings.spark_batches if name in (SPARK, SPARK_WINDOWS) else settings.batches,
             )
             for name in names
         }

@@ -20,7 +20,7 @@ OFF: Final = "dropped"
 
 _QUERIES: Final[dict[str, Any]] = {
     "count": count.CountSide.of,
-    "aggregate": partial(aggregate.AggregateSide.of, without_combining=False),
+    "aggregate": aggregate.AggregateSide.of,
     "dedup": partial(dedup.DedupSide.of, repeated=dedup.HALF, ttl_s=0),
 }
 

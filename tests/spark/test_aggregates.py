@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import statelog
-from statelog import Aggregate, ConfigurationError, Ttl
+from statelog import Aggregate, ConfigurationError, Ttl, Watermark
 from tests.spark.inputs import add_json
 
 pytestmark = pytest.mark.spark
@@ -100,7 +100,8 @@ def test_values_and_types_are_those_of_spark(spark: SparkSession, keys: list[str
     pairs = {name: pair for name, pair in _pairs().items() if not (combines and name.startswith("all_"))}
     for column in keys:
         pairs = {name: pair for name, pair in pairs.items() if not name.endswith(f"_{column}")}
-    own = statelog.key_by(df, *keys).agg(*[one.alias(name) for name, (one, _) in pairs.items()], parallelism=2)
+    aggregates = [one.alias(name) for name, (one, _) in pairs.items()]
+    own = statelog.key_by(df, *keys).agg(*aggregates, combine=combines, parallelism=2)
     spark_own = df.groupBy(*keys).agg(*[column.alias(name) for name, (_, column) in pairs.items()])
     assert [(field.name, field.dataType.simpleString()) for field in own.schema] == [
         (field.name, field.dataType.simpleString()) for field in spark_own.schema
@@ -117,7 +118,7 @@ def test_overflow_is_that_of_the_ansi_mode(spark: SparkSession, kind: str) -> No
     try:
         for ansi in ("false", "true"):
             spark.conf.set("spark.sql.ansi.enabled", ansi)
-            own = statelog.key_by(df, "k").agg(total=statelog.Sum("n"), parallelism=2)
+            own = statelog.key_by(df, "k").agg(total=statelog.Sum("n"), combine=True, parallelism=2)
             if ansi == "false":
                 assert _rows(own) == _rows(df.groupBy("k").agg(F.sum("n").alias("total")))
                 continue
@@ -163,14 +164,14 @@ def _events(batch: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", ["update", "append"])
 def test_a_stream_by_time_returns_what_spark_returns(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    """Grouped by the column with the watermark, over a restart with another parallelism."""
+    """Grouped by the column with the watermark, over a restart with another parallelism that no longer combines."""
     found: list[list[Row]] = []
     expected: list[list[Row]] = []
     for start in range(2):
         add_json(tmp_path / "input", [_events(2 * start), _events(2 * start + 1)])
         stream = _stream(spark, tmp_path)
         own = statelog.key_by(stream, "user", "time").agg(
-            rows=statelog.Count(), total=statelog.Sum("n"), outputMode=mode, parallelism=2 + start
+            rows=statelog.Count(), total=statelog.Sum("n"), outputMode=mode, combine=start == 0, parallelism=2 + start
         )
         grouped = stream.groupBy("user", "time").agg(F.count("*").alias("rows"), F.sum("n").alias("total"))
         found += _run(own, tmp_path / "own", mode)
@@ -182,7 +183,7 @@ def test_a_stream_by_time_returns_what_spark_returns(spark: SparkSession, tmp_pa
 def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(batch) for batch in range(4)])
     own = statelog.key_by(_stream(spark, tmp_path), "user").agg(
-        statelog.Count(), outputMode="append", ttl=Ttl(5_000, "event"), parallelism=2
+        statelog.Count(), outputMode="append", ttl=Ttl(5_000, "event"), combine=True, parallelism=2
     )
     assert _run(own, tmp_path, "append") == []
     late = [{"user": "z", "time": datetime.datetime(2026, 1, 2, tzinfo=UTC).isoformat(), "n": 0}]
@@ -194,7 +195,7 @@ def test_a_key_is_returned_once_when_its_time_is_over(spark: SparkSession, tmp_p
 def test_an_aggregate_is_added_and_one_removed(spark: SparkSession, tmp_path: Path) -> None:
     add_json(tmp_path / "input", [_events(0)])
     by_user = statelog.key_by(_stream(spark, tmp_path), "user")
-    _run(by_user.agg(rows=statelog.Count(), least=statelog.Min("n"), parallelism=2), tmp_path, "update")
+    _run(by_user.agg(rows=statelog.Count(), least=statelog.Min("n"), combine=True, parallelism=2), tmp_path, "update")
     add_json(tmp_path / "input", [_events(1)])
     added = by_user.agg(most=statelog.Max("n"), mean=statelog.Mean("n"), rows=statelog.Count(), parallelism=3)
     (rows,) = _run(added, tmp_path, "update")
@@ -215,8 +216,8 @@ def test_rows_of_keys(spark: SparkSession, tmp_path: Path) -> None:
         for name, df in {
             "dedup": by_user.dedup(parallelism=1 + start),
             "within": by_row.dedup(withinWatermark=True, parallelism=1 + start),
-            "latest": by_user.latest("n", parallelism=1 + start),
-            "top": by_user.top(2, "n", parallelism=1 + start),
+            "latest": by_user.latest("n", combine=True, parallelism=1 + start),
+            "top": by_user.top(2, "n", combine=True, parallelism=1 + start),
         }.items():
             found[name] += _run(df, tmp_path / name, "append" if name in ("dedup", "within") else "update")
         duplicates += _run(stream.dropDuplicatesWithinWatermark(["user", "n"]), tmp_path / "spark", "append")
@@ -263,6 +264,8 @@ def test_what_does_not_go_together_is_refused(spark: SparkSession, tmp_path: Pat
         by_user.latest("user")
     with pytest.raises(ConfigurationError, match="n is 0"):
         by_user.top(0, "n")
+    with pytest.raises(ConfigurationError, match="cannot be combined before the shuffle"):
+        by_user.agg(total, combine=True, watermark=Watermark("time", inputs=2, input_column="n"))
     with pytest.raises(ConfigurationError, match="the ttl is the watermark's delay"):
         by_user.dedup(1000, withinWatermark=True)
     with pytest.raises(ConfigurationError, match="withinWatermark needs a watermark"):

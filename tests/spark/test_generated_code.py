@@ -51,7 +51,7 @@ def _processor(time_mode: str) -> Callable[[DataFrame], DataFrame]:
 
 
 def _aggregates(source: DataFrame) -> DataFrame:
-    return statelog.key_by(_rows(source), "key").agg(n=statelog.Count(), parallelism=2)
+    return statelog.key_by(_rows(source), "key").agg(n=statelog.Count(), combine=True, parallelism=2)
 
 
 PLANS = {

@@ -24,6 +24,7 @@ from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
 from statelog.spark import internals
 from statelog.spark.adaptive import restrain_adaptive_execution
+from statelog.spark.arrow_batches import lift_byte_limit
 from statelog.spark.initial import InitialPlace, store_rows, store_tables
 from statelog.spark.interpreter import is_on_this_machine
 from statelog.spark.operator_plan import OperatorPlan
@@ -106,6 +107,7 @@ class Endpoint:
             if query is None or not plans:
                 continue
             restrain_adaptive_execution(query)
+            lift_byte_limit(session, query)
             for plan in plans:
                 if plan.placement is not None:
                     plan.placement.keep_during(query)

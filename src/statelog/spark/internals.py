@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from py4j.protocol import Py4JJavaError
@@ -15,11 +16,14 @@ from pyspark import SparkContext, SparkFiles
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from statelog.checkpoint.admission import stale_run
 from statelog.checkpoint.batch import BatchTime
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.location import scheme_of
+
+_MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
 
 
 def is_classic(session: SparkSession) -> bool:
@@ -146,6 +150,24 @@ def python_sources(query: StreamingQuery) -> list[str]:
     return [str(node.sourceName()) for node in streams if _class_name(node.table()) == "PythonTable"]
 
 
+def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list[StructType] | None:
+    """The types of the rows that a query's operators send to Python as a whole.
+
+    None if there are other Python functions in the query, for whose arguments no schema is at hand.
+    """
+    jvm: Any = session._jvm
+    is_function = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+    schemas: list[StructType] = []
+    for node in _plan_nodes(_execution(query).analyzedPlan()):
+        if _class_name(node) in _MAPS_OF_ROWS:
+            schemas.append(StructType.fromJson(json.loads(str(node.children().apply(0).schema().json()))))
+        elif any(
+            found.containsPattern(is_function) or "Python" in _class_name(found) for found in _items(node.expressions())
+        ):
+            return None
+    return schemas
+
+
 def has_watermark(df: DataFrame) -> bool:
     """Whether a DataFrame comes from rows with a watermark, even if it no longer has their column."""
     nodes = _plan_nodes(_analyzed(df))
@@ -176,8 +198,11 @@ def _plan_nodes(plan: Any) -> Iterator[Any]:
     while waiting:
         node = waiting.pop()
         yield node
-        children = node.children()
-        waiting += [children.apply(index) for index in range(children.size())]
+        waiting += _items(node.children())
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def _class_name(node: Any) -> str:

@@ -204,7 +204,7 @@ class KeyedStream:
         *aggregates: Aggregate,
         outputMode: str = "update",
         ttl: int | Ttl | None = None,
-        combine: bool = True,
+        combine: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
         location: str | None = None,
@@ -228,8 +228,8 @@ class KeyedStream:
             A key is complete, and forgotten, so many milliseconds after its last row. If a grouping column has the
             watermark, it is complete when the watermark passes it, and late rows are dropped. Otherwise keys are kept.
         combine : bool
-            Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, and
-            saves most of the shuffle if keys repeat. Aggregates that depend on the order of arrival never are.
+            Whether rows are aggregated before they are shuffled, too, as Spark does. It costs a step in Python, which
+            pays for large batches of few or hot keys. Aggregates that depend on the order of arrival never are.
         uid, parallelism, location, options, watermark, eventTimeColumnName
             As in :meth:`transformWithState`.
         **named : Aggregate
@@ -299,7 +299,7 @@ class KeyedStream:
         by: str,
         ttl: int | Ttl | None = None,
         *,
-        combine: bool = True,
+        combine: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
         location: str | None = None,
@@ -338,7 +338,7 @@ class KeyedStream:
         by: str,
         ttl: int | Ttl | None = None,
         *,
-        combine: bool = True,
+        combine: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
         location: str | None = None,
@@ -397,7 +397,7 @@ class KeyedStream:
         if plan.step is not None and own.watermark is not None and own.watermark.inputs > 1:
             raise ConfigurationError(
                 "With a watermark of several inputs rows cannot be combined before the shuffle.",
-                hint="Pass combine=False.",
+                hint="Leave out combine=True.",
             )
         return apply_keyed(self._frame, arguments, own, plan.operator.codecs, plan.step)
 
