@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 import statelog
@@ -57,9 +58,12 @@ def test_many_rows_or_columns_may_reach_the_limit() -> None:
     assert not stay_below([wide], 20_000, 18_000_000)
 
 
+def _writer(output: DataFrame, place: Path) -> DataStreamWriter:
+    return output.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(place))
+
+
 @contextmanager
-def _running(output: DataFrame, place: Path) -> Iterator[StreamingQuery]:
-    writer = output.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(place))
+def _running(writer: DataStreamWriter) -> Iterator[StreamingQuery]:
     query = writer.start()
     try:
         wait_until(lambda: query.lastProgress is not None or query.exception() is not None, "the first batch")
@@ -92,16 +96,29 @@ def test_a_query_keeps_the_limit_unless_its_rows_are_of_fixed_size(
 ) -> None:
     source, expected = INPUTS[name]
     counts = statelog.key_by(source(spark), "key").agg(n=statelog.Count(), parallelism=1)
-    with _running(counts, tmp_path) as query:
+    with _running(_writer(counts, tmp_path)) as query:
         assert internals.own(query, LIMIT, UNSET) == expected
     assert spark.conf.get(LIMIT, UNSET) == UNSET, "only the query's own session changes"
+
+
+def test_a_function_of_each_batch_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
+    """It runs in the query's session."""
+    limits: list[str] = []
+
+    def note(batch: DataFrame, _: int) -> None:
+        limits.append(batch.sparkSession.conf.get(LIMIT, UNSET) or "")
+
+    counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
+    writer = counts.writeStream.outputMode("update").foreachBatch(note)
+    with _running(writer.option("checkpointLocation", str(tmp_path))):
+        assert limits[0] == UNSET
 
 
 def test_a_limit_that_the_user_has_set_stays(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set(LIMIT, "1000000")
     try:
         counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
-        with _running(counts, tmp_path) as query:
+        with _running(_writer(counts, tmp_path)) as query:
             assert internals.own(query, LIMIT, UNSET) == "1000000"
     finally:
         spark.conf.unset(LIMIT)

@@ -168,6 +168,11 @@ def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list
     return schemas
 
 
+def calls_batch_function(query: StreamingQuery) -> bool:
+    """Whether a function gets each batch (``foreachBatch``); what it does is not part of the query's plan."""
+    return _class_name(_execution(query).sink()) == "ForeachBatchSink"
+
+
 def has_watermark(df: DataFrame) -> bool:
     """Whether a DataFrame comes from rows with a watermark, even if it no longer has their column."""
     nodes = _plan_nodes(_analyzed(df))
