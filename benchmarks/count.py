@@ -35,12 +35,12 @@ class Settings:
     rows_per_batch: int = option(200_000, "Of statelog and the ceiling.")
     keys: int = option(1_000_000, "Number of possible keys.", POSSIBLE_KEYS)
     skew: str = option(UNIFORM, SKEW_HELP, SKEWS)
-    batches: int = option(20, "Of statelog and the ceiling.")
+    batches: int = option(40, "Of statelog and the ceiling.")
     spark_rows_per_batch: int = option(20_000, "Of Spark's own.")
-    spark_batches: int = option(4, "Of Spark's own.")
+    spark_batches: int = option(24, "Of Spark's own.")
     equal_sizes: bool = option(False, "Give all sides Spark's batches, and leave out the target of the checkpoint.")
     parallelism: int = option(2, "Subtasks, state partitions and cores.")
-    warm_up: int = option(2, "First batches to leave out.", NOT_NEGATIVE)
+    warm_up: int = option(20, "First batches to leave out; the JVM still gets faster in them.", NOT_NEGATIVE)
     rounds: int = option(1, "How often every side runs.")
     columns: str = option(
         "long",
