@@ -68,7 +68,7 @@ class TestCount:
             return measured(side, batch_ms[side.side], **(checkpoint if side.side == count.STATELOG else {}))
 
         monkeypatch.setattr(count.CountSide, "run", run_side)
-        return lambda keys, **more: count.run(count.Settings(keys=keys, batches=6, **more), tmp_path)
+        return lambda keys, **more: count.run(count.Settings(keys=keys, batches=6, warm_up=2, **more), tmp_path)
 
     def test_figures_and_targets(self, run: Callable[..., Result]) -> None:
         result = run(1_000_000)
@@ -94,7 +94,7 @@ class TestCount:
         batch_ms = {count.LONGS: 400, count.MIXED: 520}
         monkeypatch.setattr(count.KeepSide, "run", lambda side, place: measured(side, batch_ms[side.side]))
 
-        result = count.run(count.Settings(batches=6, columns="mixed"), tmp_path)
+        result = count.run(count.Settings(batches=6, warm_up=2, columns="mixed"), tmp_path)
 
         assert outcomes(result) == [(1.3, True)]
 

@@ -41,7 +41,13 @@ def outcomes(result: Result) -> list[tuple[str, float | None, bool]]:
 class TestAggregate:
     @pytest.fixture
     def run(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
-        durations_ms = {aggregate.CEILING: 100, aggregate.STATELOG: 200, aggregate.SPARK: 500, SPARK_WINDOWS: 700}
+        durations_ms = {
+            aggregate.CEILING: 100,
+            aggregate.STATELOG: 200,
+            aggregate.COMBINING: 400,
+            aggregate.SPARK: 500,
+            SPARK_WINDOWS: 700,
+        }
         for side in (aggregate.AggregateSide, SlidingSide):
             monkeypatch.setattr(side, "run", lambda side, place: measured(side, durations_ms[side.side]))
         return lambda **settings: aggregate.run(aggregate.Settings(rows_per_batch=(10,), **settings), tmp_path)
