@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -112,6 +114,31 @@ def test_a_function_of_each_batch_keeps_the_limit(spark: SparkSession, tmp_path:
     writer = counts.writeStream.outputMode("update").foreachBatch(note)
     with _running(writer.option("checkpointLocation", str(tmp_path))):
         assert limits[0] == UNSET
+
+
+class _Nowhere(DataSource):
+    """A sink in Python."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nowhere"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> _NowhereWriter:
+        return _NowhereWriter()
+
+
+class _NowhereWriter(DataSourceStreamWriter):
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+def test_a_sink_in_python_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
+    spark.dataSource.register(_Nowhere)
+    counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
+    with _running(_writer(counts, tmp_path).format("nowhere")) as query:
+        assert internals.own(query, LIMIT, UNSET) == UNSET
 
 
 def test_a_limit_that_the_user_has_set_stays(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from statelog.aggregates.accumulators import bind_aggregates
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, Overflow
 from statelog.aggregates.list_kernels import ListKernel, ListTooLarge
+from statelog.aggregates.stored import as_doubles
 from statelog.convert.types import arrow_type
 
 UTC = datetime.UTC
@@ -60,6 +61,9 @@ SMALL: dict[str, tuple[DataType, st.SearchStrategy[Any]]] = {
     "double": (DoubleType(), st.integers(-(10**6), 10**6).map(float)),
     "decimal": VALUES["decimal"],
 }
+
+
+EXACT = Context(prec=38)
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,25 @@ def test_collected_and_distinct_values(rows: Rows) -> None:
     distinct = [len({"nan" if value != value else value for value in values}) for values in valid]
     assert computed(rows, statelog.CountDistinct("x")) == distinct
     assert computed(rows, statelog.ApproxCountDistinct("x")) == distinct
+
+
+@given(
+    st.sampled_from([(10, 2), (15, 0), (15, 15), (16, 3), (38, 10)]).flatmap(
+        lambda digits: st.tuples(
+            st.just(pa.decimal128(*digits)),
+            st.lists(
+                st.none()
+                | st.integers(1 - 10 ** digits[0], 10 ** digits[0] - 1).map(
+                    lambda unscaled: Decimal(unscaled).scaleb(-digits[1], EXACT)
+                )
+            ),
+        )
+    )
+)
+def test_doubles_of_decimals_are_the_nearest_ones(column: tuple[pa.DataType, list[Decimal | None]]) -> None:
+    kind, values = column
+    sliced = pa.array([None, *values], kind).slice(1)
+    assert as_doubles(sliced).to_pylist() == [None if value is None else float(value) for value in values]
 
 
 @given(rows_of(VALUES | SMALL))

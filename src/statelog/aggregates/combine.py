@@ -24,8 +24,8 @@ _SAMPLE: Final = 16
 """One in so many key hashes, or rows, is looked at."""
 _HOT: Final = 0.01
 _WORTH_IT: Final = 0.3
-"""Rows are reduced if they have at most this share of distinct keys. At 0.43, of 2,000,000 rows, it made a batch an
-eighth longer."""
+"""Rows are reduced if they have at most this share of distinct keys. At 0.43, of 2,000,000 rows, a batch took an eighth
+longer than one whose rows were passed on."""
 _SKEWED: Final = 0.1
 """Rows are reduced, too, if the hottest keys have more of them: one subtask would get them all."""
 _OUTPUT_ROWS: Final = 65_536

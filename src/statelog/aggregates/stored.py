@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import pyarrow as pa
+
+_EXACT_DIGITS: Final = 15
+"""Whole numbers of so many digits are doubles without rounding."""
 
 
 def stored_arrow_type(kind: pa.DataType) -> pa.DataType:
@@ -25,9 +31,13 @@ def to_given(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def as_doubles(column: pa.Array) -> pa.Array:
     """Numbers as the nearest doubles; Arrow's own conversion of decimals may return another one."""
-    if pa.types.is_decimal(column.type):
-        column = column.cast(pa.string())
-    return column.cast(pa.float64(), safe=False)
+    if not pa.types.is_decimal(column.type):
+        return column.cast(pa.float64(), safe=False)
+    if column.type.precision > _EXACT_DIGITS:
+        return column.cast(pa.string()).cast(pa.float64())
+    # Both numbers are doubles without rounding, so their quotient is the nearest one.
+    unscaled = np.frombuffer(column.buffers()[1], "<i8", 2 * len(column), 16 * column.offset)[::2]
+    return pa.array(unscaled / 10.0**column.type.scale, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:

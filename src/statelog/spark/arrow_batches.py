@@ -52,14 +52,14 @@ _FIXED: Final = (
 def lift_byte_limit(session: SparkSession, query: StreamingQuery) -> None:
     """Lift Spark's limit in the own session of a query that is about to start, if no Arrow batch can reach it.
 
-    A limit that the user has set stays, and so does that of a query with ``foreachBatch``: its function may send other
-    rows to Python in the same session. A failure is only logged.
+    A limit that the user has set stays, and so does that of a query with ``foreachBatch`` or a sink in Python, which
+    may send other rows there in the same session. A failure is only logged.
     """
     try:
         max_rows = int(internals.own(query, _MAX_ROWS, _DEFAULT_ROWS))
         if max_rows <= 0 or internals.own(query, _MAX_BYTES, _DEFAULT_BYTES) != _DEFAULT_BYTES:
             return
-        if internals.calls_batch_function(query):
+        if internals.writes_to_python(query):
             return
         schemas = internals.schemas_sent_to_python(session, query)
         if schemas is not None and stay_below(schemas, max_rows, int(_DEFAULT_BYTES)):

@@ -24,6 +24,7 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.storage.location import scheme_of
 
 _MAPS_OF_ROWS: Final = frozenset({"MapInArrow", "MapInPandas"})
+_SINKS_IN_PYTHON: Final = frozenset({"ForeachBatchSink", "PythonTable"})
 
 
 def is_classic(session: SparkSession) -> bool:
@@ -168,9 +169,9 @@ def schemas_sent_to_python(session: SparkSession, query: StreamingQuery) -> list
     return schemas
 
 
-def calls_batch_function(query: StreamingQuery) -> bool:
-    """Whether a function gets each batch (``foreachBatch``); what it does is not part of the query's plan."""
-    return _class_name(_execution(query).sink()) == "ForeachBatchSink"
+def writes_to_python(query: StreamingQuery) -> bool:
+    """Whether a query's output goes to Python code that is no part of its plan: ``foreachBatch``, a sink in Python."""
+    return _class_name(_execution(query).sink()) in _SINKS_IN_PYTHON
 
 
 def has_watermark(df: DataFrame) -> bool:
