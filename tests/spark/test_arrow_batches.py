@@ -136,8 +136,8 @@ class _NowhereWriter(DataSourceStreamWriter):
 
 def test_a_sink_in_python_keeps_the_limit(spark: SparkSession, tmp_path: Path) -> None:
     spark.dataSource.register(_Nowhere)
-    counts = statelog.key_by(_numbers(spark), "key").agg(n=statelog.Count(), parallelism=1)
-    with _running(_writer(counts, tmp_path).format("nowhere")) as query:
+    firsts = statelog.key_by(_numbers(spark), "key").dedup(parallelism=1)
+    with _running(_writer(firsts, tmp_path).format("nowhere").outputMode("append")) as query:
         assert internals.own(query, LIMIT, UNSET) == UNSET
 
 
