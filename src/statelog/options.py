@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from statelog.errors import ConfigurationError
@@ -13,6 +13,9 @@ from statelog.metrics import Observer
 TABLES: Final = ("runs", "memory", "rocksdb")
 """The values of the option `table`."""
 
+
+_INLINE_BYTES: Final = 8 << 20
+_INLINE_OBJECT_BYTES: Final = 32 << 20
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("table", lambda value: value in TABLES, "'runs', 'memory' or 'rocksdb'"),
@@ -27,13 +30,14 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
         "1 or more",
     ),
     (
-        "materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s inline_budget_bytes"
+        "materialization_interval_s materialization_max_failures max_log_to_base replay_budget_s"
         " upload_retry_delay_s log_min_age_s orphan_min_age_s",
         lambda value: value >= 0,
         "0 or more",
     ),
     ("upload_timeout_s", lambda value: value > 0, "more than 0"),
     ("driver_timeout_s", lambda value: 0 < value < math.inf, "more than 0, and finite"),
+    ("inline_budget_bytes", lambda value: value is None or value >= 0, "None, or 0 or more"),
     ("restore_deadline_s", lambda value: value is None or value > 0, "None, or more than 0"),
     (
         "heartbeat_s",
@@ -81,7 +85,7 @@ class Options:
         The query fails after more failures in a row of one subtask.
     max_log_to_base : float
         A subtask materializes earlier if its changesets are larger than this times its materialized state, and than 1
-        MB.
+        MB; at most a fortieth of the time goes to this.
     replay_budget_s : float
         A subtask materializes earlier if a restart would need longer than this, by estimate, to read its changesets.
     restore_deadline_s : float or None
@@ -90,9 +94,10 @@ class Options:
     driver_timeout_s : float
         A task fails if the driver takes longer to reply. The last task of a batch waits until the checkpoint is
         durable.
-    inline_budget_bytes : int
+    inline_budget_bytes : int or None
         Changesets smaller than this, divided by the parallelism, travel with the acks and become part of the log
-        entry. Tasks write larger ones themselves.
+        entry. Tasks write larger ones themselves. None for 8 MiB in a directory, and 32 MiB in an object store, whose
+        writes take longer.
     compression : {"lz4", "zstd", "none"}
         Compression of stored keyed state. Files written with another setting stay readable.
     upload_part_bytes : int
@@ -148,7 +153,7 @@ class Options:
     replay_budget_s: float = 10.0
     restore_deadline_s: float | None = None
     driver_timeout_s: float = 600.0
-    inline_budget_bytes: int = 8 << 20
+    inline_budget_bytes: int | None = None
     compression: str = "lz4"
     upload_part_bytes: int = 5 << 20
     max_in_flight_bytes: int = 100 << 20
@@ -171,9 +176,16 @@ class Options:
                 if not is_valid(value):
                     raise ConfigurationError(f"Option {name} is {value!r}.", hint=f"It must be {expected}.")
 
+    def for_store(self, *, can_append: bool) -> Options:
+        """These options, with values that suit the store for those that are None."""
+        if self.inline_budget_bytes is not None:
+            return self
+        return replace(self, inline_budget_bytes=_INLINE_BYTES if can_append else _INLINE_OBJECT_BYTES)
+
     def inline_bytes(self, parallelism: int) -> int:
         """Size limit for a subtask's changeset that travels with its ack."""
-        return 0 if self.file_merging == "off" else self.inline_budget_bytes // parallelism
+        budget = _INLINE_BYTES if self.inline_budget_bytes is None else self.inline_budget_bytes
+        return 0 if self.file_merging == "off" else budget // parallelism
 
     @property
     def codec(self) -> str | None:

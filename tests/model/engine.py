@@ -141,7 +141,7 @@ class Engine(LocalQuery):
         table: str = "runs",
         file_merging: str = "across",
         merge_fan_in: int = 2,
-        inline_budget_bytes: int = 8 << 20,
+        inline_budget_bytes: int | None = None,
         query_id: str = "query",
         uid: str = "op",
         open_store: Callable[[str], Store] = LocalStore,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,11 +25,12 @@ from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
 from statelog.metrics import Recorded
 from statelog.runs import digests
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from statelog.testing.query import Crash
 from tests.acks import make_ack
 from tests.model.engine import Engine, Key
+from tests.stores import KeptStore
 
 
 def low_hash(key: Key) -> int:
@@ -452,6 +454,18 @@ def test_a_revision_in_doubt_is_settled_before_the_next_batch(
     before = engine.run_commands(1, 0, [((1, None), ("read",))])
     engine.start(1, 2, keep_local=False)
     assert engine.run_commands(2, 0, [((1, None), ("read",))]) == before
+
+
+@pytest.mark.parametrize(
+    ("store", "budget", "share"),
+    [(LocalStore, None, 4 << 20), (KeptStore, None, 16 << 20), (KeptStore, 100, 50), (LocalStore, 0, 0)],
+)
+def test_changesets_travel_with_the_acks_up_to_a_size_that_suits_the_store(
+    tmp_path: Path, store: Callable[[str], Store], budget: int | None, share: int
+) -> None:
+    engine = Engine(tmp_path, low_hash, file_merging="auto", inline_budget_bytes=budget, open_store=store)
+    engine.start(2, 0)
+    assert begin(engine, 0, 0, 100).inline_bytes == share
 
 
 def test_a_copy_of_the_query_does_not_go_on_from_the_other_ones_state(tmp_path: Path) -> None:

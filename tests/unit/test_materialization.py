@@ -415,7 +415,7 @@ def test_no_more_subtasks_than_run_at_a_time() -> None:
     assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None]
     assert [planned.grant(subtask, 1, 50.0) for subtask in range(4)] == [True, True, None, None], "a repetition"
     assert planned.grant(3, 2, 50.0) is None, "the others are not done yet"
-    planned.materialized(0, 10, 50.0)
+    planned.materialized(0, 10, 0, 50.0)
     assert planned.grant(3, 3, 50.0) is True
     assert not planned.failed(1, 50.0)
     commit(planned, 1)
@@ -447,7 +447,7 @@ def test_a_large_log_materializes_earlier(
     planned = schedule(**options)
     commit(planned, 1)
     assert planned.grant(0, 0, 0.0, is_forced=True) or not options.get("materialization", True)
-    planned.materialized(0, 4 << 20, 0.0)
+    planned.materialized(0, 4 << 20, 0, 0.0)
     for _ in range(commits):
         commit(planned, size)
     assert planned.grant(0, 1, 0.0) is expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -74,11 +76,33 @@ def test_a_log_is_large_above_a_megabyte_or_its_part_of_the_base() -> None:
     assert planned.grant(0, 0, 0.0) is None
     commit(planned, 1)
     assert planned.grant(0, 1, 0.0) is True
-    planned.materialized(0, 6 << 20, 0.0)
+    planned.materialized(0, 6 << 20, 0, 0.0)
     commit(planned, 3 << 20)
     assert planned.grant(0, 2, 0.0) is None
     commit(planned, 1)
     assert planned.grant(0, 3, 0.0) is True
+
+
+def test_after_a_materialization_the_logs_size_is_no_reason_until_the_subtask_has_rested() -> None:
+    planned = schedule()
+    commit(planned, LARGE)
+    planned.grant(0, 0, 0.0)
+    planned.materialized(0, 1, 10_000_000, 100.0)
+    rest_s = 10_000_000 / MERGE_POLICY.materialized_bytes_per_s / MERGE_POLICY.size_share
+    assert rest_s == 8
+    commit(planned, LARGE)
+    assert planned.grant(0, 1, 100 + rest_s - 0.001) is None
+    assert planned.grant(0, 2, 100 + rest_s) is True
+
+
+@pytest.mark.parametrize("options", [{"replay_budget_s": 0.05}, {"materialization_interval_s": 1}])
+def test_a_subtask_that_rests_materializes_for_other_reasons(options: dict[str, Any]) -> None:
+    planned = schedule(**options)
+    commit(planned, LARGE)
+    planned.grant(0, 0, 0.0)
+    planned.materialized(0, 1, 1 << 30, 100.0)
+    commit(planned, LARGE)
+    assert planned.grant(0, 1, 101.0) is True
 
 
 def test_every_checkpoint_takes_a_replay_some_time_even_if_it_is_empty() -> None:
@@ -111,7 +135,7 @@ def test_a_materialization_goes_on_batch_after_batch_until_it_is_done() -> None:
     for batch in range(3):
         assert grants(planned, batch, 2) == [True, None]
         commit(planned, 1, 1)
-    planned.materialized(0, LARGE, 0.0)
+    planned.materialized(0, LARGE, 0, 0.0)
     assert grants(planned, 3, 2) == [None, True]
 
 
@@ -119,7 +143,7 @@ def test_a_repetition_gets_the_same_answer_unless_an_attempt_before_has_finished
     planned = schedule(parallelism=2, slots=2)
     planned.committed([LARGE, 1], [False, True])
     assert grants(planned, 0, 2) == grants(planned, 0, 2) == [True, False]
-    planned.materialized(0, LARGE, 0.0)
+    planned.materialized(0, LARGE, 0, 0.0)
     commit(planned, LARGE * 2, 1)
     assert grants(planned, 0, 2) == [None, False], "that batch has had its maintenance"
     assert grants(planned, 1, 2) == [True, None], "the second has no backlog any more"
@@ -140,10 +164,10 @@ def test_changes_that_came_while_a_materialization_went_on_stay_in_the_log() -> 
     assert grants(planned, 0, 2) == [True, None]
     for size in (3, 4):
         commit(planned, size, 10)
-    planned.materialized(0, 1000, 0.0)
+    planned.materialized(0, 1000, 0, 0.0)
     assert (planned.base_bytes, planned.log_bytes) == (1000, 7 + 30)
     assert grants(planned, 1, 2) == [None, True], "two checkpoints of three are left to replay"
-    planned.materialized(1, 200, 0.0)
+    planned.materialized(1, 200, 0, 0.0)
     assert (planned.base_bytes, planned.log_bytes) == (1200, 7)
     commit(planned, 0, 0)
     commit(planned, 0, 0)
@@ -154,12 +178,12 @@ def test_what_is_materialized_as_a_part_of_its_batch_takes_nothing_off_the_log()
     """Nobody was told to take up what the log holds; the batch itself has added nothing."""
     planned = schedule(replay_budget_s=0.006)
     commit(planned, 10)
-    planned.materialized(0, 1000, 0.0)
+    planned.materialized(0, 1000, 0, 0.0)
     assert planned.log_bytes == 10
     commit(planned, 0)
     assert planned.grant(0, 0, 0.0) is True, "two checkpoints are to be replayed"
-    planned.materialized(0, 1000, 0.0)
-    planned.materialized(0, 1000, 0.0)
+    planned.materialized(0, 1000, 0, 0.0)
+    planned.materialized(0, 1000, 0, 0.0)
     assert planned.log_bytes == 0, "and what was taken off is not taken off again"
     commit(planned, 0)
     assert planned.grant(0, 1, 0.0) is None
@@ -171,7 +195,7 @@ def test_the_next_materialization_is_due_an_interval_after_the_last() -> None:
     planned = schedule(materialization_interval_s=100)
     commit(planned, 1)
     assert planned.grant(0, 0, 1000.0) is True
-    planned.materialized(0, 10, 1000.0)
+    planned.materialized(0, 10, 0, 1000.0)
     commit(planned, 1)
     assert planned.grant(0, 1, 1099.0) is None
     assert planned.grant(0, 2, 1100.0) is True
@@ -184,7 +208,7 @@ def test_what_came_to_nothing_is_begun_again_at_once(how: str) -> None:
     assert planned.grant(0, 0, 7.0, is_forced=True) is True
     getattr(planned, how)(0, 7.0)
     assert planned.grant(1, 1, 7.0, is_forced=True) is True, "its slot is free"
-    planned.materialized(1, 1, 7.0)
+    planned.materialized(1, 1, 0, 7.0)
     assert grants(planned, 2, 2, 7.0) == [True, None], "although nothing forces it any more"
 
 
@@ -194,7 +218,7 @@ def test_only_failures_in_a_row_are_too_many() -> None:
         commit(planned, 1)
         assert [planned.failed(0, 0.0) for _ in range(2)] == [False, False]
         assert planned.grant(0, batch, 0.0) is True, "it is tried again"
-        planned.materialized(0, 1, 0.0)
+        planned.materialized(0, 1, 0, 0.0)
     assert [planned.failed(0, 0.0) for _ in range(3)] == [False, False, True]
 
 

@@ -87,6 +87,7 @@ class Coordinator:
         slots: int,
         merge_policy: MergePolicy = MERGE_POLICY,
     ) -> None:
+        options = options.for_store(can_append=store.can_append)
         self._config = config
         self._store = store
         self._location = location

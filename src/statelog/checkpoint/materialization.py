@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +32,8 @@ class _Subtask:
 
     due_s: float
     """When the next materialization is due, by a monotonic clock."""
+    rests_until_s: float = -math.inf
+    """Until then the log's size is no reason for the next one."""
     base_bytes: int = 0
     """Size of the materialized state."""
     log_bytes: int = 0
@@ -129,7 +132,10 @@ class MaterializationSchedule:
         return (
             is_forced
             or now_s >= one.due_s
-            or one.log_bytes > max(options.max_log_to_base * one.base_bytes, policy.small_log_bytes)
+            or (
+                now_s >= one.rests_until_s
+                and one.log_bytes > max(options.max_log_to_base * one.base_bytes, policy.small_log_bytes)
+            )
             or replay_s > options.replay_budget_s
         )
 
@@ -140,8 +146,8 @@ class MaterializationSchedule:
             one.checkpoints += 1
             one.has_backlog = has_backlog
 
-    def materialized(self, subtask: int, base_bytes: int, now_s: float) -> None:
-        """Note that a subtask's materialized state is durable."""
+    def materialized(self, subtask: int, base_bytes: int, stored_bytes: int, now_s: float) -> None:
+        """Note that a subtask's materialized state is durable, of which `stored_bytes` are new."""
         one = self._subtasks[subtask]
         one.base_bytes = base_bytes
         one.log_bytes = max(0, one.log_bytes - one.log_bytes_before)
@@ -149,6 +155,7 @@ class MaterializationSchedule:
         self._stop(one)
         one.failures = 0
         one.due_s = now_s + self._options.materialization_interval_s
+        one.rests_until_s = now_s + self._policy.rest_after(stored_bytes)
 
     def dropped(self, subtask: int, now_s: float) -> None:
         """Note that a materialization was in vain and has to begin again."""
@@ -320,7 +327,7 @@ class MaterializationPolicy:
         now_s = self._clock.monotonic_s()
         for base in checkpoint.bases:
             if not self._options.changelog or self._grants.end_pending(base.subtask):
-                self.schedule.materialized(base.subtask, base.length, now_s)
+                self.schedule.materialized(base.subtask, base.length, base.levels[-1].length, now_s)
 
     def certain(self, lost: Collection[int]) -> list[str]:
         """Note that a batch is certain; return the folders of grants that have ended.

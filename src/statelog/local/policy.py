@@ -38,6 +38,10 @@ class MergePolicy:
     """Bytes of a local run per stored run of a base: storing one takes about a tenth of a second."""
     small_log_bytes: int = 1 << 20
     """A log up to this size is no reason to materialize."""
+    size_share: float = 0.025
+    """The most of a subtask's time that goes to materializations because of the log's size, by estimate."""
+    materialized_bytes_per_s: float = 50e6
+    """Estimated speed of materializing."""
     replay_bytes_per_s: float = 50e6
     """Estimated speed of replaying changes at a restart."""
     replay_checkpoint_s: float = 0.005
@@ -55,6 +59,10 @@ class MergePolicy:
                 raise ValueError(f"{field.name} must be positive, not {getattr(self, field.name)}")
         if self.least_block_rows > self.most_block_rows:
             raise ValueError(f"least_block_rows {self.least_block_rows} is more than {self.most_block_rows}")
+
+    def rest_after(self, stored_bytes: int) -> float:
+        """Seconds after a materialization that stored so much in which the log's size is no reason for the next."""
+        return stored_bytes / self.materialized_bytes_per_s / self.size_share
 
     def block_rows(self, rows: int) -> int:
         """Rows of the blocks of a restored run with `rows` rows."""
