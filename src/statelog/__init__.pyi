@@ -30,6 +30,7 @@ from .errors import (
     CorruptionError,
     ErrorKind,
     FencedError,
+    PinExpiredError,
     ProcessorError,
     ProtocolError,
     StatelogError,
@@ -41,6 +42,7 @@ from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
+from .reading.read import read_state
 from .runs.times import Ttl, Watermark
 from .spark.placement import spark_conf
 from .spark.query_errors import error_of
@@ -91,6 +93,7 @@ __all__ = [
     "OperatorListState",
     "OperatorProcessor",
     "Options",
+    "PinExpiredError",
     "ProcessorError",
     "ProtocolError",
     "Quantiles",
@@ -124,6 +127,7 @@ __all__ = [
     "list_orphans",
     "on_time",
     "process",
+    "read_state",
     "register_store",
     "restore",
     "rewind",

@@ -7,6 +7,7 @@
       ProcessorError       fix the code of the stateful processor
       StateMissingError    Spark and the log disagree: rewind or restore, then start again
       FencedError          a newer start owns the location: this one must stop
+      PinExpiredError      the files of an old checkpoint are gone: read a newer one
       StorageError         the store did not answer: try again
       CorruptionError      stored bytes are damaged: restore, and report it
       ProtocolError        a message of another version or from a stranger: check the installation
@@ -61,6 +62,7 @@ class ErrorKind(StrEnum):
     STORE_BUSY = "store-busy"
     STORE_UNSAFE = "store-unsafe"
     OBJECT_MISSING = "object-missing"
+    PIN_EXPIRED = "pin-expired"
     CHECKSUM = "checksum"
     FORMAT = "format"
     MATERIALIZATION = "materialization"
@@ -121,6 +123,12 @@ class FencedError(StatelogError):
     """A newer start of the query has claimed the location, or the call belongs to a start or batch that is over."""
 
     default_kind = ErrorKind.NEWER_EPOCH
+
+
+class PinExpiredError(StatelogError):
+    """A checkpoint that is being read is not retained any more, and no pin keeps it."""
+
+    default_kind = ErrorKind.PIN_EXPIRED
 
 
 class StorageError(StatelogError):

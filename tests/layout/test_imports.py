@@ -20,6 +20,7 @@ FLOORS = [
     {"windows"},
     {"spark"},
     {"savepoints"},
+    {"reading"},
     {"aggregates"},
     {"convert", "checkpoint"},
     {"operators"},

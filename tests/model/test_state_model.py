@@ -22,8 +22,8 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.history import History
 from statelog.local.policy import MergePolicy
 from statelog.options import TABLES
+from statelog.reading.parts import one_by_one
 from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.parts import one_by_one
 from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness

@@ -22,15 +22,15 @@ from statelog import ConfigurationError
 from statelog.checkpoint.history import History
 from statelog.log.open import open_log
 from statelog.operators.keyed.timers import timer_descriptor
+from statelog.reading.parts import one_by_one
+from statelog.reading.tables import Positions, StateColumns
 from statelog.runs.format import VALUE_COLUMN, Operation, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, TimeDomain, decode_schema
 from statelog.savepoints.load import encode_tables, keyed_loads, load_keyed
 from statelog.savepoints.parquet import TableFile, file_schema
-from statelog.savepoints.parts import one_by_one
 from statelog.savepoints.save import save_operator
-from statelog.savepoints.tables import Positions, StateColumns
 from statelog.storage import LocalStore
 from tests.model.engine import Engine, Key
 

@@ -138,6 +138,16 @@ def test_equal_keys_share_their_state_and_others_do_not(spark: SparkSession, tmp
         job.run(df)
         counts.update(show(key) for key in rows)
         assert job.results()[number] == sorted([key, count] for key, count in counts.items())
+    assert counts_in(statelog.read_state(job.checkpoint)) == counts
+    few = pa.Table.from_pylist([dict(zip(names, KEYS[kind][0], strict=True))], schema=schema)
+    of_one = show(KEYS[kind][0])
+    assert counts_in(statelog.read_state(job.checkpoint, keys=few)) == {of_one: counts[of_one]}
+
+
+def counts_in(rows: pa.RecordBatchReader) -> dict[str, int]:
+    """The counts of keys, as somebody else reads them."""
+    *keys, count = rows.read_all().to_pydict().values()
+    return dict(zip(map(show, zip(*keys, strict=True)), count, strict=True))
 
 
 def test_timestamps_keep_their_moment_in_any_time_zone(tmp_path: Path) -> None:

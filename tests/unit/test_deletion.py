@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,12 @@ from tests.contract.log_contract import make_checkpoint
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
 
 
-def gate(needed: set[str] | None = None, grants: Grants | None = None) -> DeletionGate:
+def gate(needed: set[str] | None = None, grants: Grants | None = None, pinned: Sequence[str] = ()) -> DeletionGate:
     made = DeletionGate(
-        "op", (needed or set()).__contains__, (grants or Grants(lambda subtask: f"op/runs/3/{subtask}")).is_open
+        "op",
+        (needed or set()).__contains__,
+        (grants or Grants(lambda subtask: f"op/runs/3/{subtask}")).is_open,
+        set(pinned).__contains__,
     )
     made.begin(3, 7)
     return made
@@ -70,7 +73,7 @@ def test_what_an_attempt_may_still_ack_stays() -> None:
 
 def test_only_attempts_of_the_run_are_live() -> None:
     """And no other object is taken for one of theirs, whatever it is called."""
-    made = DeletionGate("3", lambda name: False, lambda name: False)
+    made = DeletionGate("3", lambda name: False, lambda name: False, lambda name: False)
     assert made.may_go("3/changes/1/0/7-a-0.run"), "the run has not begun"
     made.begin(3, 7)
     names = ["3/initial/7-0.arrow", "3/changes/3/0/x-7.run", "3/changes/3/9", "3/changes/3", "3/changes/33/0/7-a-0.run"]

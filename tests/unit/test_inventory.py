@@ -33,7 +33,14 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_inventory(root: Path, *, deletes_in_background: bool = False, orphan_min_age_s: float = 60.0) -> Inventory:
     options = Options(orphan_min_age_s=orphan_min_age_s)
-    return Inventory(LocalStore(root), "op", "operator 'op'", options, deletes_in_background=deletes_in_background)
+    return Inventory(
+        LocalStore(root),
+        "op",
+        "operator 'op'",
+        options,
+        ManualClock(NOW_S),
+        deletes_in_background=deletes_in_background,
+    )
 
 
 def opened(root: Path, *, epoch: int = 1) -> Inventory:
@@ -194,7 +201,7 @@ def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
 
     deleted: list[str] = []
     store = Noted(LocalStore(tmp_path))
-    made = Inventory(store, "op", "operator 'op'", Options(), deletes_in_background=False)
+    made = Inventory(store, "op", "operator 'op'", Options(), ManualClock(NOW_S), deletes_in_background=False)
     made.open([], 1, "run", ManualClock(NOW_S))
     log = claimed_log(tmp_path)
     for batch in range(4):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from statelog.runs.key_hashes import row_hashes
 from statelog.testing.arguments import read_schema
-from statelog.testing.key_hashes import row_hashes
 from statelog.testing.rows import ColumnWriter
 
 _NOON = datetime.datetime(2024, 7, 1, 12, 0, 0, 123456)

@@ -99,7 +99,9 @@ class Coordinator:
         self._batch_time = batch_time
         self._lock = threading.Lock()
         self._measurements = measurements
-        self._inventory = Inventory(store, root, self._name, options, deletes_in_background=deletes_in_background)
+        self._inventory = Inventory(
+            store, root, self._name, options, clock, deletes_in_background=deletes_in_background
+        )
         self._policy = MaterializationPolicy(config, self._inventory, options, clock, slots, self._name, merge_policy)
         self._retained_from = INITIAL_BATCH
         self._generations: dict[str, int] = {}

@@ -25,20 +25,28 @@ class DeletionGate:
 
     An object stays while
 
-    - a retained or held checkpoint needs it,
+    - a retained, held or pinned checkpoint needs it,
     - an entry in doubt references it,
     - an open grant lets a job reference it,
     - an attempt of a batch that can be repeated may reference it,
     - it is a log file, and not older than the first one that the newest durable entry needs.
 
-    An object that may go once may always go: nothing can reference it again.
+    An object that no pin names may always go once it may: nothing can reference it again, and a pin that comes later
+    does not hold.
     """
 
-    def __init__(self, root: str, needs: Callable[[str], bool], is_granted: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        root: str,
+        needs: Callable[[str], bool],
+        is_granted: Callable[[str], bool],
+        is_pinned: Callable[[str], bool],
+    ) -> None:
         self._log = f"{root}/{LOG_FOLDER}/"
         self._changes = f"{root}/{CHANGES_FOLDER}/"
         self._needs = needs
         self._is_granted = is_granted
+        self._is_pinned = is_pinned
         # Each is replaced as a whole, so that the deleting thread sees either the old or the new state.
         self._in_doubt: frozenset[str] = frozenset()
         self._live = (0, 0)
@@ -46,7 +54,7 @@ class DeletionGate:
 
     def may_go(self, name: str) -> bool:
         """Whether an object may be deleted."""
-        if name in self._in_doubt or self._needs(name) or self._is_granted(name):
+        if name in self._in_doubt or self._needs(name) or self._is_granted(name) or self._is_pinned(name):
             return False
         if name.startswith(self._log):
             return name < self._log_from
@@ -88,8 +96,9 @@ class Deleter:
     An object that fails to be deleted is tried again in the next round, and does not keep others from being deleted. An
     object that the gate holds back waits until it may go.
 
-    `may_go` is the gate: once it returns True for a name, it always does. Without `in_background` the caller does the
-    work and waits. `close` waits at most `close_timeout_s` for the thread.
+    In a round, `look` lists the pins and returns those that have expired; then `may_go`, the gate, is asked for each
+    object. Between two rounds of the thread are at least `pause_s`. Without `in_background` the caller does the work
+    and waits. `close` waits at most `close_timeout_s` for the thread.
     """
 
     def __init__(
@@ -99,11 +108,15 @@ class Deleter:
         may_go: Callable[[str], bool],
         *,
         in_background: bool,
+        look: Callable[[], list[str]] = list,
+        pause_s: float = 0.0,
         close_timeout_s: float = 10.0,
     ) -> None:
         self._store = store
         self._name = name
         self._may_go = may_go
+        self._look = look
+        self._pause_s = pause_s
         self._waiting: dict[str, None] = {}
         self._searches: list[str] = []
         self._failing: set[str] = set()
@@ -157,6 +170,7 @@ class Deleter:
             with self._changed:
                 if self._is_closed:
                     return
+                self._changed.wait_for(lambda: self._is_closed, self._pause_s)
                 # Objects still here wait for the next request: the store may be out of order, or the gate holds them.
                 self._changed.wait_for(lambda: self._has_more or self._is_closed)
 
@@ -165,7 +179,17 @@ class Deleter:
             names, self._waiting = list(self._waiting), {}
             searches, self._searches = self._searches, []
             self._has_more = False
-        allowed: list[str] = []
+        if not names and not searches:
+            return
+        try:
+            expired = self._look()
+        except StorageError as error:
+            _log.warning("%s: nothing is deleted until the pins can be listed: %s", self._name, error)
+            with self._changed:
+                self._waiting = dict.fromkeys([*names, *self._waiting])
+                self._searches = searches + self._searches
+            return
+        allowed: list[str] = expired
         held_back: list[str] = []
         for name in names:
             (allowed if self._may_go(name) else held_back).append(name)

@@ -16,6 +16,7 @@ from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
+from statelog.checkpoint.pins import StandingPins
 from statelog.clock import Clock
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog, base_name
@@ -26,6 +27,8 @@ from statelog.storage import Store
 
 _log = logging.getLogger(__name__)
 
+_ROUND_S: Final = 5.0
+"""Seconds between two rounds of deletions in an object store, which charges for the list of pins."""
 _RANGE_BYTES: Final = 100
 _RUN_BYTES: Final = 60
 _SEGMENT_BYTES: Final = 80
@@ -225,12 +228,22 @@ class Retention:
 class Inventory:
     """The history of an operator, and the parts that decide together which files it needs."""
 
-    def __init__(self, store: Store, root: str, name: str, options: Options, *, deletes_in_background: bool) -> None:
+    def __init__(
+        self, store: Store, root: str, name: str, options: Options, clock: Clock, *, deletes_in_background: bool
+    ) -> None:
         self.history = History()
         self.grants = Grants(self._runs_folder)
         self.retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
-        self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open)
-        self.deleter = Deleter(store, name, self.gate.may_go, in_background=deletes_in_background)
+        self.pins = StandingPins(store, root, clock)
+        self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open, self.pins.need)
+        self.deleter = Deleter(
+            store,
+            name,
+            self.gate.may_go,
+            in_background=deletes_in_background,
+            look=self.pins.look,
+            pause_s=0.0 if store.can_append else _ROUND_S,
+        )
         self.epoch = 0
         self._store = store
         self._root = root

@@ -10,7 +10,7 @@ from statelog.errors import CorruptionError, StorageError
 from statelog.local.restore_plan import ClippedSegment, RestorePlan
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.shared_reads import SharedReads
-from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored
+from statelog.local.stored_reader import RunMemory, read_ahead, read_run, read_stored, read_threads
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, clip_run
@@ -18,8 +18,6 @@ from statelog.runs.reader import Run
 from statelog.storage import Store
 
 _ATTEMPTS: Final = 3
-_READ_THREADS: Final = 4
-"""Reads from an object store at a time. One is enough for a directory, which answers at once."""
 
 
 def restore_runs(
@@ -82,7 +80,7 @@ def restore_runs(
 
 
 def read_segments(
-    store: Store, segments: Iterable[ClippedSegment], within: HashRange, note_read: Callable[[], None]
+    store: Store, segments: Iterable[ClippedSegment], within: HashRange, note_read: Callable[[], None] = lambda: None
 ) -> Iterator[Run]:
     """Read stored changesets, some of them ahead, and yield them in order.
 
@@ -96,7 +94,7 @@ def read_segments(
         return [run if clip.within == within else clip_run(run, clip.within) for clip in clips]
 
     grouped = ((segment, list(clips)) for segment, clips in itertools.groupby(segments, lambda clip: clip.segment))
-    for runs in read_ahead(grouped, lambda group: read(*group), _threads(store)):
+    for runs in read_ahead(grouped, lambda group: read(*group), read_threads(store)):
         note_read()
         yield from runs
 
@@ -106,7 +104,7 @@ def read_level(store: Store, level: Level, note_read: Callable[[], None] = lambd
 
     Raises the errors of :func:`read_stored`.
     """
-    threads = _threads(store)
+    threads = read_threads(store)
     memory = RunMemory() if threads == 1 else None
 
     def read(stored: StoredRun) -> Run:
@@ -118,10 +116,6 @@ def read_level(store: Store, level: Level, note_read: Callable[[], None] = lambd
         return run
 
     return map(noted, read_ahead(level.runs, read, threads))
-
-
-def _threads(store: Store) -> int:
-    return 1 if store.can_append else _READ_THREADS
 
 
 def read_segment(store: Store, segment: SegmentRef) -> bytes:

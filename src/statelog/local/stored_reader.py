@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -22,6 +22,8 @@ from statelog.storage import Store
 
 _TAIL_BYTES: Final = 64 << 10
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
+_READ_THREADS: Final = 4
+"""Reads from an object store at a time. One is enough for a directory, which answers at once."""
 _GAP_BYTES: Final = 64 << 10
 """Blocks that are not farther apart are read together, with the bytes between them."""
 
@@ -37,6 +39,36 @@ class RunMemory:
         if len(self._memory) < length:
             self._memory = np.empty(length, np.uint8)
         return self._memory[:length].data
+
+
+class StoredBytes:
+    """The bytes of a stored run, read as they are needed: a small run at once, of a large one its end at first.
+
+    A small run is checked as a whole; of a large one the blocks and the footer have checksums of their own. Raises the
+    errors of :func:`read_stored`.
+    """
+
+    def __init__(self, store: Store, stored: SegmentRef | StoredRun, what: str) -> None:
+        self.size = stored.length
+        self._store = store
+        self._stored = stored
+        self._what = what
+        self._tail_at = 0 if stored.length <= SHARED_BYTES else stored.length - _TAIL_BYTES
+        self._tail = pa.py_buffer(read_stored(store, stored, what)) if not self._tail_at else self._read(self._tail_at)
+
+    def slice(self, offset: int = 0, length: int | None = None) -> pa.Buffer:
+        end = self.size if length is None else offset + length
+        if offset >= self._tail_at:
+            return self._tail.slice(offset - self._tail_at, end - offset)
+        return self._read(offset, end)
+
+    def _read(self, start: int, end: int | None = None) -> pa.Buffer:
+        stored, wanted = self._stored, (self.size if end is None else end) - start
+        with _named(stored, self._what):
+            data = self._store.read(stored.name, offset=stored.offset + start, length=wanted)
+        if len(data) != wanted:
+            raise _damaged(stored, self._what)
+        return pa.py_buffer(data)
 
 
 _Item = TypeVar("_Item")
@@ -62,14 +94,17 @@ def read_run(
     what: str,
     within: HashRange | None = None,
     memory: RunMemory | None = None,
+    states: Collection[str] | None = None,
 ) -> Run:
     """Read a stored run; messages call it `what`. Raises the errors of :func:`read_stored`.
 
-    With `within`, only the blocks with these hashes are read of a large run. They are checked by their own checksums;
-    the other blocks must not be looked at. A large run uses `memory`, or memory of its own.
+    With `within`, only the blocks with these hashes are read of a large run, and with `states` only those of these
+    states. They are checked by their own checksums; the other blocks must not be looked at. A large run uses `memory`,
+    or memory of its own.
     """
     if stored.length <= SHARED_BYTES:
-        return Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
+        run = Run(pa.py_buffer(read_stored(store, stored, what)), stored.name, stored.offset, is_stored=True)
+        return run.of_states(states)
     held = (memory or RunMemory()).of(stored.length)
 
     def fill(start: int, end: int) -> None:
@@ -78,7 +113,7 @@ def read_run(
         if length != end - start:
             raise _damaged(stored, what)
 
-    if within is None:
+    if within is None and states is None:
         fill(0, stored.length)
         if digests.checksum(held) != stored.checksum:
             raise _damaged(stored, what)
@@ -90,7 +125,7 @@ def read_run(
     if _TAIL_BYTES < footer_bytes <= stored.length:
         tail_at = stored.length - footer_bytes
         fill(tail_at, stored.length - _TAIL_BYTES)
-    run = Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
+    run = Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True).of_states(states)
     for start, end in _joined(run.byte_ranges(within)):
         if start < tail_at:
             fill(start, min(end, tail_at))
@@ -114,6 +149,11 @@ def read_ahead(items: Iterable[_Item], read: Callable[[_Item], _Result], threads
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def read_threads(store: Store) -> int:
+    """How many reads from a store at a time are worth it."""
+    return 1 if store.can_append else _READ_THREADS
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -102,6 +102,8 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """
     number: int = 0
     """The log file that holds the entry; the reader sets it."""
+    offset: int = 0
+    """Where the entry begins in that file; the reader sets it."""
     retained_from: int | None = None
     """The oldest batch whose checkpoint can be restored once this entry is durable. Objects that only older ones need
     may be deleted from then on. None in entries of version 1.
@@ -145,7 +147,7 @@ class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
             for segment in self.segments
         ]
         bases = [_placed_base(base, name, payload) for base in self.bases]
-        return replace(self, segments=segments, bases=bases, number=number)
+        return replace(self, segments=segments, bases=bases, number=number, offset=offset)
 
     @property
     def is_whole(self) -> bool:

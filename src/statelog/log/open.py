@@ -14,6 +14,8 @@ from statelog.storage import LocalStore, Store, open_store
 from statelog.storage.names import former_name_part, name_part
 from statelog.storage.retry import RetryingStore, RetryPolicy
 
+STATE_FOLDER: Final = "statelog"
+"""The location of a query's operators in its checkpointLocation, unless they are given another."""
 LOG_FOLDER = "log"
 CHANGES_FOLDER = "changes"
 RUNS_FOLDER = "runs"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -30,10 +31,23 @@ from statelog.runs.format import (
     change_schema,
 )
 from statelog.runs.key_groups import Hashes, HashRange
-from statelog.runs.schema import StateDescriptor
+from statelog.runs.schema import StateDescriptor, plain_name
 
 _footer_decoder: Final = msgspec.msgpack.Decoder(Footer)
 _ONE_THREAD: Final = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+class RunBytes(Protocol):
+    """The bytes of a run, read as they are needed; for the rest as an Arrow buffer."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        ...
+
+    def slice(self, offset: int = 0, length: int | None = None) -> pa.Buffer:
+        """`length` bytes from `offset`, or all up to the end."""
+        ...
 
 
 class Run:
@@ -47,7 +61,7 @@ class Run:
 
     def __init__(
         self,
-        buffer: pa.Buffer,
+        buffer: pa.Buffer | RunBytes,
         name: str,
         offset: int = 0,
         *,
@@ -68,7 +82,7 @@ class Run:
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, buffer: pa.Buffer, offset: int) -> Footer:
+    def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> Footer:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
@@ -103,13 +117,36 @@ class Run:
             evolved = self._evolved[state.name] = RunSection(state, blocks)
         return evolved
 
-    def byte_ranges(self, within: HashRange) -> list[tuple[int, int]]:
+    def of_states(self, names: Collection[str] | None) -> Run:
+        """The run without all states but these, by declared name; itself if that is None."""
+        if names is None or all(plain_name(name) in names for name in self.sections):
+            return self
+        return self._with({name: section for name, section in self.sections.items() if plain_name(name) in names})
+
+    def searched(self, name: str, hashes: Hashes, within: HashRange) -> Run:
+        """One state's blocks with some hashes, which ascend, all read; without the rows of hashes outside `within`.
+
+        The blocks are not kept when the result is dropped.
+        """
+        section = self.sections.get(name)
+        if section is None:
+            return self._with({})
+        blocks: list[RunBlock] = [_ClippedBlock(block, within) for block, _, _ in section.blocks_of(hashes)]
+        for block in blocks:
+            block.batch  # noqa: B018 - read here, beside other runs
+        return self._with({name: RunSection(section.state, [block for block in blocks if block.batch.num_rows])})
+
+    def _with(self, sections: dict[str, RunSection]) -> Run:
+        """The run with other sections."""
+        found = copy.copy(self)
+        found.sections, found._evolved = sections, {}
+        found.rows = sum(section.rows for section in sections.values())
+        return found
+
+    def byte_ranges(self, within: HashRange | None = None) -> list[tuple[int, int]]:
         """Where the blocks are that may hold hashes of a range: first byte, and the one after the last."""
-        return [
-            block.byte_range
-            for section in self.sections.values()
-            for block in section.blocks_between(within.first, within.last)
-        ]
+        first, last = (0, (1 << 64) - 1) if within is None else (within.first, within.last)
+        return [block.byte_range for section in self.sections.values() for block in section.blocks_between(first, last)]
 
     def verify(self) -> None:
         """Read and check every block."""
@@ -159,7 +196,7 @@ class RunSection:
 class _Source:
     """The bytes of a run, and how to read its blocks."""
 
-    buffer: pa.Buffer
+    buffer: pa.Buffer | RunBytes
     name: str
     offset: int
     has_expiry: bool
@@ -282,6 +319,23 @@ class RunBlock:
             mask = same.to_numpy(zero_copy_only=False)
             queries, rows = queries[mask], rows[mask]
         return queries, rows
+
+
+class _ClippedBlock(RunBlock):
+    """The rows of a block in a range of hashes; there may be none."""
+
+    def __init__(self, block: RunBlock, within: HashRange) -> None:
+        super().__init__(block._source, block._stored, block._schema)
+        self._within = within
+
+    def load(self) -> pa.RecordBatch:
+        rows = super().load()
+        hashes, within = rows.column(0).to_numpy(), self._within
+        if within.first <= self.first_hash and self.last_hash <= within.last:
+            return rows
+        start = int(np.searchsorted(hashes, np.uint64(within.first), "left"))
+        end = int(np.searchsorted(hashes, np.uint64(within.last), "right"))
+        return rows.slice(start, end - start)
 
 
 class _EvolvedBlock(RunBlock):

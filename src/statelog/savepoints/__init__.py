@@ -8,8 +8,7 @@ The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 1. For a stopped query, `stopped` chooses a batch that Spark has committed and all operators have. A running query
    holds its newest committed checkpoint instead, so that nothing of it is deleted meanwhile.
 2. `target` reserves an empty place for one writer.
-3. `save` reads each operator's state as a restart would, in `parts`. `tables` turns it into columns, and `parquet`
-   writes them.
+3. `save` reads each operator's state part by part, as columns, with package `reading`, and `parquet` writes them.
 4. `spark_checkpoint` copies Spark's offsets, commit and source logs, with `spark_logs` for their formats, and
    `spark_files` to reach them: in a directory or bucket; package `spark` has another way, through Hadoop.
 5. `manifest` writes the list of all files last. From then on the savepoint exists.
@@ -19,10 +18,8 @@ checkpoint of the saved batch, and `spark_checkpoint` writes a checkpoint of Spa
 
 Words:
 
-- part: a range of key hashes; each state has one file per part, and a part is work for one task.
-- table: a state's rows in Parquet files. (Elsewhere in statelog a table is what a subtask reads state from.)
 - saved: an operator, state or file as the manifest records it.
 
-May import `convert`, `checkpoint` and the packages below them, but not `spark`: callers pass in the function that
-spreads the parts over a cluster (`parts.RunAll`).
+May import `reading`, `checkpoint` and the packages below them, but not `spark`: callers pass in the function that
+spreads the parts over a cluster (`reading.parts.RunAll`).
 """

@@ -21,14 +21,14 @@ from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.options import Options
+from statelog.reading.parts import Part, RunAll
+from statelog.reading.tables import HASH, ElementColumns, StateColumns
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
 from statelog.savepoints.manifest import SavedFile, SavedOperator, read_saved
-from statelog.savepoints.parts import Part, RunAll
-from statelog.savepoints.tables import HASH, ElementColumns, StateColumns
 from statelog.storage import Store
 from statelog.storage.names import name_part
 

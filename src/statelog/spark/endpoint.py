@@ -19,7 +19,14 @@ from statelog.checkpoint.query_operators import noted_location
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, FencedError, ProcessorError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators
-from statelog.log.open import INITIAL_FOLDER, RUNS_FOLDER, open_log, open_retrying_store, operator_folder
+from statelog.log.open import (
+    INITIAL_FOLDER,
+    RUNS_FOLDER,
+    STATE_FOLDER,
+    open_log,
+    open_retrying_store,
+    operator_folder,
+)
 from statelog.log.references import StoredRun
 from statelog.metrics import Measurements
 from statelog.spark import internals
@@ -34,9 +41,6 @@ from statelog.storage import LocalStore
 from statelog.storage.probe import check_put_if_absent
 
 _log = logging.getLogger(__name__)
-
-STATE_FOLDER = "statelog"
-"""The default location, below the query's checkpointLocation."""
 
 
 @dataclass(frozen=True)

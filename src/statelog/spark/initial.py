@@ -22,11 +22,11 @@ from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.log.references import StoredRun
 from statelog.options import Options
+from statelog.reading.tables import EXPIRES, HASH, StateColumns
 from statelog.runs import digests
 from statelog.runs.key_groups import hash_range
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
 from statelog.savepoints.load import encode_tables
-from statelog.savepoints.tables import EXPIRES, HASH, StateColumns
 from statelog.spark.lossless_casts import converted_columns, did_you_mean, require_convertible
 from statelog.spark.registered_stores import with_stores
 from statelog.spark.worker import worker_process

@@ -9,11 +9,10 @@ from pyspark.sql import SparkSession
 
 from statelog.checkpoint.query_operators import QueryLogs
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.log.open import open_location
+from statelog.log.open import STATE_FOLDER, open_location
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, StoreFiles
 from statelog.spark import internals
-from statelog.spark.endpoint import STATE_FOLDER
 from statelog.spark.hadoop_files import HadoopFiles
 from statelog.storage.location import OBJECT_STORES, scheme_of
 from statelog.storage.open import local_path

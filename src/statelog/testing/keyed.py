@@ -28,6 +28,7 @@ from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
 from statelog.runs.byte_slices import Budget
 from statelog.runs.key_groups import Hashes, subtasks_of
+from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateSchema, encode_schema
 from statelog.runs.times import Watermark
@@ -39,7 +40,6 @@ from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec
 from statelog.spark.worker import pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.key_hashes import row_hashes
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.testing.state_view import StateView

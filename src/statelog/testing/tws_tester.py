@@ -21,6 +21,7 @@ from statelog.operators.keyed.handle import ProcessorHandle
 from statelog.operators.keyed.operator import KeyedInput, KeyedOperator, KeyedRows, Processor
 from statelog.operators.watermark import WatermarkPolicy
 from statelog.options import Options
+from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateKind
 from statelog.spark.checks import check_output_mode
@@ -28,7 +29,6 @@ from statelog.spark.declare import declare_keyed_states_of
 from statelog.spark.event_times import time_domains
 from statelog.spark.states import bind_states
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.key_hashes import row_hashes
 from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.query import LocalQuery, MicroBatches, discard, new_directory
 from statelog.testing.state_view import StateView

@@ -21,6 +21,7 @@ from statelog.operators.unkeyed.states import BroadcastState, Phase, Stage, make
 from statelog.operators.unkeyed.subtask import UnkeyedInput
 from statelog.options import Options
 from statelog.runs.key_groups import subtasks_of
+from statelog.runs.key_hashes import row_hashes
 from statelog.spark.checks import checked_uid, parse_output
 from statelog.spark.declare import declare_unkeyed
 from statelog.spark.unkeyed_plan import require_broadcast_method
@@ -29,7 +30,6 @@ from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pick
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments, read_schema
 from statelog.testing.ddl import parse_ddl
-from statelog.testing.key_hashes import row_hashes
 from statelog.testing.rows import ColumnReader, ColumnWriter
 
 _ANY_PARALLELISM: Final = 1

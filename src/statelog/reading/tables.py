@@ -61,11 +61,11 @@ class StateColumns:
 
     def to_rows(self, changes: pa.RecordBatch, positions: Positions) -> pa.RecordBatch:
         """Make rows from puts in run order; pass the same `positions` with all batches of a state."""
-        columns = [changes.column(0).view(pa.int64()), *_decoded(self._keys, changes.column(1))]
+        columns = [changes.column(0).view(pa.int64()), *self._keys.decode_columns(changes.column(1))]
         match self._state.kind:
             case StateKind.MAP:
                 assert self._map_keys is not None
-                columns += _decoded(self._map_keys, changes.column(2))
+                columns += self._map_keys.decode_columns(changes.column(2))
             case StateKind.LIST:
                 columns.append(pa.array(positions.of(changes)))
             case StateKind.TIMER:
@@ -188,7 +188,7 @@ class ElementColumns:
         columns = [pa.array(np.full(count, subtask, np.int32)), pa.array(np.arange(count))]
         values = elements.columns
         if self._map_keys is not None:
-            columns += _decoded(self._map_keys, values[0])
+            columns += self._map_keys.decode_columns(values[0])
             values = values[1:]
         return pa.RecordBatch.from_arrays([*columns, *values], schema=self.schema)
 
@@ -216,12 +216,6 @@ def _map_keys(state: StateDescriptor | OperatorStateDescriptor) -> KeyCodec | No
 
 def _map_key_fields(state: StateDescriptor | OperatorStateDescriptor) -> list[pa.Field]:
     return [] if state.entry_schema is None else _prefixed("mapkey", state.entry_schema)
-
-
-def _decoded(codec: KeyCodec, data: pa.Array) -> list[pa.Array]:
-    keys = [codec.decode(key) for key in data.to_pylist()]
-    columns = zip(*keys, strict=True) if keys else ([] for _ in codec.schema)
-    return [pa.array(values, field.type) for values, field in zip(columns, codec.schema, strict=True)]
 
 
 class Positions:

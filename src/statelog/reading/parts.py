@@ -1,4 +1,4 @@
-"""Parts of a savepoint: ranges of key hashes, each the work of one call, here or in a task of a cluster."""
+"""Parts of an operator's state: ranges of key hashes, each the work of one call, here or in a task of a cluster."""
 
 from __future__ import annotations
 

@@ -1,0 +1,196 @@
+"""Pins: objects that keep a checkpoint readable while they stand, whoever made them.
+
+A pin names everything that its checkpoint needs. The coordinator and the makers of pins share no lock; the order of
+their steps decides. A maker writes the pin, *then* reads the log again: the pin holds if the checkpoint is still
+retained. The coordinator deletes only what no durable entry retains, and lists the pins *after* it has chosen what may
+go. So whatever a pin that holds names is not deleted before the pin is removed or has expired.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from statelog.checkpoint.history import History
+from statelog.clock import Clock
+from statelog.errors import CorruptionError, StatelogError, StorageError
+from statelog.log.entry import Checkpoint, FrameReader
+from statelog.log.numbered import base_name
+from statelog.log.open import LOG_FOLDER
+from statelog.log.references import BaseRange
+from statelog.sealed import seal, unseal
+from statelog.storage import ObjectInfo, Store
+from statelog.storage.store import if_present
+
+_log = logging.getLogger(__name__)
+
+PINS_FOLDER: Final = "pins"
+"""The folder of an operator's pins, in its own."""
+MARGIN_S: Final = 60.0
+"""A pin counts so much longer than it lasts, since clocks differ."""
+
+_KIND: Final = "statelog pin"
+_VERSION: Final = 1
+_WHOLE_FRAME: Final = 1 << 62
+
+
+class EntryPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Where a checkpoint's entry is in the log."""
+
+    number: int
+    """Of the log file."""
+    offset: int
+    """Bytes from the start of the file."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """A checkpoint that is kept, and all that it needs."""
+
+    uid: str
+    query_id: str
+    batch: int
+    token: bytes
+    """Of the checkpoint's entry."""
+    owner: str
+    """Who made the pin, and what for; for people."""
+    made_ms: int
+    """Milliseconds since the Unix epoch, by the maker's clock."""
+    lasts_s: float | None
+    """From the modification time that the store gives the pin; None is for ever."""
+    entries: list[EntryPlace]
+    """The entries that the checkpoint is made of, oldest first; its own is the last."""
+    base_ranges: list[BaseRange]
+    """The materialized states that count in the checkpoint."""
+    objects: list[str]
+    """All objects that the checkpoint needs, those of the log included, sorted."""
+    holds: bool = False
+    """Whether its maker has seen that it holds, so that others may rely on it."""
+
+    @classmethod
+    def of(cls, root: str, history: History, batch: int, *, owner: str, made_ms: int, lasts_s: float | None) -> Pin:
+        """A pin of a checkpoint that the history can restore; `root` is the operator's folder."""
+        record = history.record(batch)
+        assert record is not None, f"checkpoint {batch} is not there"
+        own = record.checkpoint
+        needed = list(history.between(record.needed_from, batch))
+        ranges = [] if own.is_whole or record.base_map is None else list(record.base_map.ranges)
+        names = {segment.name for checkpoint in needed for segment in checkpoint.segments}
+        names |= {run.name for base_range in ranges for run in base_range.runs}
+        names |= {_log_file(root, checkpoint.number) for checkpoint in needed}
+        return cls(
+            uid=own.uid,
+            query_id=own.query_id,
+            batch=batch,
+            token=own.token,
+            owner=owner,
+            made_ms=made_ms,
+            lasts_s=lasts_s,
+            entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in needed],
+            base_ranges=ranges,
+            objects=sorted(names),
+        )
+
+    def history(self, store: Store, root: str) -> History:
+        """The history of the pinned checkpoint alone; CorruptionError or StorageError if an entry cannot be read."""
+        found: list[Checkpoint] = []
+        readers: dict[int, FrameReader] = {}
+        for place in self.entries:
+            name = _log_file(root, place.number)
+            reader = readers.setdefault(place.number, FrameReader(store, name, place.number))
+            frame = reader.frame_at(place.offset, _WHOLE_FRAME)
+            if frame is None or not isinstance(frame.entry, Checkpoint):
+                raise CorruptionError(
+                    f"{name}: the entry at offset {place.offset}, which a pin names, is no checkpoint.",
+                    hint="Restore the file from a copy.",
+                )
+            found.append(frame.entry)
+        if not found or found[-1].token != self.token:
+            raise CorruptionError(
+                f"{root}: the entries that a pin of checkpoint {self.batch} names are not those of its time.",
+                hint="Restore the log from a copy.",
+            )
+        if not found[-1].is_whole:
+            found[-1] = replace(found[-1], bases=[], base_ranges=self.base_ranges)
+        return History([replace(entry, retained_from=self.batch) for entry in found])
+
+
+def _log_file(root: str, number: int) -> str:
+    return f"{root}/{LOG_FOLDER}/{base_name(number)}"
+
+
+def pinned_history(store: Store, root: str, batch: int, now_s: float) -> History | None:
+    """The history of a checkpoint that a pin keeps for others, or None; raises the errors of :func:`read_pin`."""
+    for info in store.list(f"{root}/{PINS_FOLDER}/{batch:020}-"):
+        pin = read_pin(store, info.name)
+        if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
+            return pin.history(store, root)
+    return None
+
+
+def pin_name(root: str, batch: int, token: bytes) -> str:
+    """The object of a pin; `token` is unique."""
+    return f"{root}/{PINS_FOLDER}/{batch:020}-{token.hex()}.json"
+
+
+def write_pin(store: Store, name: str, pin: Pin) -> None:
+    """Store a pin; whether it holds is for the maker to see."""
+    store.put_if_absent(name, seal(pin, _KIND, _VERSION))
+
+
+def read_pin(store: Store, name: str) -> Pin | None:
+    """Read a pin; None if it is gone. Raises the errors of :func:`unseal`, or StorageError."""
+    data = if_present(lambda: store.read(name))
+    return None if data is None else unseal(data, Pin, kind=_KIND, version=_VERSION, name=name)
+
+
+def has_expired(pin: Pin, info: ObjectInfo, now_s: float, margin_s: float = MARGIN_S) -> bool:
+    """Whether a pin's time is over, `margin_s` after its end."""
+    return pin.lasts_s is not None and now_s > info.modified_s + pin.lasts_s + margin_s
+
+
+class StandingPins:
+    """The pins of an operator, as the coordinator saw them last."""
+
+    def __init__(self, store: Store, root: str, clock: Clock) -> None:
+        self._store = store
+        self._folder = f"{root}/{PINS_FOLDER}/"
+        self._clock = clock
+        self._pins: dict[str, Pin] = {}
+        self._unreadable: set[str] = set()
+        # Replaced as a whole, so that other threads see either the old or the new names.
+        self._names: frozenset[str] = frozenset()
+        self._holds_all = False
+
+    def look(self) -> list[str]:
+        """List the pins; return the names of those that have expired. StorageError if they cannot be listed."""
+        now_s = self._clock.now_s()
+        standing: dict[str, Pin] = {}
+        expired: list[str] = []
+        unreadable: set[str] = set()
+        for info in self._store.list(self._folder):
+            try:
+                pin = self._pins.get(info.name) or read_pin(self._store, info.name)
+            except StorageError:
+                raise
+            except StatelogError as error:
+                unreadable.add(info.name)
+                if info.name not in self._unreadable:
+                    _log.warning("%s cannot be read, so nothing is deleted while it stands: %s", info.name, error)
+                continue
+            if pin is None:
+                continue
+            if has_expired(pin, info, now_s):
+                expired.append(info.name)
+            else:
+                standing[info.name] = pin
+        self._pins, self._unreadable = standing, unreadable
+        self._holds_all = bool(unreadable)
+        self._names = frozenset(name for pin in standing.values() for name in pin.objects)
+        return expired
+
+    def need(self, name: str) -> bool:
+        """Whether a standing pin, or one that cannot be read, needs an object."""
+        return self._holds_all or name in self._names

@@ -1,0 +1,17 @@
+"""Reading state without its query: at any retained checkpoint, without Spark, beside the running query.
+
+A read goes these steps; `read` calls them:
+
+1. `source` finds the operator below a checkpointLocation or at a location of state, reads its log, and chooses the
+   checkpoint. Nothing is claimed, so the query does not notice.
+2. `scan` cuts the key hashes into `parts` of bounded size, and merges each part's stored runs, as a restore does.
+3. `tables` turns merged changes into typed columns. Savepoints store the same tables.
+
+Words:
+
+- source: an operator's checkpoint that is being read, with the history that names its files.
+- part: a range of key hashes, the work of one call, here or in a task of a cluster.
+- table: a state's rows in typed columns. (Elsewhere in statelog a table is what a subtask reads state from.)
+
+May import `checkpoint` and the packages below it, but not Spark.
+"""

@@ -1,0 +1,184 @@
+"""Reads a state as Arrow columns, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.errors import ConfigurationError, PinExpiredError
+from statelog.local.restore import read_segment
+from statelog.operators.keyed.timers import TIMERS
+from statelog.operators.unkeyed.snapshot import Snapshot
+from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.reading.lookup import Keys, Lookup
+from statelog.reading.pinned import reading
+from statelog.reading.scan import cut_parts, scan_part
+from statelog.reading.source import Source, open_source
+from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
+from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
+
+TIMERS_NAME: Final = "timers"
+"""The name under which users read an operator's timers."""
+
+
+def read_state(
+    location: str | Path,
+    uid: str | None = None,
+    state: str | None = None,
+    *,
+    at: int | None = None,
+    keys: Keys | None = None,
+    columns: Sequence[str] | None = None,
+) -> pa.RecordBatchReader:
+    """Read a state of an operator at a checkpoint, while its query runs or later.
+
+    Neither Spark nor the query is needed, and the query does not notice. The reader passes its rows to other tools
+    without copying them: DuckDB, Polars, pandas and Ray take it as it is.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given: a directory or a folder in an
+        object store.
+    uid : str, optional
+        The operator; needed if there are several.
+    state : str, optional
+        The state; needed if there are several. ``"timers"`` are the operator's timers.
+    at : int, optional
+        The batch whose checkpoint is read; by default the newest one.
+    keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
+        Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
+        one field, a value. Few blocks are read for them, and nothing else.
+    columns : sequence of str, optional
+        The columns to read, in this order; by default all but ``hash``.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        A row per key, or per entry of a list or map. Columns are ``key_<field>``, ``value_<field>`` and, by kind,
+        ``mapkey_<field>``, ``position``, ``time_ms`` (milliseconds since the Unix epoch), ``expires_ms`` and
+        ``subtask``; ``hash`` is the key hash. Rows of keyed state are in order of their key hash. Files are read as
+        the reader is.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such operator, state or column, if several fit, or if the keys do not fit the key's fields.
+    StateMissingError
+        If the operator has no checkpoint of the batch.
+    PinExpiredError
+        If the checkpoint is given up before or, without the right to write a pin, while it is read; or if the reader
+        is not read for five minutes.
+    CorruptionError, StorageError
+        If the state is damaged or cannot be read; also while rows are read.
+
+    Examples
+    --------
+    >>> counts = statelog.read_state("/data/checkpoints/flights", state="count")  # doctest: +SKIP
+    >>> duckdb.sql("SELECT * FROM counts ORDER BY value_n DESC LIMIT 10")  # doctest: +SKIP
+    """
+    for attempt in range(_ATTEMPTS):
+        source = open_source(str(location), uid, at)
+        stored = _chosen_state(source, state)
+        table = _table_of(source, stored)
+        wanted = _chosen_columns(table.schema, columns, f"State '{_shown(stored)}' of {source.name}")
+        rows = _rows(source, stored, table, keys)
+        try:
+            next(rows)  # pins the checkpoint; the pin goes with the generator
+        except PinExpiredError:
+            # So many batches have passed since the log was read.
+            if at is not None or attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        break
+    chosen = pa.schema([table.schema.field(name) for name in wanted])
+    return pa.RecordBatchReader.from_batches(chosen, (batch.select(wanted) for batch in rows if batch is not None))
+
+
+_ATTEMPTS: Final = 5
+
+_Table = StateColumns | ElementColumns
+
+
+def _table_of(source: Source, stored: StateSchema) -> _Table:
+    if source.checkpoint.is_whole:
+        return ElementColumns(stored)
+    return StateColumns(decode_schema(source.checkpoint.key_schema), StateDescriptor.from_stored(stored))
+
+
+def _chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> list[str]:
+    if columns is None:
+        return [field for field in schema.names if field != HASH]
+    if unknown := [column for column in columns if column not in schema.names]:
+        raise ConfigurationError(
+            f"{name} has no column {_quoted(unknown)}.", hint=f"Its columns are {_quoted(schema.names)}."
+        )
+    return list(columns)
+
+
+def _rows(source: Source, stored: StateSchema, table: _Table, keys: Keys | None) -> Iterator[pa.RecordBatch | None]:
+    """The table's rows; the first step pins the checkpoint and yields None."""
+    with reading(source.store, source.root, source.history, source.checkpoint.batch) as keep:
+        found = _found(source, stored, table, keys)
+        yield None
+        keep()
+        for rows in found:
+            yield rows
+            keep()
+
+
+def _found(source: Source, stored: StateSchema, table: _Table, keys: Keys | None) -> Iterator[pa.RecordBatch]:
+    if isinstance(table, ElementColumns):
+        if keys is not None:
+            raise ConfigurationError(
+                f"{source.name} has no keys: its state is kept by subtask.", hint="Read it without keys=."
+            )
+        return _elements(source, stored, table)
+    if keys is None:
+        return _entries(source, stored, table)
+    positions = Positions()
+    return (table.to_rows(changes, positions) for changes in Lookup(source, stored).find(keys))
+
+
+def _chosen_state(source: Source, name: str | None) -> StateSchema:
+    known = {_shown(stored): stored for stored in source.checkpoint.states}
+    if name is None and len(known) > 1:
+        known.pop(TIMERS_NAME, None)
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name is None:
+        raise ConfigurationError(
+            f"{source.name} has {f'the states {_quoted(known)}' if known else 'no states'}.",
+            hint="Pass one of them as state." if known else "There is nothing to read.",
+        )
+    if name not in known:
+        raise ConfigurationError(f"{source.name} has no state '{name}'.", hint=f"It has {_quoted(known) or 'none'}.")
+    return known[name]
+
+
+def _shown(stored: StateSchema) -> str:
+    return TIMERS_NAME if stored.name == TIMERS else stored.name
+
+
+def _quoted(names: Sequence[str] | dict[str, StateSchema]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _entries(source: Source, stored: StateSchema, table: StateColumns) -> Iterator[pa.RecordBatch]:
+    """The rows of a keyed state."""
+    positions = Positions()
+    for part in cut_parts(source.history, source.checkpoint):
+        for _, changes in scan_part(source.store, part, source.checkpoint, [stored.name]):
+            yield table.to_rows(changes, positions)
+
+
+def _elements(source: Source, stored: StateSchema, table: ElementColumns) -> Iterator[pa.RecordBatch]:
+    """The rows of a state of an unkeyed operator."""
+    segments = source.checkpoint.segments
+    for subtask, segment in enumerate(segments[:1] if stored.kind == OperatorStateMode.BROADCAST else segments):
+        section = Snapshot(read_segment(source.store, segment), segment.name).sections.get(stored.name)
+        if section is not None and section.count:
+            yield table.to_rows(section.rows, subtask)

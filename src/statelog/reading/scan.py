@@ -1,0 +1,153 @@
+"""Reads all rows of a state at a checkpoint: merges its stored runs, part by part, into typed columns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.checkpoint.history import History
+from statelog.local.restore import read_segments, restore_runs
+from statelog.local.restore_plan import RestorePlan
+from statelog.local.runs import LocalRuns
+from statelog.local.stored_reader import read_ahead, read_run, read_threads
+from statelog.log.entry import Checkpoint
+from statelog.log.references import Level, StoredRun
+from statelog.reading.parts import Part
+from statelog.runs import digests
+from statelog.runs.byte_slices import BUDGET
+from statelog.runs.evolution import project
+from statelog.runs.format import VALUE_COLUMN, change_schema
+from statelog.runs.merge import Garbage, RunMerge, clip_run
+from statelog.runs.reader import Run
+from statelog.runs.schema import StateDescriptor, StateKind, plain_name
+from statelog.runs.times import Moment
+from statelog.storage import Store
+
+PART_BYTES: Final = 64 << 20
+"""Stored state of a part: it bounds the memory of a reader."""
+MEMORY_BYTES: Final = 2 * PART_BYTES
+"""Stored files of a part that are merged in memory; more go through a temporary directory."""
+_MOST_PARTS: Final = 4096
+_SLICE_ROWS: Final = 65_536
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """A part of a keyed operator and the stored files that it is read from; picklable."""
+
+    part: Part
+    genesis: bytes
+    """Digest of the part's empty state."""
+    head: bytes
+    """Digest of the part's state."""
+    plan: RestorePlan
+
+
+def cut_parts(history: History, checkpoint: Checkpoint, part_bytes: int | None = None) -> list[ReadPart]:
+    """Cut an operator's state at a checkpoint into parts of about `part_bytes`, by default PART_BYTES."""
+
+    def cut(part: Part) -> ReadPart:
+        genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
+        known = (genesis, part.number, part.count, checkpoint.batch)
+        return ReadPart(part, genesis, history.digest(*known), history.missing_segments(*known, set()))
+
+    whole = cut(Part(0, 1))
+    count = min(max(1, -(-whole.plan.length // (part_bytes or PART_BYTES))), _MOST_PARTS)
+    return [whole] if count == 1 else [cut(Part(number, count)) for number in range(count)]
+
+
+def scan_part(
+    store: Store,
+    read: ReadPart,
+    checkpoint: Checkpoint,
+    states: Collection[str],
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> Iterator[tuple[StateDescriptor, pa.RecordBatch]]:
+    """The entries of some states in a part at a checkpoint, as puts in run order.
+
+    Expired entries are left out, by the checkpoint's times. Each state is as the checkpoint describes it. Raises
+    CorruptionError or StorageError if a stored run is damaged or cannot be read.
+    """
+    # Rows that do not count any more, such as expired ones.
+    garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
+    if read.plan.length <= MEMORY_BYTES:
+        runs = list(_runs_of(store, read, states))
+        yield from _merged(runs, read, checkpoint, garbage, slice_bytes)
+        return
+    with tempfile.TemporaryDirectory(prefix="statelog-read-") as scratch:
+        restored = restore_runs(
+            LocalRuns(Path(scratch) / "runs"),
+            genesis=read.genesis,
+            head=read.head,
+            last_batch=checkpoint.batch,
+            within=read.part.hashes,
+            garbage=garbage,
+            fetch=lambda known: read.plan,
+            open_store=lambda: store,
+            token="read",
+        )
+        yield from _merged([run.of_states(states) for _, run in restored], read, checkpoint, garbage, slice_bytes)
+
+
+def _merged(
+    runs: list[Run], read: ReadPart, checkpoint: Checkpoint, garbage: Garbage, slice_bytes: int
+) -> Iterator[tuple[StateDescriptor, pa.RecordBatch]]:
+    """The entries of runs, slice by slice."""
+    declared = {stored.name: StateDescriptor.from_stored(stored) for stored in checkpoint.states}
+    merged = _Rows()
+    merge = RunMerge(
+        runs,
+        is_bottom=True,
+        within=read.part.hashes,
+        garbage=garbage,
+        slice_rows=_SLICE_ROWS,
+        slice_bytes=slice_bytes,
+    )
+    for _ in merge.write(merged):
+        for stored, batch in merged.take():
+            state = declared.get(plain_name(stored.name))
+            if state is not None and batch.num_rows:
+                yield state, _projected(batch, stored, state)
+
+
+class _Rows:
+    """Holds the rows of a slice."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[StateDescriptor, pa.RecordBatch]] = []
+
+    def add(self, state: StateDescriptor, batch: pa.RecordBatch) -> None:
+        self._batches.append((state, batch))
+
+    def take(self) -> list[tuple[StateDescriptor, pa.RecordBatch]]:
+        batches, self._batches = self._batches, []
+        return batches
+
+
+def _runs_of(store: Store, read: ReadPart, states: Collection[str]) -> Iterator[Run]:
+    """The stored runs of a part, oldest first, with these states only."""
+    within = read.part.hashes
+
+    def read_one(item: tuple[Level, StoredRun]) -> Run:
+        level, stored = item
+        run = read_run(store, stored, "a materialized run", within, states=states)
+        is_cut = within.first < level.first_hash or level.last_hash < within.last
+        return clip_run(run, level.within) if is_cut else run
+
+    levels = [(level, stored) for level in read.plan.levels for stored in level.runs]
+    yield from read_ahead(levels, read_one, read_threads(store))
+    for run in read_segments(store, read.plan.segments, within):
+        yield run.of_states(states)
+
+
+def _projected(batch: pa.RecordBatch, stored: StateDescriptor, declared: StateDescriptor) -> pa.RecordBatch:
+    """Changes with the fields of the state in the checkpoint, as rows may be older than its schema."""
+    if stored.kind is StateKind.TIMER or stored.value_schema == declared.value_schema:
+        return batch
+    values = project(batch.columns[VALUE_COLUMN:], stored, declared)
+    return pa.RecordBatch.from_arrays([*batch.columns[:VALUE_COLUMN], *values], schema=change_schema(declared))
