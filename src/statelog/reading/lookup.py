@@ -39,7 +39,7 @@ class _Stored(NamedTuple):
 
     ref: StoredRun | SegmentRef
     what: str
-    """What it holds, for messages."""
+    """Its content, for messages."""
     hashes: Hashes
 
 

@@ -133,7 +133,7 @@ def gone(root: str, batch: int) -> PinExpiredError:
     """The error of a checkpoint whose files may be gone."""
     return PinExpiredError(
         f"{root}: checkpoint {batch} is not retained any more.",
-        hint="Read a newer one, pin it, or retain more: Options(retained_checkpoints=...).",
+        hint="Read a newer one, or retain more: Options(retained_checkpoints=...).",
     )
 
 

@@ -144,9 +144,12 @@ def _found(source: Source, stored: StateSchema, table: _Table, keys: Keys | None
 
 
 def _chosen_state(source: Source, name: str | None) -> StateSchema:
-    known = {_shown(stored): stored for stored in source.checkpoint.states}
-    if name is None and len(known) > 1:
-        known.pop(TIMERS_NAME, None)
+    own = {stored.name: stored for stored in source.checkpoint.states}
+    timers = own.pop(TIMERS, None)
+    # A user's state of this name is the one that is meant.
+    known = own if timers is None else {TIMERS_NAME: timers} | own
+    if name is None and own:
+        known = own
     if name is None and len(known) == 1:
         return next(iter(known.values()))
     if name is None:

@@ -54,7 +54,7 @@ def open_source(location: str, uid: str | None, batch: int | None) -> Source:
         kept = "none can be restored" if first is None else f"it retains {first.batch} to {history.latest.batch}"
         raise StateMissingError(
             f"Operator '{history.latest.uid}' at {place}/{root} has no checkpoint {chosen}: {kept}.",
-            hint="Options(retained_checkpoints=...) keeps more of them, and a pin keeps one.",
+            hint="Options(retained_checkpoints=...) keeps more of them.",
         )
     checkpoint = history.at(chosen)
     assert checkpoint is not None, "it can be restored"

@@ -1,0 +1,128 @@
+"""Timers, TTL, deleted states and operator state, read without their query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import statelog
+from statelog import ConfigurationError, Options
+from statelog.testing import Harness
+from statelog.testing.harness import parts_of
+
+
+class Visits:
+    """Keeps the last visit for 100 ms, and a timer 1,000 ms after it; `renamed` deletes a state and makes it anew."""
+
+    def __init__(self, renamed: str = "") -> None:
+        self._renamed = renamed
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        if self._renamed:
+            handle.deleteIfExists(self._renamed)
+        else:
+            self._old = handle.getValueState("old", "n long")
+        self._last = handle.getValueState("timers", "n long", 100)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            self._last.update((row.n,))
+            if not self._renamed:
+                self._old.update((row.n,))
+            self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1000)
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+class Sums(statelog.OperatorProcessor):
+    """Keeps a sum for each subtask, and the broadcast rows."""
+
+    def init(self, handle: Any) -> None:
+        self.sums = handle.getListState("sums", "n long")
+        self.rules = handle.getBroadcastState("rules", "name string", "n long")
+
+    def processBroadcast(self, rows: Iterator[Any], context: Any) -> None:
+        for row in rows:
+            self.rules.put((row.name,), (row.n,))
+
+    def process(self, rows: Iterator[Any], context: Any) -> Iterator[Any]:
+        self.sums.update([(sum(row.n for row in rows),)])
+        yield from ()
+
+
+def visits(processor: Visits) -> Harness:
+    return Harness(
+        processor, input="k string, n long", keys=["k"], output="n long", timeMode="ProcessingTime", parallelism=2
+    )
+
+
+def read(harness: Harness, **arguments: Any) -> list[dict[str, Any]]:
+    return list(statelog.read_state(parts_of(harness).query.location, **arguments).read_all().to_pylist())
+
+
+def by_key(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: str(row["key_k"]))
+
+
+def test_values_expire_by_the_time_of_the_checkpoint() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1), ("b", 2)], processingTimeMs=10)
+        harness.push([("b", 3)], processingTimeMs=60)
+        harness.push([], processingTimeMs=120)
+        a, b = ({"key_k": key, "value_n": n, "expires_ms": until} for key, n, until in (("a", 1, 110), ("b", 3, 160)))
+        assert by_key(read(harness, state="timers", at=1)) == [a, b]
+        assert read(harness, state="timers") == [b]
+        assert read(harness, state="timers", keys=["a", "b"], at=2) == [b]
+        assert by_key(read(harness, state="timers", keys=["a", "b"], at=1)) == [a, b]
+
+
+def test_a_deleted_state_is_gone() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        assert read(harness, state="old", keys=["a"]) == [{"key_k": "a", "value_n": 1}]
+        harness.restart(processor=Visits("old"))
+        harness.push([("a", 2)], processingTimeMs=20)
+        with pytest.raises(ConfigurationError, match="no state 'old'"):
+            read(harness, state="old")
+        harness.restart(processor=Visits())
+        harness.push([("b", 3)], processingTimeMs=30)
+        assert read(harness, state="old") == [{"key_k": "b", "value_n": 3}]
+        assert read(harness, state="old", keys=["a", "b"]) == [{"key_k": "b", "value_n": 3}]
+
+
+class Reminders(Visits):
+    """Has timers and one state that is not called so."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._last = handle.getValueState("last", "n long")
+        self._old = self._last
+
+
+def test_timers_are_read_by_key_and_time() -> None:
+    with visits(Reminders()) as harness:
+        harness.push([("a", 1), ("b", 2)], processingTimeMs=10)
+        harness.push([("b", 3)], processingTimeMs=60)
+        a, b, later = ({"key_k": key, "time_ms": at} for key, at in (("a", 1010), ("b", 1010), ("b", 1060)))
+        assert by_key(read(harness, state="timers")) == [a, b, later]
+        assert read(harness, state="timers", keys=["b"]) == [b, later]
+        assert by_key(read(harness)) == [{"key_k": "a", "value_n": 1}, {"key_k": "b", "value_n": 3}]
+
+
+@pytest.mark.parametrize("options", [Options(), Options(inline_budget_bytes=0)])
+def test_operator_state_is_read_by_subtask(options: Options) -> None:
+    with Harness(
+        Sums(), input="n long", broadcast="name string, n long", output="n long", parallelism=2, options=options
+    ) as harness:
+        harness.push([(1,), (2,), (4,)], broadcast=[("a", 5)])
+        sums = read(harness, state="sums")
+        assert [row["subtask"] for row in sums] == [0, 1]
+        assert sum(row["value_n"] for row in sums) == 7
+        assert [(row["mapkey_name"], row["value_n"]) for row in read(harness, state="rules")] == [("a", 5)]
+        with pytest.raises(ConfigurationError, match="has no keys"):
+            read(harness, state="sums", keys=[1])
