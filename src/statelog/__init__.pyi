@@ -42,6 +42,15 @@ from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
+from .reading.listing import (
+    CheckpointInfo,
+    OperatorInfo,
+    StateInfo,
+    list_checkpoints,
+    list_operators,
+    list_states,
+)
+from .reading.pinning import PinInfo, list_pins, pin, unpin
 from .reading.read import read_state
 from .runs.times import Ttl, Watermark
 from .spark.placement import spark_conf
@@ -69,6 +78,7 @@ __all__ = [
     "ArrowTimers",
     "ArrowValueState",
     "BroadcastState",
+    "CheckpointInfo",
     "CheckpointMetrics",
     "Collect",
     "ConfigurationError",
@@ -90,10 +100,12 @@ __all__ = [
     "Observer",
     "OperatorContext",
     "OperatorHandle",
+    "OperatorInfo",
     "OperatorListState",
     "OperatorProcessor",
     "Options",
     "PinExpiredError",
+    "PinInfo",
     "ProcessorError",
     "ProtocolError",
     "Quantiles",
@@ -106,6 +118,7 @@ __all__ = [
     "SessionWindows",
     "SlidingWindows",
     "StandardDeviation",
+    "StateInfo",
     "StateMissingError",
     "StatelogError",
     "Step",
@@ -124,8 +137,13 @@ __all__ = [
     "error_of",
     "key_by",
     "late",
+    "list_checkpoints",
+    "list_operators",
     "list_orphans",
+    "list_pins",
+    "list_states",
     "on_time",
+    "pin",
     "process",
     "read_state",
     "register_store",
@@ -133,4 +151,5 @@ __all__ = [
     "rewind",
     "savepoint",
     "spark_conf",
+    "unpin",
 ]

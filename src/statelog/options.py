@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,6 +16,11 @@ TABLES: Final = ("runs", "memory", "rocksdb")
 
 _INLINE_BYTES: Final = 8 << 20
 _INLINE_OBJECT_BYTES: Final = 32 << 20
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("table", lambda value: value in TABLES, "'runs', 'memory' or 'rocksdb'"),
@@ -37,14 +42,19 @@ _CHECKS: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ),
     ("upload_timeout_s", lambda value: value > 0, "more than 0"),
     ("driver_timeout_s", lambda value: 0 < value < math.inf, "more than 0, and finite"),
+    (
+        "retained_s",
+        lambda value: (
+            isinstance(value, Mapping)
+            and all(_is_number(every) and _is_number(kept) and 0 < every <= kept for every, kept in value.items())
+        ),
+        "a mapping of seconds to seconds, of an interval to the longer time that its first checkpoint is kept",
+    ),
     ("inline_budget_bytes", lambda value: value is None or value >= 0, "None, or 0 or more"),
     ("restore_deadline_s", lambda value: value is None or value > 0, "None, or more than 0"),
     (
         "heartbeat_s",
-        lambda value: (
-            value is None
-            or (isinstance(value, int | float) and not isinstance(value, bool) and 0.1 <= value < math.inf)
-        ),
+        lambda value: value is None or (_is_number(value) and value >= 0.1),
         "None, or a number from 0.1 on",
     ),
 )
@@ -72,6 +82,10 @@ class Options:
     retained_checkpoints : int
         Number of newest checkpoints that can be restored; at least 2. Files that only older ones need are deleted:
         unkeyed state at once, changesets of keyed state once the state is materialized.
+    retained_s : mapping of float to float
+        Checkpoints that can be read for longer: the first one of each interval of so many seconds, and for how many
+        seconds. ``{60: 3600, 3600: 86400}`` keeps one of each minute for an hour and one of each hour for a day. See
+        docs/reading-state.md.
     changelog : bool
         Whether a checkpoint of keyed state holds its changes only, with the full state materialized from time to
         time. Without a changelog every checkpoint stores the new and merged runs of its subtasks before it is
@@ -145,6 +159,7 @@ class Options:
     max_file_bytes: int = 32 << 20
     max_space_amplification: float = 2.0
     retained_checkpoints: int = 10
+    retained_s: Mapping[float, float] = field(default_factory=dict)
     changelog: bool = True
     materialization: bool = True
     materialization_interval_s: float = 600.0

@@ -14,11 +14,11 @@ import pytest
 
 import statelog
 from statelog import PinExpiredError, StateMissingError, StorageError
+from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.log.open import open_log
 from statelog.options import Options
-from statelog.reading.pinned import HeldPin
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper

@@ -111,6 +111,7 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
         "checkpoint/deletion.py": "the deleter",
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
+        "checkpoint/held_pin.py": "its own pins",
     }
     found = set()
     for folder in ("checkpoint", "local", "log"):

@@ -419,7 +419,9 @@ def test_no_more_subtasks_than_run_at_a_time() -> None:
     assert planned.grant(3, 3, 50.0) is True
     assert not planned.failed(1, 50.0)
     commit(planned, 1)
-    assert [planned.grant(subtask, 4, 50.0) for subtask in range(4)] == [True, None, None, True]
+    assert [planned.grant(subtask, 4, 50.0) for subtask in range(4)] == [None, True, None, True], (
+        "the first has fewer changesets than those that wait"
+    )
 
 
 def test_large_local_merges_take_turns() -> None:
@@ -444,12 +446,12 @@ def test_large_local_merges_take_turns() -> None:
 def test_a_large_log_materializes_earlier(
     options: dict[str, Any], size: int, commits: int, expected: bool | None
 ) -> None:
-    planned = schedule(**options)
-    commit(planned, 1)
+    planned = schedule(parallelism=1, **options)
+    commit(planned, 1, parallelism=1)
     assert planned.grant(0, 0, 0.0, is_forced=True) or not options.get("materialization", True)
     planned.materialized(0, 4 << 20, 0, 0.0)
     for _ in range(commits):
-        commit(planned, size)
+        commit(planned, size, parallelism=1)
     assert planned.grant(0, 1, 0.0) is expected
 
 

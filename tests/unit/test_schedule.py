@@ -155,6 +155,21 @@ def test_subtasks_with_a_backlog_share_the_slots_of_a_batch_with_those_that_mate
     assert grants(planned, 0, 3) == [True, False, None]
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_no_subtask_waits_for_ever_however_many_are_due(slots: int) -> None:
+    parallelism = 5
+    planned = schedule(parallelism, slots, materialization_interval_s=0)
+    last = [-1] * parallelism
+    for batch in range(20):
+        commit(planned, *[LARGE] * parallelism)
+        begun = [subtask for subtask, materializes in enumerate(grants(planned, batch, parallelism)) if materializes]
+        assert len(begun) == slots
+        for subtask in begun:
+            planned.materialized(subtask, LARGE, 0, 0.0)
+            last[subtask] = batch
+        assert batch - min(last) <= 2 * -(-parallelism // slots)
+
+
 # ---- What is counted ----
 
 

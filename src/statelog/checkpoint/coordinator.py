@@ -140,6 +140,7 @@ class Coordinator:
             entry = initial_entry(self._config, self._epoch, self._new_token(), self._log.number)
             entries = [*entries, self._log.append(initial_checkpoint(entry, given or {}), [])]
         self._inventory.open(entries, self._epoch, self._config.run_id, self._clock)
+        self._inventory.points.open(self.history, first_batch)
         self._retained_from = INITIAL_BATCH if first_batch == 0 else self._inventory.retained_from()
         self._policy.schedule.restore(self.history, first_batch - 1)
         before = self.history.at(first_batch - 1)
@@ -361,7 +362,8 @@ class Coordinator:
         require_equal_copies([accepted.ack.broadcast_checksums for accepted in acks], self._name)
         self._options.observer.step(Step.LAST_ACK, batch.number, -1)
         self._rewrite_snapshots(acks)
-        oldest = max(self._retained_from, min([self._oldest_retained(batch), *self._held_batches]))
+        kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
+        oldest = max(self._retained_from, min(kept))
         log_start = self.history.log_start(oldest, batch.number)
         base_map = self._inventory.base_map_to_repeat(batch.number)
         entry, payload = compose(

@@ -116,6 +116,7 @@ class Deleter:
         self._name = name
         self._may_go = may_go
         self._look = look
+        self._is_due = False
         self._pause_s = pause_s
         self._waiting: dict[str, None] = {}
         self._searches: list[str] = []
@@ -142,6 +143,12 @@ class Deleter:
             self._has_more = True
         self._start()
 
+    def look(self) -> None:
+        """Begin a round soon, even if nothing is to be deleted."""
+        with self._changed:
+            self._is_due = self._has_more = True
+        self._start()
+
     def close(self) -> None:
         """Finish the scheduled deletions and stop; do not wait long for a store that hangs."""
         with self._changed:
@@ -159,7 +166,7 @@ class Deleter:
             self._work_off()
             return
         with self._changed:
-            if self._thread is None and (self._waiting or self._searches):
+            if self._thread is None and (self._waiting or self._searches or self._is_due):
                 self._thread = threading.Thread(target=self._run, name="statelog-delete", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -178,8 +185,9 @@ class Deleter:
         with self._changed:
             names, self._waiting = list(self._waiting), {}
             searches, self._searches = self._searches, []
+            is_due, self._is_due = self._is_due, False
             self._has_more = False
-        if not names and not searches:
+        if not names and not searches and not is_due:
             return
         try:
             expired = self._look()

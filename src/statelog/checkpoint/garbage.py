@@ -17,6 +17,7 @@ from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
 from statelog.checkpoint.pins import StandingPins
+from statelog.checkpoint.retained_points import RetainedPoints
 from statelog.clock import Clock
 from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, Entry
 from statelog.log.numbered import NumberedLog, base_name
@@ -235,13 +236,14 @@ class Inventory:
         self.grants = Grants(self._runs_folder)
         self.retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
         self.pins = StandingPins(store, root, clock)
+        self.points = RetainedPoints(store, root, name, options.retained_s, clock)
         self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open, self.pins.need)
         self.deleter = Deleter(
             store,
             name,
             self.gate.may_go,
             in_background=deletes_in_background,
-            look=self.pins.look,
+            look=self._look,
             pause_s=0.0 if store.can_append else _ROUND_S,
         )
         self.epoch = 0
@@ -250,6 +252,11 @@ class Inventory:
         self._name = name
         self._options = options
         self._truncation = Truncation()
+
+    def _look(self) -> list[str]:
+        """Pin what is to stay, then list the pins; return those that have expired."""
+        self.points.pin()
+        return self.pins.look()
 
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over the files that the log references, and delete the orphans of earlier starts."""
@@ -290,6 +297,10 @@ class Inventory:
             self.retention.remove(other.checkpoint)
             self.retention.remove_runs(other.added_runs)
         self._truncation.committed(record, base_map, payload_bytes)
+        # The entry makes the checkpoint before it certain.
+        certain = self.history.at(checkpoint.batch - 1)
+        if certain is not None and self.points.add(self.history, certain):
+            self.deleter.look()
 
     def base_map_to_repeat(self, batch: int) -> BaseMap | None:
         """The base map that the entry of a batch has to repeat; None if it need not."""

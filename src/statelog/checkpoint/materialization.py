@@ -113,7 +113,9 @@ class MaterializationSchedule:
         if subtask in self._granted:
             is_over = self._granted[subtask] and not one.is_running  # an earlier attempt has finished it
             return None if is_over else self._granted[subtask]
-        may_start = self._running < self._slots and self._is_due(one, now_s, is_forced)
+        may_start = self._running < self._slots and (
+            self._may(one) if is_forced else self._is_due(one, now_s) and self._has_turn(one, now_s)
+        )
         materializes = one.is_running or may_start
         if not (materializes or (one.has_backlog and len(self._granted) < self._slots)):
             return None
@@ -124,20 +126,31 @@ class MaterializationSchedule:
         self._granted[subtask] = materializes
         return materializes
 
-    def _is_due(self, one: _Subtask, now_s: float, is_forced: bool) -> bool:
+    def _has_turn(self, one: _Subtask, now_s: float) -> bool:
+        """Whether there is room for all due subtasks with more changesets, so that none waits for ever."""
+        before = [
+            other
+            for other in self._subtasks
+            if other.checkpoints > one.checkpoints and not other.is_running and self._is_due(other, now_s)
+        ]
+        return len(before) < self._slots - self._running
+
+    def _is_due(self, one: _Subtask, now_s: float) -> bool:
         options, policy = self._options, self._policy
-        if not options.materialization or not one.checkpoints:
+        if not self._may(one):
             return False
         replay_s = one.log_bytes / policy.replay_bytes_per_s + one.checkpoints * policy.replay_checkpoint_s
         return (
-            is_forced
-            or now_s >= one.due_s
+            now_s >= one.due_s
             or (
                 now_s >= one.rests_until_s
                 and one.log_bytes > max(options.max_log_to_base * one.base_bytes, policy.small_log_bytes)
             )
             or replay_s > options.replay_budget_s
         )
+
+    def _may(self, one: _Subtask) -> bool:
+        return self._options.materialization and one.checkpoints > 0
 
     def committed(self, sizes: Iterable[int], backlogs: Iterable[bool]) -> None:
         """Note that a checkpoint is durable; `sizes` are those of its changesets in bytes."""

@@ -9,6 +9,7 @@ go. So whatever a pin that holds names is not deleted before the pin is removed 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from statelog.errors import CorruptionError, StatelogError, StorageError
 from statelog.log.entry import Checkpoint, FrameReader
 from statelog.log.numbered import base_name
 from statelog.log.open import LOG_FOLDER
-from statelog.log.references import BaseRange
+from statelog.log.references import BaseRange, SegmentRef, StoredRun
 from statelog.sealed import seal, unseal
 from statelog.storage import ObjectInfo, Store
 from statelog.storage.store import if_present
@@ -54,6 +55,8 @@ class Pin(msgspec.Struct, frozen=True):
     batch: int
     token: bytes
     """Of the checkpoint's entry."""
+    batch_time_ms: int
+    """Milliseconds since the Unix epoch."""
     owner: str
     """Who made the pin, and what for; for people."""
     made_ms: int
@@ -66,6 +69,8 @@ class Pin(msgspec.Struct, frozen=True):
     """The materialized states that count in the checkpoint."""
     objects: list[str]
     """All objects that the checkpoint needs, those of the log included, sorted."""
+    state_bytes: int
+    """What a reader of the whole checkpoint reads, besides the log's entries."""
     holds: bool = False
     """Whether its maker has seen that it holds, so that others may rely on it."""
 
@@ -77,20 +82,22 @@ class Pin(msgspec.Struct, frozen=True):
         own = record.checkpoint
         needed = list(history.between(record.needed_from, batch))
         ranges = [] if own.is_whole or record.base_map is None else list(record.base_map.ranges)
-        names = {segment.name for checkpoint in needed for segment in checkpoint.segments}
-        names |= {run.name for base_range in ranges for run in base_range.runs}
-        names |= {_log_file(root, checkpoint.number) for checkpoint in needed}
+        parts: list[StoredRun | SegmentRef] = [segment for checkpoint in needed for segment in checkpoint.segments]
+        parts += [run for base_range in ranges for run in base_range.runs]
+        names = {part.name for part in parts} | {_log_file(root, checkpoint.number) for checkpoint in needed}
         return cls(
             uid=own.uid,
             query_id=own.query_id,
             batch=batch,
             token=own.token,
+            batch_time_ms=own.batch_time_ms,
             owner=owner,
             made_ms=made_ms,
             lasts_s=lasts_s,
             entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in needed],
             base_ranges=ranges,
             objects=sorted(names),
+            state_bytes=sum(part.length for part in parts),
         )
 
     def history(self, store: Store, root: str) -> History:
@@ -123,11 +130,20 @@ def _log_file(root: str, number: int) -> str:
 
 def pinned_history(store: Store, root: str, batch: int, now_s: float) -> History | None:
     """The history of a checkpoint that a pin keeps for others, or None; raises the errors of :func:`read_pin`."""
-    for info in store.list(f"{root}/{PINS_FOLDER}/{batch:020}-"):
+    found = [pin for _, pin in standing_pins(store, root, now_s, batch)]
+    # Of a batch that was repeated later, the state of the last time.
+    return max(found, key=lambda pin: pin.made_ms).history(store, root) if found else None
+
+
+def standing_pins(store: Store, root: str, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """The pins that hold for others and stand for a while yet, of one batch or of all, in order of their batches.
+
+    Raises the errors of :func:`read_pin`.
+    """
+    for info in store.list(f"{root}/{PINS_FOLDER}/" if batch is None else f"{root}/{PINS_FOLDER}/{batch:020}-"):
         pin = read_pin(store, info.name)
         if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
-            return pin.history(store, root)
-    return None
+            yield info, pin
 
 
 def pin_name(root: str, batch: int, token: bytes) -> str:

@@ -16,7 +16,7 @@ from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import reading
 from statelog.reading.scan import cut_parts, scan_part
-from statelog.reading.source import Source, open_source
+from statelog.reading.source import At, Source, open_source
 from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
@@ -29,7 +29,7 @@ def read_state(
     uid: str | None = None,
     state: str | None = None,
     *,
-    at: int | None = None,
+    at: At | None = None,
     keys: Keys | None = None,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatchReader:
@@ -47,8 +47,9 @@ def read_state(
         The operator; needed if there are several.
     state : str, optional
         The state; needed if there are several. ``"timers"`` are the operator's timers.
-    at : int, optional
-        The batch whose checkpoint is read; by default the newest one.
+    at : int or datetime, optional
+        The batch whose checkpoint is read, or a time with its zone: then the newest checkpoint whose batch is not
+        later. By default the newest one.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
         one field, a value. Few blocks are read for them, and nothing else.
@@ -68,7 +69,7 @@ def read_state(
     ConfigurationError
         If there is no such operator, state or column, if several fit, or if the keys do not fit the key's fields.
     StateMissingError
-        If the operator has no checkpoint of the batch.
+        If the operator has no such checkpoint.
     PinExpiredError
         If the checkpoint is given up before or, without the right to write a pin, while it is read; or if the reader
         is not read for five minutes.
@@ -84,13 +85,13 @@ def read_state(
         source = open_source(str(location), uid, at)
         stored = _chosen_state(source, state)
         table = _table_of(source, stored)
-        wanted = _chosen_columns(table.schema, columns, f"State '{_shown(stored)}' of {source.name}")
+        wanted = _chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
         rows = _rows(source, stored, table, keys)
         try:
             next(rows)  # pins the checkpoint; the pin goes with the generator
         except PinExpiredError:
             # So many batches have passed since the log was read.
-            if at is not None or attempt == _ATTEMPTS - 1:
+            if isinstance(at, int) or attempt == _ATTEMPTS - 1:
                 raise
             continue
         break
@@ -99,6 +100,13 @@ def read_state(
 
 
 _ATTEMPTS: Final = 5
+
+
+def read_schema(source: Source, stored: StateSchema) -> pa.Schema:
+    """The columns that a reader of a state returns by default."""
+    schema = _table_of(source, stored).schema
+    return pa.schema([field for field in schema if field.name != HASH])
+
 
 _Table = StateColumns | ElementColumns
 
@@ -162,7 +170,8 @@ def _chosen_state(source: Source, name: str | None) -> StateSchema:
     return known[name]
 
 
-def _shown(stored: StateSchema) -> str:
+def shown_name(stored: StateSchema) -> str:
+    """The name under which users read a state."""
     return TIMERS_NAME if stored.name == TIMERS else stored.name
 
 

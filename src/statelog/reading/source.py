@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
 from urllib.parse import unquote
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import pinned_history
+from statelog.checkpoint.pins import pinned_history, standing_pins
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
@@ -34,18 +36,25 @@ class Source:
         return f"operator '{self.checkpoint.uid}' at {self.location}/{self.root}"
 
 
-def open_source(location: str, uid: str | None, batch: int | None) -> Source:
+At: TypeAlias = int | datetime
+"""A checkpoint: its batch, or a time, which means the newest one whose batch is not later."""
+
+
+def open_source(location: str, uid: str | None, at: At | None) -> Source:
     """Open an operator's checkpoint; `location` is a query's checkpointLocation or a location of state.
 
-    `uid` names the operator, and None the only one. `batch` names the checkpoint, and None the newest one. Raises
+    `uid` names the operator, and None the only one. `at` is the checkpoint, and None the newest one. Raises
     ConfigurationError if there is no such operator, StateMissingError if it has no such checkpoint, CorruptionError or
     StorageError if the log cannot be read.
     """
-    store, place, root = _find(location, uid)
-    history = History(open_log(store, root, Options(), SystemClock()).read())
+    store, place, root = find_operator(location, uid)
+    history = read_history(store, root)
     if history.latest is None:
         raise StateMissingError(f"{place}/{root} has no checkpoint yet.", hint="Read it after the query's first batch.")
-    chosen = history.latest.batch if batch is None else batch
+    if isinstance(at, datetime):
+        chosen = _newest_before(at, store, root, history, f"Operator '{history.latest.uid}' at {place}/{root}")
+    else:
+        chosen = history.latest.batch if at is None else at
     if not history.has_batch(chosen):
         pinned = pinned_history(store, root, chosen, SystemClock().now_s())
         if pinned is not None and pinned.latest is not None:
@@ -61,24 +70,50 @@ def open_source(location: str, uid: str | None, batch: int | None) -> Source:
     return Source(store, place, root, history, checkpoint)
 
 
-def _find(location: str, uid: str | None) -> tuple[Store, str, str]:
-    """The store, location and folder of an operator."""
+def read_history(store: Store, root: str) -> History:
+    """The checkpoints of an operator's log; CorruptionError or StorageError if it cannot be read."""
+    return History(open_log(store, root, Options(), SystemClock()).read())
+
+
+def _newest_before(time: datetime, store: Store, root: str, history: History, name: str) -> int:
+    """The newest checkpoint that can be read and whose batch is not after a time."""
+    if time.tzinfo is None:
+        raise ConfigurationError(
+            f"at is {time!r}, which has no time zone.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Pass a datetime with tzinfo, such as datetime.now(timezone.utc), or a batch.",
+        )
+    times_ms = {
+        checkpoint.batch: checkpoint.batch_time_ms
+        for checkpoint in history.checkpoints
+        if history.has_batch(checkpoint.batch)
+    }
+    for _, pin in standing_pins(store, root, SystemClock().now_s()):
+        times_ms.setdefault(pin.batch, pin.batch_time_ms)
+    limit_ms = time.timestamp() * 1000
+    found = max((batch for batch, time_ms in times_ms.items() if time_ms <= limit_ms), default=None)
+    if found is None:
+        first = min(times_ms.values(), default=None)
+        oldest = "none" if first is None else f"the oldest one is of {utc_text(first)}"
+        raise StateMissingError(
+            f"{name} has no checkpoint of {time.isoformat()} or before: {oldest}.",
+            hint="Options(retained_s=...) keeps checkpoints for longer.",
+        )
+    return found
+
+
+def utc_text(time_ms: int) -> str:
+    """A time in UTC, as ISO 8601 has it, to the millisecond."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def find_operators(location: str) -> list[tuple[Store, str, str]]:
+    """The store, location and folder of each operator at a location; ConfigurationError if there is none."""
     places = (location, f"{location.rstrip('/')}/{STATE_FOLDER}")
-    found: dict[str, list[str]] = {}
     for place in places:
         store = open_location(place)
-        if uid is not None:
-            root = operator_folder(store, uid)
-            if store.list(f"{root}/{LOG_FOLDER}/"):
-                return store, place, root
-        found[place] = operators_of(store)
-        if uid is None and found[place]:
-            return store, place, _only(found[place], place)
-    known = [root for roots in found.values() for root in roots]
-    if known:
-        raise ConfigurationError(
-            f"{location} has no operator '{uid}'; it has {_listed(known)}.", hint="Pass one of them as uid."
-        )
+        if roots := operators_of(store):
+            return [(store, place, root) for root in roots]
     raise ConfigurationError(
         f"{location} holds no state: neither it nor {places[1]} has an operator's log.",
         kind=ErrorKind.CHECKPOINT_MISSING,
@@ -86,10 +121,21 @@ def _find(location: str, uid: str | None) -> tuple[Store, str, str]:
     )
 
 
-def _only(roots: list[str], place: str) -> str:
-    if len(roots) > 1:
-        raise ConfigurationError(f"{place} has several operators: {_listed(roots)}.", hint="Pass one of them as uid.")
-    return roots[0]
+def find_operator(location: str, uid: str | None) -> tuple[Store, str, str]:
+    """The store, location and folder of an operator; ConfigurationError if there is none, or several and no `uid`."""
+    if uid is not None:
+        for place in (location, f"{location.rstrip('/')}/{STATE_FOLDER}"):
+            store = open_location(place)
+            root = operator_folder(store, uid)
+            if store.list(f"{root}/{LOG_FOLDER}/"):
+                return store, place, root
+    found = find_operators(location)
+    if uid is None and len(found) == 1:
+        return found[0]
+    names = _listed(root for _, _, root in found)
+    if uid is None:
+        raise ConfigurationError(f"{location} has several operators: {names}.", hint="Pass one of them as uid.")
+    raise ConfigurationError(f"{location} has no operator '{uid}'; it has {names}.", hint="Pass one of them as uid.")
 
 
 def _listed(folders: Iterable[str]) -> str:

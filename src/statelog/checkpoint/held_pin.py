@@ -1,0 +1,132 @@
+"""Makes pins: writes one, sees whether it holds, renews and removes it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER, Pin, has_expired, pin_name, read_pin, write_pin
+from statelog.clock import Clock, SystemClock
+from statelog.errors import PinExpiredError, StatelogError, StorageError
+from statelog.log.open import open_log
+from statelog.options import Options
+from statelog.storage import Store
+
+
+class HeldPin:
+    """A pin that its maker renews, and removes at the end.
+
+    `lasts_s` is None for a pin that does not expire. With `is_shared` others may rely on it too. Making one raises
+    PinExpiredError if the checkpoint is not retained any more, and StorageError if the store takes no pin, such as for
+    want of the right to write.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        root: str,
+        history: History,
+        batch: int,
+        *,
+        owner: str,
+        lasts_s: float | None,
+        is_shared: bool = False,
+        clock: Clock | None = None,
+        new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._clock = clock or SystemClock()
+        self._new_token = new_token
+        self._lasts_s = lasts_s
+        self._is_shared = is_shared
+        now_ms = int(self._clock.now_s() * 1000)
+        self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s)
+        self.name = ""
+        self._made_s = 0.0
+        self._make()
+
+    def _make(self) -> None:
+        """Write a pin, and see whether it holds; one that does not is removed."""
+        name, made_s = self._write(self._pin)
+        try:
+            holds = is_retained(self._store, self._root, self._pin) or self._another_stands(name)
+        except StatelogError:
+            self._remove(name)
+            raise
+        if not holds:
+            self._remove(name)
+            raise gone(self._root, self._pin.batch)
+        self.name, self._made_s = name, made_s
+        self._pin = replace(self._pin, holds=self._is_shared)
+        if self._is_shared:
+            self._replace()
+
+    def _replace(self) -> None:
+        """Write the pin anew while it holds, and remove the former one."""
+        former, former_s = self.name, self._made_s
+        self.name, self._made_s = self._write(self._pin)
+        self._remove(former)
+        self._require_time_left(former_s)  # it must have stood until the new one did
+
+    def _write(self, pin: Pin) -> tuple[str, float]:
+        """Store a pin under a new name; returns it, and a time before the pin's own."""
+        name, before_s = pin_name(self._root, pin.batch, self._new_token()), self._clock.monotonic_s()
+        write_pin(self._store, name, pin)
+        return name, before_s
+
+    def _require_time_left(self, made_s: float) -> None:
+        """Raise PinExpiredError if a pin made at a time has expired by now."""
+        passed_s = self._clock.monotonic_s() - made_s
+        if self._lasts_s is not None and passed_s > self._lasts_s:
+            raise PinExpiredError(
+                f"{self._root}: the pin of checkpoint {self._pin.batch} lasted {self._lasts_s:g} s, and the reader has"
+                f" not asked for rows for {passed_s:.0f} s.",
+                hint="Read the rows faster, or read from a savepoint.",
+            )
+
+    def _another_stands(self, name: str) -> bool:
+        """Whether another pin, which holds, names the same objects."""
+        now_s = self._clock.now_s()
+        for info in self._store.list(f"{self._root}/{PINS_FOLDER}/"):
+            other = None if info.name == name else read_pin(self._store, info.name)
+            if other is None or not other.holds or other.token != self._pin.token:
+                continue
+            if not has_expired(other, info, now_s, -MARGIN_S):
+                return True
+        return False
+
+    def keep(self) -> None:
+        """Make the pin anew once half of its time is over; PinExpiredError if all of it is."""
+        if self._lasts_s is None:
+            return
+        self._require_time_left(self._made_s)
+        if self._clock.monotonic_s() - self._made_s > self._lasts_s / 2:
+            self._replace()
+
+    def release(self) -> None:
+        """Remove the pin; if that fails, it expires."""
+        self._remove(self.name)
+
+    def _remove(self, name: str) -> None:
+        with suppress(StorageError):
+            self._store.delete([name])
+
+
+def is_retained(store: Store, root: str, pin: Pin) -> bool:
+    """Whether the log still retains the checkpoint that a pin names."""
+    history = History(open_log(store, root, Options(), SystemClock()).read())
+    checkpoint = history.at(pin.batch)
+    return checkpoint is not None and checkpoint.token == pin.token and history.retained_from <= pin.batch
+
+
+def gone(root: str, batch: int) -> PinExpiredError:
+    """The error of a checkpoint whose files may be gone."""
+    return PinExpiredError(
+        f"{root}: checkpoint {batch} is not retained any more.",
+        hint="Read a newer one, or retain more: Options(retained_checkpoints=...).",
+    )

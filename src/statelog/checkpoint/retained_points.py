@@ -1,0 +1,126 @@
+"""Keeps checkpoints at intervals of time, by pins, when newer ones have taken their place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.checkpoint.held_pin import HeldPin
+from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
+from statelog.clock import Clock
+from statelog.errors import PinExpiredError, StatelogError
+from statelog.log.entry import Checkpoint
+from statelog.storage import Store
+
+_log = logging.getLogger(__name__)
+
+OWNER: Final = "retained_s"
+"""The owner of these pins: the option that asks for them."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A checkpoint that is to be pinned, and the history that names its files."""
+
+    history: History
+    checkpoint: Checkpoint
+    lasts_s: float
+
+
+class RetainedPoints:
+    """Pins the first checkpoint of each interval of batch time.
+
+    `retained_s` has the length of an interval and the time that its checkpoint is kept, both in seconds. A checkpoint
+    whose pin is not written yet must stay retained (`pending`), so a crash loses none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        root: str,
+        name: str,
+        retained_s: Mapping[float, float],
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._root = root
+        self._name = name
+        self._retained_s = dict(retained_s)
+        self._clock = clock
+        self._kept: dict[float, int] = {}
+        """The newest interval of each length that has its checkpoint."""
+        # Filled under the coordinator's lock and emptied by the thread that deletes.
+        self._pending: dict[int, _Point] = {}
+
+    @property
+    def pending(self) -> list[int]:
+        """The batches of the checkpoints that are to be pinned."""
+        return list(self._pending)
+
+    def open(self, history: History, first_batch: int) -> None:
+        """Go on with the pins of earlier starts, and with the retained checkpoints before the first batch.
+
+        Raises StorageError if the pins cannot be listed or read.
+        """
+        if not self._retained_s:
+            return
+        now_s = self._clock.now_s()
+        for info in self._store.list(f"{self._root}/{PINS_FOLDER}/"):
+            try:
+                pin = read_pin(self._store, info.name)
+            except StatelogError:
+                continue  # whoever deletes says so
+            if pin is None or not pin.holds or pin.owner != OWNER or has_expired(pin, info, now_s):
+                continue
+            for every_s, lasts_s in self._retained_s.items():
+                if pin.lasts_s is not None and pin.lasts_s >= lasts_s:
+                    self._keep(every_s, pin.batch_time_ms)
+        for checkpoint in list(history.checkpoints):
+            if 0 <= checkpoint.batch < first_batch and history.has_batch(checkpoint.batch):
+                self.add(history, checkpoint)
+
+    def add(self, history: History, checkpoint: Checkpoint) -> bool:
+        """Whether a certain checkpoint is the first of an interval, so that it will be pinned."""
+        due = [
+            (every_s, lasts_s)
+            for every_s, lasts_s in self._retained_s.items()
+            if _interval(every_s, checkpoint.batch_time_ms) > self._kept.get(every_s, -1)
+        ]
+        for every_s, _ in due:
+            self._keep(every_s, checkpoint.batch_time_ms)
+        if due:
+            lasts_s = max(lasts_s for _, lasts_s in due)
+            self._pending[checkpoint.batch] = _Point(history.copy(), checkpoint, lasts_s)
+        return bool(due)
+
+    def _keep(self, every_s: float, time_ms: int) -> None:
+        self._kept[every_s] = max(_interval(every_s, time_ms), self._kept.get(every_s, -1))
+
+    def pin(self) -> None:
+        """Pin the checkpoints that wait for it; those whose pin cannot be written wait for the next call."""
+        for batch, point in list(self._pending.items()):
+            try:
+                HeldPin(
+                    self._store,
+                    self._root,
+                    point.history,
+                    batch,
+                    owner=OWNER,
+                    lasts_s=point.lasts_s,
+                    is_shared=True,
+                    clock=self._clock,
+                )
+            except PinExpiredError:
+                # A newer start owns the location, and has given the checkpoint up or made another one.
+                _log.info("%s: checkpoint %d is not retained any more, so it is not pinned", self._name, batch)
+            except StatelogError as error:
+                _log.warning("%s: checkpoint %d cannot be pinned yet: %s", self._name, batch, error)
+                continue
+            del self._pending[batch]
+
+
+def _interval(every_s: float, time_ms: int) -> int:
+    return int(time_ms // (every_s * 1000))
