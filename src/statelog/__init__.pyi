@@ -42,6 +42,7 @@ from .operators.keyed.values import AggregateFunction
 from .operators.unkeyed.processor import OperatorContext, OperatorHandle, OperatorProcessor
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
+from .reading.changes import read_changes
 from .reading.listing import (
     CheckpointInfo,
     OperatorInfo,
@@ -145,6 +146,7 @@ __all__ = [
     "on_time",
     "pin",
     "process",
+    "read_changes",
     "read_state",
     "register_store",
     "restore",

@@ -20,9 +20,9 @@ from statelog.storage import Store
 class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
-    `lasts_s` is None for a pin that does not expire. With `is_shared` others may rely on it too. Making one raises
-    PinExpiredError if the checkpoint is not retained any more, and StorageError if the store takes no pin, such as for
-    want of the right to write.
+    `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`. With `is_shared` others may
+    rely on it too. Making one raises PinExpiredError if the checkpoint is not retained any more, and StorageError if
+    the store takes no pin, such as for want of the right to write.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class HeldPin:
         owner: str,
         lasts_s: float | None,
         is_shared: bool = False,
+        since: int | None = None,
         clock: Clock | None = None,
         new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
     ) -> None:
@@ -45,7 +46,7 @@ class HeldPin:
         self._lasts_s = lasts_s
         self._is_shared = is_shared
         now_ms = int(self._clock.now_s() * 1000)
-        self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s)
+        self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
         self.name = ""
         self._made_s = 0.0
         self._make()
@@ -94,7 +95,7 @@ class HeldPin:
         now_s = self._clock.now_s()
         for info in self._store.list(f"{self._root}/{PINS_FOLDER}/"):
             other = None if info.name == name else read_pin(self._store, info.name)
-            if other is None or not other.holds or other.token != self._pin.token:
+            if other is None or not other.holds or not other.covers(self._pin):
                 continue
             if not has_expired(other, info, now_s, -MARGIN_S):
                 return True
@@ -121,7 +122,9 @@ def is_retained(store: Store, root: str, pin: Pin) -> bool:
     """Whether the log still retains the checkpoint that a pin names."""
     history = History(open_log(store, root, Options(), SystemClock()).read())
     checkpoint = history.at(pin.batch)
-    return checkpoint is not None and checkpoint.token == pin.token and history.retained_from <= pin.batch
+    if checkpoint is None or checkpoint.token != pin.token or history.retained_from > pin.batch:
+        return False
+    return pin.since is None or history.changes_from <= pin.since
 
 
 def gone(root: str, batch: int) -> PinExpiredError:

@@ -242,6 +242,11 @@ class History:
                 return self._records[place].needed_from
         return self._records[0].batch if self._records else oldest
 
+    @property
+    def changes_from(self) -> int:
+        """The first batch whose changes are still stored, with those of all later ones."""
+        return self._needed_from(self.retained_from)
+
     def log_start(self, oldest: int, batch: int) -> int | None:
         """The first log file with a needed entry, once the checkpoint of a batch is written.
 

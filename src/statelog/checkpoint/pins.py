@@ -38,7 +38,7 @@ _VERSION: Final = 1
 _WHOLE_FRAME: Final = 1 << 62
 
 
-class EntryPlace(msgspec.Struct, frozen=True, array_like=True):
+class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Where a checkpoint's entry is in the log."""
 
     number: int
@@ -71,16 +71,32 @@ class Pin(msgspec.Struct, frozen=True):
     """All objects that the checkpoint needs, those of the log included, sorted."""
     state_bytes: int
     """What a reader of the whole checkpoint reads, besides the log's entries."""
+    since: int | None = None
+    """If not None, the pin also keeps the changes of each batch from this one on."""
     holds: bool = False
     """Whether its maker has seen that it holds, so that others may rely on it."""
 
     @classmethod
-    def of(cls, root: str, history: History, batch: int, *, owner: str, made_ms: int, lasts_s: float | None) -> Pin:
-        """A pin of a checkpoint that the history can restore; `root` is the operator's folder."""
+    def of(
+        cls,
+        root: str,
+        history: History,
+        batch: int,
+        *,
+        owner: str,
+        made_ms: int,
+        lasts_s: float | None,
+        since: int | None = None,
+    ) -> Pin:
+        """A pin of a checkpoint that the history can restore; `root` is the operator's folder.
+
+        With `since` it also keeps the changes of each batch from that one on.
+        """
         record = history.record(batch)
         assert record is not None, f"checkpoint {batch} is not there"
         own = record.checkpoint
-        needed = list(history.between(record.needed_from, batch))
+        first = record.needed_from if since is None else min(record.needed_from, since)
+        needed = list(history.between(first, batch))
         ranges = [] if own.is_whole or record.base_map is None else list(record.base_map.ranges)
         parts: list[StoredRun | SegmentRef] = [segment for checkpoint in needed for segment in checkpoint.segments]
         parts += [run for base_range in ranges for run in base_range.runs]
@@ -98,7 +114,12 @@ class Pin(msgspec.Struct, frozen=True):
             base_ranges=ranges,
             objects=sorted(names),
             state_bytes=sum(part.length for part in parts),
+            since=since,
         )
+
+    def covers(self, other: Pin) -> bool:
+        """Whether it is of the same checkpoint and keeps all that another pin names."""
+        return other.token == self.token and self.entries[0] <= other.entries[0]
 
     def history(self, store: Store, root: str) -> History:
         """The history of the pinned checkpoint alone; CorruptionError or StorageError if an entry cannot be read."""

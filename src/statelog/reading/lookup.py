@@ -57,8 +57,7 @@ class Lookup:
 
     def find(self, keys: Keys) -> Iterator[pa.RecordBatch]:
         """The rows of some keys, as puts in run order; ConfigurationError if the keys do not fit the key's fields."""
-        columns = _key_columns(keys, self._codec.schema, self._source.name)
-        return self._find(_distinct(row_hashes(columns), self._codec.encode_columns(columns)))
+        return self._find(encoded_keys(keys, self._codec, self._source.name))
 
     def _find(self, wanted: KeyBatch) -> Iterator[pa.RecordBatch]:
         parallelism = self._source.checkpoint.parallelism
@@ -120,6 +119,12 @@ class Lookup:
             data = StoredBytes(self._source.store, ref, stored.what)
             run = self._runs[place] = Run(data, ref.name, ref.offset, is_stored=True)
         return run.searched(self._state.name, hashes, HashRange(int(hashes[0]), int(hashes[-1])))
+
+
+def encoded_keys(keys: Keys, codec: KeyCodec, name: str) -> KeyBatch:
+    """Some keys as hashes and bytes, each once, in order; ConfigurationError if they do not fit the key's fields."""
+    columns = _key_columns(keys, codec.schema, name)
+    return _distinct(row_hashes(columns), codec.encode_columns(columns))
 
 
 def _distinct(hashes: Hashes, keys: pa.Array) -> KeyBatch:

@@ -8,13 +8,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from statelog.errors import ConfigurationError, PinExpiredError
+from statelog.errors import ConfigurationError
 from statelog.local.restore import read_segment
 from statelog.operators.keyed.timers import TIMERS
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.lookup import Keys, Lookup
-from statelog.reading.pinned import reading
+from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.scan import cut_parts, scan_part
 from statelog.reading.source import At, Source, open_source
 from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
@@ -81,25 +81,15 @@ def read_state(
     >>> counts = statelog.read_state("/data/checkpoints/flights", state="count")  # doctest: +SKIP
     >>> duckdb.sql("SELECT * FROM counts ORDER BY value_n DESC LIMIT 10")  # doctest: +SKIP
     """
-    for attempt in range(_ATTEMPTS):
+
+    def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, at)
-        stored = _chosen_state(source, state)
+        stored = chosen_state(source, state)
         table = _table_of(source, stored)
-        wanted = _chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
-        rows = _rows(source, stored, table, keys)
-        try:
-            next(rows)  # pins the checkpoint; the pin goes with the generator
-        except PinExpiredError:
-            # So many batches have passed since the log was read.
-            if isinstance(at, int) or attempt == _ATTEMPTS - 1:
-                raise
-            continue
-        break
-    chosen = pa.schema([table.schema.field(name) for name in wanted])
-    return pa.RecordBatchReader.from_batches(chosen, (batch.select(wanted) for batch in rows if batch is not None))
+        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
+        return schema, _rows(source, stored, table, keys)
 
-
-_ATTEMPTS: Final = 5
+    return open_pinned(make, is_fixed=isinstance(at, int))
 
 
 def read_schema(source: Source, stored: StateSchema) -> pa.Schema:
@@ -117,14 +107,15 @@ def _table_of(source: Source, stored: StateSchema) -> _Table:
     return StateColumns(decode_schema(source.checkpoint.key_schema), StateDescriptor.from_stored(stored))
 
 
-def _chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> list[str]:
+def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> pa.Schema:
+    """The columns that a user has named, by default all but the hash; ConfigurationError if there is no such column."""
     if columns is None:
-        return [field for field in schema.names if field != HASH]
+        columns = [field for field in schema.names if field != HASH]
     if unknown := [column for column in columns if column not in schema.names]:
         raise ConfigurationError(
             f"{name} has no column {_quoted(unknown)}.", hint=f"Its columns are {_quoted(schema.names)}."
         )
-    return list(columns)
+    return pa.schema([schema.field(column) for column in columns])
 
 
 def _rows(source: Source, stored: StateSchema, table: _Table, keys: Keys | None) -> Iterator[pa.RecordBatch | None]:
@@ -151,7 +142,8 @@ def _found(source: Source, stored: StateSchema, table: _Table, keys: Keys | None
     return (table.to_rows(changes, positions) for changes in Lookup(source, stored).find(keys))
 
 
-def _chosen_state(source: Source, name: str | None) -> StateSchema:
+def chosen_state(source: Source, name: str | None) -> StateSchema:
+    """The state that a user has named; ConfigurationError if there is none, or several and no name."""
     own = {stored.name: stored for stored in source.checkpoint.states}
     timers = own.pop(TIMERS, None)
     # A user's state of this name is the one that is meant.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.evolution import project
 from statelog.runs.format import VALUE_COLUMN, change_schema
+from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, RunMerge, clip_run
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, plain_name
@@ -99,11 +100,26 @@ def _merged(
 ) -> Iterator[tuple[StateDescriptor, pa.RecordBatch]]:
     """The entries of runs, slice by slice."""
     declared = {stored.name: StateDescriptor.from_stored(stored) for stored in checkpoint.states}
+    yield from merged_rows(
+        runs, declared, is_bottom=True, within=read.part.hashes, garbage=garbage, slice_bytes=slice_bytes
+    )
+
+
+def merged_rows(
+    runs: list[Run],
+    declared: Mapping[str, StateDescriptor],
+    *,
+    is_bottom: bool,
+    within: HashRange | None = None,
+    garbage: Garbage | None = None,
+    slice_bytes: int = BUDGET.slice_bytes,
+) -> Iterator[tuple[StateDescriptor, pa.RecordBatch]]:
+    """The rows of merged runs, slice by slice, with the fields of the declared states; other states are left out."""
     merged = _Rows()
     merge = RunMerge(
         runs,
-        is_bottom=True,
-        within=read.part.hashes,
+        is_bottom=is_bottom,
+        within=within,
         garbage=garbage,
         slice_rows=_SLICE_ROWS,
         slice_bytes=slice_bytes,

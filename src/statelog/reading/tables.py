@@ -29,7 +29,7 @@ _ENTRY_COLUMNS: Final = [0, 1, 2]
 """Hash, key and entry of a change, which give the order of changes."""
 _POSITION: Final = "position"
 _SUBTASK: Final = "subtask"
-_TIME: Final = "time_ms"
+TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
 _MOST_ELEMENTS: Final = 1 << 30
 """A list's ordinals have two bits for the phase of the batch."""
@@ -42,15 +42,15 @@ class StateColumns:
     def __init__(self, key_schema: pa.Schema, state: StateDescriptor) -> None:
         self._state = state
         self._keys = KeyCodec(key_schema)
-        self._map_keys = _map_keys(state)
-        key_fields = _prefixed("key", key_schema)
+        self._map_keys = map_keys(state)
+        key_fields = prefixed("key", key_schema)
         self._key_names = [field.name for field in key_fields]
-        entry_fields = _map_key_fields(state)
-        value_fields = _prefixed("value", state.value_schema)
+        entry_fields = map_key_fields(state)
+        value_fields = prefixed("value", state.value_schema)
         if state.kind is StateKind.LIST:
             entry_fields = [pa.field(_POSITION, pa.int64())]
         elif state.kind is StateKind.TIMER:
-            entry_fields = [pa.field(_TIME, pa.int64())]
+            entry_fields = [pa.field(TIME, pa.int64())]
             value_fields = []
         self._entry_names = [field.name for field in entry_fields]
         self._value_names = [field.name for field in value_fields]
@@ -103,7 +103,7 @@ class StateColumns:
             self._entry_bytes(columns, rows.num_rows),
             pa.array(np.full(rows.num_rows, Operation.PUT, np.uint8)),
             columns.get(EXPIRES, pa.nulls(rows.num_rows, pa.int64())),
-            *(columns[name] for name in ([_TIME] if is_timer else self._value_names)),
+            *(columns[name] for name in ([TIME] if is_timer else self._value_names)),
         ]
         if is_timer:
             changes.append(pa.nulls(rows.num_rows, pa.uint32()))  # the writer fills it in
@@ -124,7 +124,7 @@ class StateColumns:
             raise self._misfit(
                 f": column '{name}' is {column.type}, and {wanted} is needed: {error}.", hint="Cast it."
             ) from error
-        if name in (_POSITION, _TIME) and cast.null_count:
+        if name in (_POSITION, TIME) and cast.null_count:
             raise self._misfit(f": column '{name}' holds nulls.", hint="Give each row a number.")
         return cast
 
@@ -146,7 +146,7 @@ class StateColumns:
                 # Epoch and batch are 0, so elements that are appended later come after these.
                 return _fixed(np.concatenate([np.zeros((count, 12), np.uint8), _big_endian(positions, ">u4")], axis=1))
             case StateKind.TIMER:
-                times = columns[_TIME].to_numpy().view(np.uint64) ^ _SIGN
+                times = columns[TIME].to_numpy().view(np.uint64) ^ _SIGN
                 return _fixed(_big_endian(times, ">u8"))
         return _fixed(np.zeros((count, 0), np.uint8))
 
@@ -174,10 +174,10 @@ class ElementColumns:
     def __init__(self, stored: StateSchema) -> None:
         self._stored = stored
         state = OperatorStateDescriptor.from_stored(stored)
-        self._map_keys = _map_keys(state)
-        entry_fields = _map_key_fields(state)
+        self._map_keys = map_keys(state)
+        entry_fields = map_key_fields(state)
         self._entry_names = [field.name for field in entry_fields]
-        value_fields = _prefixed("value", state.value_schema)
+        value_fields = prefixed("value", state.value_schema)
         self._value_names = [field.name for field in value_fields]
         places = [pa.field(_SUBTASK, pa.int32()), pa.field(_POSITION, pa.int64())]
         self.schema = pa.schema([*places, *entry_fields, *value_fields])
@@ -203,19 +203,21 @@ class ElementColumns:
         return pa.RecordBatch.from_arrays(columns, schema=section_schema(self._stored))
 
 
-def _prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
+def prefixed(prefix: str, schema: pa.Schema) -> list[pa.Field]:
+    """The fields of a schema, named as columns of a table."""
     return [pa.field(f"{prefix}_{field.name}", field.type) for field in schema]
 
 
-def _map_keys(state: StateDescriptor | OperatorStateDescriptor) -> KeyCodec | None:
+def map_keys(state: StateDescriptor | OperatorStateDescriptor) -> KeyCodec | None:
     """The codec of a map's keys; None for other states."""
     if state.entry_schema is None:
         return None
     return KeyCodec(state.entry_schema, f"map key of state '{state.name}'", with_maps=False)
 
 
-def _map_key_fields(state: StateDescriptor | OperatorStateDescriptor) -> list[pa.Field]:
-    return [] if state.entry_schema is None else _prefixed("mapkey", state.entry_schema)
+def map_key_fields(state: StateDescriptor | OperatorStateDescriptor) -> list[pa.Field]:
+    """The columns of a map's keys."""
+    return [] if state.entry_schema is None else prefixed("mapkey", state.entry_schema)
 
 
 class Positions:
