@@ -50,6 +50,8 @@ _PARTS: Final = {"planning_ms": "queryPlanning", "add_batch_ms": "addBatch"}
 """The durations of Spark's progress that statelog can change: planning, and the batch itself."""
 _SCHEME: Final = "counted"
 _MINUTE_S: Final = 60
+_LOOK_S: Final = 5.0
+"""Seconds between two looks at the processes of an idle query."""
 _IDLE_FILES: Final = 5
 _IDLE_ROWS: Final = 1_000
 
@@ -162,32 +164,54 @@ class IdleSide(ChainSide):
         query = start(output, count_checks(), directory, every_s=1)
         query.processAllAvailable()
         time.sleep(self.settling_s)
-        before, from_s = usage(os.getsid(0)), time.time()
-        time.sleep(self.idle_s)
-        after, to_s = usage(os.getsid(0)), time.time()
+        used, from_s = Usage(os.getsid(0)), time.time()
+        while (left_s := from_s + self.idle_s - time.time()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+            used.look()
+        to_s = time.time()
         requests = [kind for at_s, kind, _ in noted(notes) if from_s <= at_s < to_s]
         query.stop()
         if error := query.exception():
             raise RuntimeError(f"the query failed: {error}")
         session.stop()
         minutes = (to_s - from_s) / _MINUTE_S
-        used = {name: (after[name] - before[name]) / minutes for name in after}
-        return {**used, "requests": len(requests) / minutes}
+        per_minute = {name: count / minutes for name, count in used.total().items()}
+        return {**per_minute, "requests": len(requests) / minutes}
 
 
 def _counting_store(notes: str, location: str) -> CountingStore:
     return CountingStore(location.removeprefix(f"{_SCHEME}:"), notes)
 
 
-def usage(session: int) -> dict[str, float]:
-    """CPU seconds and bytes written to disks, of all processes of a session so far; Linux only."""
-    cpu_s = written_bytes = 0.0
-    for number in processes_of(session):
-        with suppress(psutil.NoSuchProcess):  # its parent has its CPU time now
-            process = psutil.Process(number)
-            cpu_s += sum(process.cpu_times()[:4])
-            written_bytes += process.io_counters().write_bytes
-    return {"cpu_s": cpu_s, "written_bytes": written_bytes}
+class Usage:
+    """CPU seconds and bytes written to disks, of all processes of a session since it was made; Linux only.
+
+    The counts of a process go with it, so look from time to time: what one does after the last look is lost.
+    """
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._first: dict[tuple[int, float], tuple[float, float]] = {}
+        self._last: dict[tuple[int, float], tuple[float, float]] = {}
+        self.look()
+        self._first = dict(self._last)
+
+    def look(self) -> None:
+        for number in processes_of(self._session):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(number)
+                own = process.cpu_times()
+                name = number, process.create_time()
+                self._last[name] = own.user + own.system, process.io_counters().write_bytes
+
+    def total(self) -> dict[str, float]:
+        """CPU seconds and bytes from the first look to the last one."""
+        used = [
+            [last - first for last, first in zip(self._last[name], self._first.get(name, (0, 0)), strict=True)]
+            for name in self._last
+        ]
+        cpu_s, written_bytes = (sum(column) for column in zip(*used, strict=True))
+        return {"cpu_s": cpu_s, "written_bytes": written_bytes}
 
 
 def run(settings: Settings, place: Path) -> Result:
