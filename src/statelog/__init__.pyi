@@ -53,6 +53,7 @@ from .reading.listing import (
 )
 from .reading.pinning import PinInfo, list_pins, pin, unpin
 from .reading.read import read_state
+from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
 from .spark.placement import spark_conf
 from .spark.query_errors import error_of
@@ -88,6 +89,7 @@ __all__ = [
     "Count",
     "CountDistinct",
     "CountWindows",
+    "Damage",
     "ErrorKind",
     "FencedError",
     "First",
@@ -130,6 +132,7 @@ __all__ = [
     "Ttl",
     "TumblingWindows",
     "Variance",
+    "Verified",
     "Watermark",
     "WindowContext",
     "WindowHandle",
@@ -154,4 +157,5 @@ __all__ = [
     "savepoint",
     "spark_conf",
     "unpin",
+    "verify",
 ]

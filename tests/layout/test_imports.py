@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "statelog"
 
 CORE = "core"
 FLOORS = [
-    {"testing"},
+    {"testing", "cli"},
     {"streams"},
     {"windows"},
     {"spark"},

@@ -82,14 +82,19 @@ def test_the_wheel_works_with_what_it_declares_alone(distributions: Path, tmp_pa
     venv.create(environment, with_pip=False, symlinks=True)
     bin_ = environment / "bin"
     [packages] = environment.glob("lib/python*/site-packages")
-    for distribution in _needed():
+    needed = _needed(PROJECT["project"]["dependencies"])
+    for distribution in needed:
         _link(metadata.distribution(distribution), packages)
     pip = [sys.executable, "-m", "pip", "--python", str(bin_ / "python"), "--disable-pip-version-check"]
     _run(*pip, "install", "--no-index", "--no-deps", str(wheel))
 
     assert _run(str(bin_ / "python"), "-c", USE, cwd=tmp_path) == "\n"
-    listed = _run(str(bin_ / "statelog"), "orphans", str(tmp_path), cwd=tmp_path)
-    assert listed == _run(str(bin_ / "python"), "-m", "statelog", "orphans", str(tmp_path), cwd=tmp_path)
+    done = subprocess.run([bin_ / "statelog", "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "statelog[cli]" in done.stderr) == (1, True)
+    for distribution in _needed(PROJECT["project"]["optional-dependencies"]["cli"]) - needed:
+        _link(metadata.distribution(distribution), packages)
+    listed = _run(str(bin_ / "statelog"), "orphans", str(tmp_path), "--json", cwd=tmp_path)
+    assert listed == _run(str(bin_ / "python"), "-m", "statelog", "orphans", str(tmp_path), "--json", cwd=tmp_path)
     assert listed.strip() == "[]"
 
 
@@ -116,10 +121,10 @@ def _name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", Requirement(requirement).name).lower()
 
 
-def _needed() -> set[str]:
-    """The distributions that the project declares, and those that they declare, without extras."""
+def _needed(requirements: list[str]) -> set[str]:
+    """The distributions of some requirements, and those that they declare, without extras."""
     found: set[str] = set()
-    declared = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
+    declared = [Requirement(line) for line in requirements]
     while declared:
         requirement = declared.pop()
         name = _name(str(requirement))

@@ -728,7 +728,7 @@ def test_the_command_names_operators(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["rewind", str(tmp_path), "--location", operators.location]
     assert main(arguments) == 1
     assert "operators=[...]" in capsys.readouterr().err
-    assert main([*arguments, "--operators", "a", "b"]) == 0
+    assert main([*arguments, "--operator", "a", "--operator", "b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "next_batch": 4,
         "taken_back": [4],

@@ -88,7 +88,7 @@ def test_a_stopped_query_is_saved_and_gone_on_from_with_another_parallelism(
 
     before = _files(target)
     other = job.elsewhere("other")
-    assert main(["restore", str(target), str(other.checkpoint)]) == 0
+    assert main(["restore", str(target), str(other.checkpoint), "--json"]) == 0
     restored = json.loads(capsys.readouterr().out)
     assert (restored["next_batch"], restored["query_id"] != saved.query_id) == (5, True)
     assert main(["restore", str(target), str(other.checkpoint)]) == 1

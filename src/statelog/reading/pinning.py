@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER, Pin, has_expired, read_pin
+from statelog.checkpoint.pins import PINS_FOLDER, Pin, has_expired, read_pin
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.source import At, find_operator, find_operators, open_source
@@ -134,7 +134,7 @@ def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
         now_s = SystemClock().now_s()
         for info in store.list(f"{root}/{PINS_FOLDER}/"):
             stored = read_pin(store, info.name)
-            if stored is not None and not has_expired(stored, info, now_s, -MARGIN_S):
+            if stored is not None and not has_expired(stored, info, now_s, 0.0):
                 found.append(PinInfo.of(info, stored))
     return sorted(found, key=lambda one: (one.uid, one.batch, one.name))
 

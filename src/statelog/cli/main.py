@@ -1,0 +1,52 @@
+"""The group of all commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from statelog.cli import pin_commands, query_commands, state_commands, verify_command
+from statelog.errors import StatelogError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def commands() -> None:
+    """Look at the state of PySpark streaming queries; copy, restore and repair it."""
+
+
+for _command in (
+    state_commands.ls,
+    state_commands.show,
+    state_commands.get,
+    state_commands.scan,
+    state_commands.changes,
+    state_commands.export,
+    verify_command.verify,
+    pin_commands.pin,
+    pin_commands.pins,
+    pin_commands.unpin,
+    query_commands.savepoint,
+    query_commands.restore,
+    query_commands.rewind,
+    query_commands.orphans,
+):
+    commands.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns 0 if it worked, 1 if it failed with a message, 2 if its arguments are wrong."""
+    try:
+        code = commands.main(args=arguments, prog_name="statelog", standalone_mode=False)
+    except StatelogError as error:
+        print(f"statelog: {error}", file=sys.stderr)
+        return 1
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        return 0  # whoever reads has seen enough
+    return code or 0

@@ -1,0 +1,60 @@
+"""Commands that copy, restore and repair stopped queries."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from statelog.cli.arguments import JSON
+from statelog.cli.shown import show_result, show_results
+from statelog.streams import orphans as orphan_objects
+from statelog.streams import repair, save_restore
+
+_PLACE: Final = click.option("--location", help="Where the operators' state is, if they are given a location.")
+
+
+@click.command()
+@click.argument("query", metavar="CHECKPOINT")
+@click.argument("target", metavar="SAVEPOINT")
+@click.option("--batch", type=int, help="A retained checkpoint other than the newest.")
+@_PLACE
+@JSON
+def savepoint(query: str, target: str, batch: int | None, location: str | None, as_json: bool) -> None:
+    """Copy all state of a stopped query, with its source offsets, from its CHECKPOINT location to a SAVEPOINT."""
+    show_result(save_restore.savepoint(query, target, location=location, batch=batch), as_json=as_json)
+
+
+@click.command()
+@click.argument("source", metavar="SAVEPOINT")
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.option("--claim", is_flag=True, help="Remove the savepoint when all is restored.")
+@_PLACE
+@JSON
+def restore(source: str, checkpoint_location: str, claim: bool, location: str | None, as_json: bool) -> None:
+    """Write a CHECKPOINT location from which a query continues after a SAVEPOINT."""
+    show_result(save_restore.restore(source, checkpoint_location, location=location, claim=claim), as_json=as_json)
+
+
+@click.command()
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.option("--dry-run", is_flag=True, help="Only report the repair; change nothing.")
+@click.option("--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell.")
+@_PLACE
+@JSON
+def rewind(
+    checkpoint_location: str, dry_run: bool, operators: tuple[str, ...], location: str | None, as_json: bool
+) -> None:
+    """Have Spark repeat batches of a stopped query whose state is missing."""
+    done = repair.rewind(checkpoint_location, location=location, dry_run=dry_run, operators=list(operators) or None)
+    show_result(done, as_json=as_json)
+
+
+@click.command()
+@click.argument("location")
+@click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave out younger objects.")
+@JSON
+def orphans(location: str, min_age_s: float, as_json: bool) -> None:
+    """List the objects that crashed starts have left in the operators' LOCATION."""
+    columns = {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}
+    show_results(orphan_objects.list_orphans(location, min_age_s=min_age_s), columns, as_json=as_json)

@@ -1,0 +1,108 @@
+"""Shows results: as tables for people, or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_UNITS: Final = ("B", "KB", "MB", "GB", "TB")
+_WIDTH: Final = 10_000
+"""Of tables that go to a file or a pipe, where lines are not broken."""
+
+_MADE_BY_SUFFIX: Final[dict[str, Callable[[Any], str]]] = {
+    "_bytes": lambda value: size_text(value),
+    "_ms": lambda value: time_text(value),
+}
+
+
+def size_text(size_bytes: int) -> str:
+    """A number of bytes for people."""
+    size, unit = float(size_bytes), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size_bytes} B" if not unit else f"{size:.1f} {_UNITS[unit]}"
+
+
+def time_text(time_ms: int) -> str:
+    """A time for people, in UTC."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):
+        return f"{time_ms} ms"
+
+
+def show_results(results: Sequence[Any], columns: Mapping[str, str], *, as_json: bool) -> None:
+    """Show dataclass instances: some of their fields, with headings, or all as a JSON array."""
+    rows = [asdict(one) for one in results]
+    if as_json:
+        write_json(rows)
+        return
+    show_table(list(columns.values()), [[_cell(name, row[name]) for name in columns] for row in rows])
+
+
+def show_result(result: Any, *, as_json: bool) -> None:
+    """Show a dataclass instance, a line per field, or as a JSON object."""
+    fields = asdict(result)
+    if as_json:
+        write_json(fields)
+        return
+    show_table(["", ""], [[name.replace("_", " "), _cell(name, value)] for name, value in fields.items()])
+
+
+def show_rows(batches: Iterable[pa.RecordBatch], *, as_json: bool) -> None:
+    """Show rows: as one table, or as a JSON object per line."""
+    if as_json:
+        for batch in batches:
+            for row in batch.to_pylist():
+                sys.stdout.buffer.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    names: list[str] = []
+    rows: list[list[str]] = []
+    for batch in batches:
+        names = batch.schema.names
+        rows += [[_value(value) for value in row.values()] for row in batch.to_pylist()]
+    show_table(names, rows)
+
+
+def write_json(value: Any) -> None:
+    """Write a value as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table."""
+    if not rows:
+        print("none")
+        return
+    table = Table(*headings, box=box.SIMPLE, show_header=any(headings), pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
+    console.print(table)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    for suffix, text in _MADE_BY_SUFFIX.items():
+        if name.endswith(suffix):
+            return text(value)
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value)

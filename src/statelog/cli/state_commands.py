@@ -1,0 +1,215 @@
+"""Commands that show what is stored, and its rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LOCATION, STATE, UID, keys_of, names_of
+from statelog.cli.shown import show_results, show_rows, write_json
+from statelog.clock import SystemClock
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.reading.changes import read_changes
+from statelog.reading.listing import list_checkpoints, list_operators, list_states
+from statelog.reading.read import read_state
+from statelog.reading.source import At, open_source
+from statelog.runs.schema import decode_schema
+
+_PROGRESS_S: Final = 1.0
+"""Seconds until progress is shown, and between two messages."""
+
+
+@click.command()
+@LOCATION
+@JSON
+def ls(location: str, as_json: bool) -> None:
+    """List the operators of a query."""
+    columns = {
+        "uid": "operator",
+        "key": "key",
+        "states": "states",
+        "parallelism": "subtasks",
+        "batch": "batch",
+        "batch_time_ms": "time (UTC)",
+        "state_bytes": "size",
+    }
+    show_results(list_operators(location), columns, as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@UID
+@JSON
+def show(location: str, uid: str | None, as_json: bool) -> None:
+    """Show the states and the checkpoints of operators."""
+    uids = [one.uid for one in list_operators(location)] if uid is None else [uid]
+    states = [state for one in uids for state in list_states(location, one)]
+    checkpoints = list_checkpoints(location, uid)
+    if as_json:
+        write_json({"states": states, "checkpoints": checkpoints})
+        return
+    show_results(states, {"uid": "operator", "state": "state", "kind": "kind", "columns": "columns"}, as_json=False)
+    columns = {
+        "uid": "operator",
+        "batch": "batch",
+        "batch_time_ms": "time (UTC)",
+        "kept_by": "kept by",
+        "kept_until_ms": "until (UTC)",
+        "state_bytes": "size",
+        "own_bytes": "of its own",
+    }
+    show_results(checkpoints, columns, as_json=False)
+
+
+@click.command()
+@LOCATION
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@UID
+@STATE
+@AT
+@COLUMNS
+@JSON
+def get(
+    location: str,
+    keys: tuple[str, ...],
+    uid: str | None,
+    state: str | None,
+    at: At | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
+    """Show the state of some keys.
+
+    A KEY of one field is given as it is, one of several fields as a JSON array.
+    """
+    table = _keys(location, uid, at, keys)
+    show_rows(read_state(location, uid, state, at=at, keys=table, columns=names_of(columns)), as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@UID
+@STATE
+@AT
+@COLUMNS
+@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all.")
+@JSON
+def scan(
+    location: str,
+    uid: str | None,
+    state: str | None,
+    at: At | None,
+    columns: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Show the rows of a state."""
+    rows = read_state(location, uid, state, at=at, columns=names_of(columns))
+    show_rows(_first(rows, limit), as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@UID
+@STATE
+@KEYS
+@click.option("--after", type=int, help="Only later batches.")
+@click.option("--up-to", type=int, help="The last batch; by default the newest one.")
+@COLUMNS
+@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all.")
+@JSON
+def changes(
+    location: str,
+    uid: str | None,
+    state: str | None,
+    keys: tuple[str, ...],
+    after: int | None,
+    up_to: int | None,
+    columns: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Show what each batch has changed in a state."""
+    table = _keys(location, uid, up_to, keys) if keys else None
+    rows = read_changes(location, uid, state, after=after, up_to=up_to, keys=table, columns=names_of(columns))
+    show_rows(_first(rows, limit), as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@UID
+@STATE
+@AT
+@COLUMNS
+@JSON
+def export(
+    location: str,
+    target: Path,
+    uid: str | None,
+    state: str | None,
+    at: At | None,
+    columns: str | None,
+    as_json: bool,
+) -> None:
+    """Write the rows of a state to a Parquet file TARGET, which must not exist."""
+    if target.exists():
+        raise ConfigurationError(f"{target} exists already.", kind=ErrorKind.VALUE_MISMATCH, hint="Name another file.")
+    rows = read_state(location, uid, state, at=at, columns=names_of(columns))
+    count = 0
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        with pq.ParquetWriter(unfinished, rows.schema) as writer:
+            for batch in _with_progress(rows):
+                writer.write_batch(batch)
+                count += batch.num_rows
+        unfinished.rename(target)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{target} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    if as_json:
+        write_json({"target": str(target), "rows": count})
+    else:
+        print(f"{count:,} rows written to {target}")
+
+
+def _keys(location: str, uid: str | None, at: At | None, texts: tuple[str, ...]) -> pa.Table:
+    source = open_source(location, uid, at)
+    if source.checkpoint.is_whole:
+        raise ConfigurationError(f"{source.name} has no keys.", hint="Show its rows with scan.")
+    return keys_of(texts, decode_schema(source.checkpoint.key_schema))
+
+
+def _first(rows: pa.RecordBatchReader, limit: int) -> Iterator[pa.RecordBatch]:
+    """The first rows, and a note if there are more."""
+    left = limit
+    for batch in rows:
+        if not limit:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left < 0:
+            print(f"Only the first {limit:,} rows are shown; --limit 0 shows all.", file=sys.stderr)
+            return
+
+
+def _with_progress(rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The rows; says on the standard error how many there are by now, if it takes longer."""
+    clock = SystemClock()
+    total, shown_s = 0, clock.monotonic_s()
+    for batch in rows:
+        total += batch.num_rows
+        yield batch
+        if clock.monotonic_s() - shown_s > _PROGRESS_S:
+            shown_s = clock.monotonic_s()
+            print(f"{total:,} rows ...", file=sys.stderr)

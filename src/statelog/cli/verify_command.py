@@ -1,0 +1,36 @@
+"""The command that checks all that is stored."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from statelog.cli.arguments import JSON, LOCATION, UID
+from statelog.cli.shown import show_results, size_text, write_json
+from statelog.reading import verify as checks
+
+DAMAGED = 3
+"""The exit code if something is damaged."""
+
+
+@click.command()
+@LOCATION
+@UID
+@JSON
+def verify(location: str, uid: str | None, as_json: bool) -> None:
+    """Read and check all that is stored. The exit code is 3 if something is damaged."""
+    done = checks.verify(location, uid)
+    if as_json:
+        write_json(asdict(done))
+    else:
+        columns = {"uid": "operator", "kind": "kind", "batches": "checkpoints", "problem": "problem"}
+        if done.damages:
+            show_results(done.damages, columns, as_json=False)
+        whole = ", ".join(f"{one}: {'none' if batch is None else batch}" for one, batch in done.whole.items())
+        print(
+            f"{done.checkpoints} checkpoints, {done.stored_parts:,} stored parts, {size_text(done.stored_bytes)};"
+            f" newest without damage: {whole}"
+        )
+    if done.damages:
+        click.get_current_context().exit(DAMAGED)

@@ -1,0 +1,176 @@
+"""The command line, on a directory: what each command shows, as a table and as JSON, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import statelog
+from statelog.__main__ import main
+from statelog.checkpoint.batch import BatchTime
+from tests.reading.story import Story, map_rows, rows, value_rows
+
+START_MS = 1_780_000_000_000
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """A query with a batch per second of Spark's time."""
+    made = Story(tmp_path_factory.mktemp("story") / "query", retained_checkpoints=4)
+    made.engine.times |= {batch: BatchTime(START_MS + 1000 * batch, 0) for batch in made.engine.times}
+    made.run_batches(8, random.Random(1))
+    return made
+
+
+@pytest.fixture
+def run(story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command on the query's location; returns its output, as values of JSON if it was asked for."""
+
+    def run(command: str, *arguments: str, code: int = 0) -> Any:
+        assert main([command, story.location, *arguments]) == code
+        shown = capsys.readouterr()
+        if code:
+            assert shown.out == ""
+            return shown.err
+        if "--json" not in arguments:
+            return shown.out
+        if command in ("get", "scan", "changes"):
+            return [json.loads(line) for line in shown.out.splitlines()]
+        return json.loads(shown.out)
+
+    return run
+
+
+def plain(results: list[Any]) -> Any:
+    """Dataclass instances as JSON has them."""
+    return json.loads(json.dumps([asdict(one) for one in results]))
+
+
+def test_ls_and_show_have_the_fields_of_the_lists(story: Story, run: Any) -> None:
+    assert run("ls", "--json") == plain(statelog.list_operators(story.location))
+    assert run("show", "--json") == {
+        "states": plain(statelog.list_states(story.location)),
+        "checkpoints": plain(statelog.list_checkpoints(story.location)),
+    }
+    table = run("ls")
+    assert "a int64, b string" in table
+    assert "2026-05-28 20:26:47" in table
+    table = run("show")
+    for text in ("mapkey_field string", "retained_checkpoints", "2026-05-28 20:26:44"):
+        assert text in table
+
+
+def test_scan_shows_the_first_rows_or_all(story: Story, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = value_rows(story.models[-1])
+    found = run("scan", "--state", "value", "--limit", "0", "--json")
+    assert sorted((tuple(row.values()) for row in found), key=repr) == expected
+    assert main(["scan", story.location, "--state", "value", "--limit", "3", "--columns", "value_field, key_b"]) == 0
+    shown = capsys.readouterr()
+    assert "Only the first 3 rows" in shown.err
+    assert shown.out.split()[0] == "value_field"
+    assert len(shown.out.split("\n")) < 12
+    assert len(run("scan", "--state", "value", "--limit", str(len(expected)), "--json")) == len(expected)
+
+
+@pytest.mark.parametrize("at", ["5", "2026-05-28T20:26:45.500", "2026-05-28T22:26:45+02:00"])
+def test_at_is_a_batch_or_a_time(story: Story, run: Any, at: str) -> None:
+    found = run("scan", "--state", "map", "--at", at, "--limit", "0", "--json")
+    assert sorted((tuple(row.values()) for row in found), key=repr) == map_rows(story.models[5])
+
+
+def test_get_shows_the_rows_of_keys(story: Story, run: Any) -> None:
+    known = value_rows(story.models[-1])
+    wanted = known[:2]
+    texts = [json.dumps(list(row[:2])) for row in wanted]
+    assert sorted((tuple(row.values()) for row in run("get", *texts, "--state", "value", "--json")), key=repr) == wanted
+    by_name = json.dumps({"b": wanted[0][1], "a": wanted[0][0]})
+    assert [tuple(row.values()) for row in run("get", by_name, "--state", "value", "--json")] == wanted[:1]
+    assert run("get", '[99, "unknown"]', "--state", "value") == "none\n"
+
+
+def test_changes_shows_what_batches_have_changed(story: Story, run: Any) -> None:
+    found = run("changes", "--state", "list", "--after", "5", "--limit", "0", "--json")
+    assert found == statelog.read_changes(story.location, state="list", after=5).read_all().to_pylist()
+    key = json.dumps([found[0]["key_a"], found[0]["key_b"]])
+    of_key = run("changes", "--state", "list", "--after", "5", "--up-to", "6", "--key", key, "--json")
+    assert of_key == [row for row in found if row["batch"] == 6 and [row["key_a"], row["key_b"]] == json.loads(key)]
+
+
+def test_export_writes_a_parquet_file(story: Story, run: Any, tmp_path: Path) -> None:
+    target = tmp_path / "value.parquet"
+    count = len(value_rows(story.models[-1]))
+    assert run("export", str(target), "--state", "value", "--json") == {"target": str(target), "rows": count}
+    assert rows(pq.read_table(target)) == value_rows(story.models[-1])
+    assert list(tmp_path.iterdir()) == [target]
+    assert "exists already" in run("export", str(target), "--state", "value", code=1)
+    assert "cannot be written" in run("export", str(tmp_path / "nowhere" / "file"), "--state", "value", code=1)
+
+
+def test_pins_are_made_listed_and_removed(story: Story, run: Any) -> None:
+    made = run("pin", "--at", "6", "--lasts-s", "60", "--owner", "audit", "--json")
+    assert (made["batch"], made["owner"]) == (6, "audit")
+    assert run("pins", "--json") == [made]
+    assert "audit" in run("pins")
+    assert run("unpin", made["name"]) == ""
+    assert run("pins") == "none\n"
+    assert "has no pin" in run("unpin", made["name"], code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["scan"], "Pass one of them as state"),
+        (["scan", "--state", "nothing"], "has no state 'nothing'"),
+        (["scan", "--state", "value", "--at", "1000"], "has no checkpoint 1000"),
+        (["scan", "--state", "value", "--columns", "value"], "has no column 'value'"),
+        (["scan", "--uid", "other"], "has no operator 'other'"),
+        (["get", "1", "--state", "value"], "a key of several fields as a JSON array"),
+        (["get", '["x", "y"]', "--state", "value"], "does not fit the key's fields"),
+        (["get", "[1, 2, 3]", "--state", "value"], "it has other fields"),
+        (["get", "[1", "--state", "value"], "does not fit the key's fields"),
+        (["pin", "--lasts-s", "-1"], "positive number of seconds"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_end_with_a_message(run: Any, arguments: list[str], message: str) -> None:
+    command, *rest = arguments
+    error = run(command, *rest, code=1)
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments", [["scan"], ["scan", "x", "--at", "noon"], ["nothing"], ["scan", "x", "--limit", "-1"]]
+)
+def test_wrong_arguments_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "Error" in capsys.readouterr().err
+
+
+def test_a_location_without_state_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(tmp_path)]) == 1
+    assert "holds no state" in capsys.readouterr().err
+
+
+def test_times_before_the_first_checkpoint_are_named(run: Any) -> None:
+    assert "the oldest one is of 2026-05-28T20:26:44" in run("scan", "--state", "value", "--at", "2026-01-01", code=1)
+    assert datetime.fromtimestamp(START_MS / 1000, UTC).isoformat() == "2026-05-28T20:26:40+00:00"
+
+
+def test_it_runs_as_a_module_and_says_which_extra_is_missing(story: Story, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "statelog", "ls", story.location, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[0]["uid"] == "op"
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(name='click')")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "pip install 'statelog[cli]'" in done.stderr
