@@ -1,8 +1,9 @@
-"""The command line, on a directory: what each command shows, as a table and as JSON, and how it fails."""
+"""The command line, on a directory and an S3 server: what each command shows, as a table and as JSON, how it fails."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,15 +18,26 @@ import pytest
 import statelog
 from statelog.__main__ import main
 from statelog.checkpoint.batch import BatchTime
+from statelog.storage import open_store
 from tests.reading.story import Story, map_rows, rows, value_rows
+from tests.s3.server import BUCKET
+
+pytest_plugins = ("tests.s3.plugin",)
 
 START_MS = 1_780_000_000_000
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """A query with a batch per second of Spark's time."""
-    made = Story(tmp_path_factory.mktemp("story") / "query", retained_checkpoints=4)
+@pytest.fixture(scope="module", params=["directory", "s3"])
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """A query with a batch per second of Spark's time, which is not stopped."""
+    directory = tmp_path_factory.mktemp("story") / "query"
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+        location = f"s3://{BUCKET}/commands-{os.getpid()}"
+        made = Story(directory, open_store=lambda _: open_store(location), retained_checkpoints=4, file_merging="auto")
+        made.location = location
+    else:
+        made = Story(directory, retained_checkpoints=4)
     made.engine.times |= {batch: BatchTime(START_MS + 1000 * batch, 0) for batch in made.engine.times}
     made.run_batches(8, random.Random(1))
     return made
@@ -123,6 +135,12 @@ def test_pins_are_made_listed_and_removed(story: Story, run: Any) -> None:
     assert run("unpin", made["name"]) == ""
     assert run("pins") == "none\n"
     assert "has no pin" in run("unpin", made["name"], code=1)
+
+
+def test_verify_reads_all(story: Story, run: Any) -> None:
+    done = run("verify", "--json")
+    assert (done["operators"], done["checkpoints"], done["whole"], done["damages"]) == (1, 4, {"op": 7}, [])
+    assert "newest without damage: op: 7" in run("verify")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.s3.server import RadosGateway, missing_programs
-
-BUCKET = "statelog-tests"
+from tests.s3.server import BUCKET, RadosGateway, missing_programs
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,9 @@ rgw_gc_obj_min_wait = 5
 rgw_gc_processor_period = 5
 """
 
+BUCKET = "statelog-tests"
+"""The bucket of the tests."""
+
 
 def missing_programs() -> list[str]:
     """What must be installed before a server can be started."""
