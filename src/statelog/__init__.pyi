@@ -55,6 +55,7 @@ from .reading.pinning import PinInfo, list_pins, pin, unpin
 from .reading.read import read_state
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
+from .spark.data_source import StateSource
 from .spark.placement import spark_conf
 from .spark.query_errors import error_of
 from .storage import ObjectInfo, Store, register_store
@@ -123,6 +124,7 @@ __all__ = [
     "StandardDeviation",
     "StateInfo",
     "StateMissingError",
+    "StateSource",
     "StatelogError",
     "Step",
     "StorageError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import click
@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.source import At
+from statelog.reading.source import At, parse_at
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,14 +25,9 @@ class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of cl
         if isinstance(value, (int, datetime)):
             return value
         try:
-            return int(value)
-        except ValueError:
-            pass
-        try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"'{value}' is neither a batch nor a time such as 2026-05-01T12:00:00.", param, ctx)
-        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+            return parse_at(value)
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
 
 
 LOCATION: Final = click.argument("location")

@@ -15,7 +15,7 @@ from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.scan import cut_parts, scan_part
+from statelog.reading.scan import ReadPart, cut_parts, scan_part
 from statelog.reading.source import At, Source, open_source
 from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
@@ -85,11 +85,14 @@ def read_state(
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, at)
         stored = chosen_state(source, state)
-        table = _table_of(source, stored)
-        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
-        return schema, _rows(source, stored, table, keys)
+        return select_columns(source, stored, columns), open_rows(source, stored, keys)
 
     return open_pinned(make, is_fixed=isinstance(at, int))
+
+
+def select_columns(source: Source, stored: StateSchema, columns: Sequence[str] | None) -> pa.Schema:
+    """The columns of a state that a user has named; ConfigurationError if there is no such column."""
+    return chosen_columns(_table_of(source, stored).schema, columns, f"State '{shown_name(stored)}' of {source.name}")
 
 
 def read_schema(source: Source, stored: StateSchema) -> pa.Schema:
@@ -118,10 +121,12 @@ def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) 
     return pa.schema([schema.field(column) for column in columns])
 
 
-def _rows(source: Source, stored: StateSchema, table: _Table, keys: Keys | None) -> Iterator[pa.RecordBatch | None]:
-    """The table's rows; the first step pins the checkpoint and yields None."""
+def open_rows(
+    source: Source, stored: StateSchema, keys: Keys | None = None, part: ReadPart | None = None
+) -> Iterator[pa.RecordBatch | None]:
+    """The rows of a state, of some keys or of a part; the first step pins the checkpoint and yields None."""
     with reading(source.store, source.root, source.history, source.checkpoint.batch) as keep:
-        found = _found(source, stored, table, keys)
+        found = _found(source, stored, keys, part)
         yield None
         keep()
         for rows in found:
@@ -129,7 +134,8 @@ def _rows(source: Source, stored: StateSchema, table: _Table, keys: Keys | None)
             keep()
 
 
-def _found(source: Source, stored: StateSchema, table: _Table, keys: Keys | None) -> Iterator[pa.RecordBatch]:
+def _found(source: Source, stored: StateSchema, keys: Keys | None, part: ReadPart | None) -> Iterator[pa.RecordBatch]:
+    table = _table_of(source, stored)
     if isinstance(table, ElementColumns):
         if keys is not None:
             raise ConfigurationError(
@@ -137,7 +143,7 @@ def _found(source: Source, stored: StateSchema, table: _Table, keys: Keys | None
             )
         return _elements(source, stored, table)
     if keys is None:
-        return _entries(source, stored, table)
+        return _entries(source, stored, table, part)
     positions = Positions()
     return (table.to_rows(changes, positions) for changes in Lookup(source, stored).find(keys))
 
@@ -171,11 +177,13 @@ def _quoted(names: Sequence[str] | dict[str, StateSchema]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def _entries(source: Source, stored: StateSchema, table: StateColumns) -> Iterator[pa.RecordBatch]:
-    """The rows of a keyed state."""
+def _entries(
+    source: Source, stored: StateSchema, table: StateColumns, part: ReadPart | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a keyed state, or of a part of it."""
     positions = Positions()
-    for part in cut_parts(source.history, source.checkpoint):
-        for _, changes in scan_part(source.store, part, source.checkpoint, [stored.name]):
+    for one in cut_parts(source.history, source.checkpoint) if part is None else [part]:
+        for _, changes in scan_part(source.store, one, source.checkpoint, [stored.name]):
             yield table.to_rows(changes, positions)
 
 

@@ -18,6 +18,26 @@ from statelog.log.open import LOG_FOLDER, STATE_FOLDER, open_location, open_log,
 from statelog.options import Options
 from statelog.storage import Store
 
+At: TypeAlias = int | datetime
+"""A checkpoint: its batch, or a time, which means the newest one whose batch is not later."""
+
+
+def parse_at(text: str) -> At:
+    """A checkpoint from text: a batch, or a time in ISO 8601, in UTC without a zone; ConfigurationError if neither."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"'{text}' is neither a batch nor a time.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Pass a number, or a time such as 2026-05-01T12:00:00.",
+        ) from error
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -34,10 +54,6 @@ class Source:
     def name(self) -> str:
         """The operator in messages."""
         return f"operator '{self.checkpoint.uid}' at {self.location}/{self.root}"
-
-
-At: TypeAlias = int | datetime
-"""A checkpoint: its batch, or a time, which means the newest one whose batch is not later."""
 
 
 def open_source(location: str, uid: str | None, at: At | None) -> Source:

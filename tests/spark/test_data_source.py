@@ -1,0 +1,132 @@
+"""``spark.read.format("statelog")``: the same rows as ``read_state``, whatever the query does meanwhile."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession, datasource
+
+import statelog
+from statelog.reading import scan
+from tests.reading.story import STATES, Story, map_rows, value_rows
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    made = Story(tmp_path_factory.mktemp("story") / "query", retained_checkpoints=4)
+    made.run_batches(8, random.Random(1))
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(statelog.StateSource)
+    return spark
+
+
+def load(source: SparkSession, story: Story, **options: Any) -> DataFrame:
+    return source.read.format("statelog").options(**options).load(story.location)
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, frame.collect()), key=repr)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_rows_are_those_of_the_state(source: SparkSession, story: Story, state: str) -> None:
+    assert rows(load(source, story, state=state)) == STATES[state](story.models[-1])
+
+
+def test_a_checkpoint_and_columns_are_chosen(source: SparkSession, story: Story) -> None:
+    assert rows(load(source, story, state="map", at="5")) == map_rows(story.models[5])
+    found = load(source, story, state="value", at="6", columns="value_field, key_a")
+    assert found.columns == ["value_field", "key_a"]
+    assert rows(found) == sorted(((row[2], row[0]) for row in value_rows(story.models[6])), key=repr)
+    at = load(source, story, state="value", at="1970-01-01T00:00:01.006")
+    assert rows(at) == value_rows(story.models[6])
+
+
+@pytest.fixture
+def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are cut where partitions are planned, which is in a process of Spark's; so this is for its own code."""
+    monkeypatch.setattr(scan, "PART_BYTES", 4096)
+
+
+def test_the_state_is_read_in_parts_that_make_up_the_whole(many_parts: None, story: Story) -> None:
+    reader: Any = statelog.StateSource({"path": story.location, "state": "list"})
+    reader = reader.reader(reader.schema())
+    parts = reader.partitions()
+    assert len(parts) > 3
+    read = [tuple(row.values()) for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert sorted(read, key=repr) == STATES["list"](story.models[-1])
+    pinned = {pin.batch for pin in statelog.list_pins(story.location) if pin.owner == "spark.read"}
+    assert len(story.models) - 1 in pinned
+
+
+def test_filters_on_the_whole_key_read_these_keys(source: SparkSession, story: Story) -> None:
+    """With and without pushing them down."""
+    known = value_rows(story.models[-1])
+    wanted = [row for row in known if row[0] in (1, 2) and row[1] == "a"]
+    frame = load(source, story, state="value").where("key_a in (1, 2) and key_b = 'a'")
+    assert rows(frame) == wanted
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark pushes no filters down")
+    source.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = load(source, story, state="value", push_filters="true").where("key_a in (1, 2) and key_b = 'a'")
+        assert frame.rdd.getNumPartitions() == 1
+        assert rows(frame) == wanted
+        assert rows(load(source, story, state="value", push_filters="true").where("key_a = 1")) == [
+            row for row in known if row[0] == 1
+        ]
+    finally:
+        source.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_key_list_is_one_partition(story: Story) -> None:
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark pushes no filters down")
+    whole: Any = statelog.StateSource({"path": story.location, "state": "value", "push_filters": "true"})
+    reader = whole.reader(whole.schema())
+    filters = [datasource.In(("key_a",), (1, 2)), datasource.EqualTo(("key_b",), "a")]
+    assert list(reader.pushFilters(filters)) == filters
+    [part] = reader.partitions()
+    assert sorted(part.keys.to_pylist(), key=repr) == [{"a": 1, "b": "a"}, {"a": 2, "b": "a"}]
+
+
+def test_lists_are_frames(source: SparkSession, story: Story) -> None:
+    checkpoints = load(source, story, show="checkpoints").collect()
+    assert [row.batch for row in checkpoints] == [4, 5, 6, 7]
+    [operator] = load(source, story, show="operators").collect()
+    assert operator == Row(**{**vars(statelog.list_operators(story.location)[0]), "states": ["list", "map", "value"]})
+    assert {row.state for row in load(source, story, show="states").collect()} == set(STATES)
+    assert load(source, story, show="pins").count() == len(statelog.list_pins(story.location))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Pass one of them as state"),
+        ({"state": "nothing"}, "has no state 'nothing'"),
+        ({"state": "value", "at": "noon"}, "neither a batch nor a time"),
+        ({"state": "value", "at": "1000"}, "has no checkpoint 1000"),
+        ({"state": "value", "batch": "1"}, "no option 'batch'"),
+        ({"show": "all"}, "It must be one of rows, operators"),
+        ({"state": "value", "pin_s": "long"}, "a number of seconds"),
+        ({"state": "value", "push_filters": "yes"}, "It must be true or false"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(source: SparkSession, story: Story, options: dict[str, str], message: str) -> None:
+    with pytest.raises(PySparkException, match=re.escape(message)):
+        load(source, story, **options).collect()
+
+
+def test_a_path_without_state_is_named(source: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="holds no state"):
+        source.read.format("statelog").load(str(tmp_path)).collect()
