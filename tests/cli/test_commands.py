@@ -55,7 +55,7 @@ def run(story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
             return shown.err
         if "--json" not in arguments:
             return shown.out
-        if command in ("get", "scan", "changes"):
+        if command in ("get", "scan", "changes", "history"):
             return [json.loads(line) for line in shown.out.splitlines()]
         return json.loads(shown.out)
 
@@ -115,6 +115,13 @@ def test_changes_shows_what_batches_have_changed(story: Story, run: Any) -> None
     key = json.dumps([found[0]["key_a"], found[0]["key_b"]])
     of_key = run("changes", "--state", "list", "--after", "5", "--up-to", "6", "--key", key, "--json")
     assert of_key == [row for row in found if row["batch"] == 6 and [row["key_a"], row["key_b"]] == json.loads(key)]
+
+
+def test_history_shows_what_happened_to_a_key(story: Story, run: Any) -> None:
+    key = value_rows(story.models[-1])[0][:2]
+    found = run("history", json.dumps(key), "--state", "value", "--json")
+    assert found == statelog.read_history(story.location, key, state="value").read_all().to_pylist()
+    assert found
 
 
 def test_export_writes_a_parquet_file(story: Story, run: Any, tmp_path: Path) -> None:

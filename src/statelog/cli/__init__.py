@@ -4,7 +4,8 @@ A command calls a public function and shows its result: as a table for people, o
 fields of the function's result. So whatever a command does, a program can do without it.
 
 - `main`: the group of all commands, and what becomes of errors.
-- `state_commands`: what is there, and its rows: ``ls``, ``show``, ``get``, ``scan``, ``changes``, ``export``.
+- `state_commands`: what is there, and its rows: ``ls``, ``show``, ``get``, ``scan``, ``changes``, ``history``,
+  ``export``.
 - `verify_command`: ``verify`` reads and checks all that is stored.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
 - `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``orphans``.

@@ -22,6 +22,7 @@ for _command in (
     state_commands.get,
     state_commands.scan,
     state_commands.changes,
+    state_commands.history,
     state_commands.export,
     verify_command.verify,
     pin_commands.pin,

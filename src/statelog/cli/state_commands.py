@@ -16,6 +16,7 @@ from statelog.cli.shown import show_results, show_rows, write_json
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.changes import read_changes
+from statelog.reading.history import read_history
 from statelog.reading.listing import list_checkpoints, list_operators, list_states
 from statelog.reading.read import read_state
 from statelog.reading.source import At, open_source
@@ -139,6 +140,19 @@ def changes(
     table = _keys(location, uid, up_to, keys) if keys else None
     rows = read_changes(location, uid, state, after=after, up_to=up_to, keys=table, columns=names_of(columns))
     show_rows(_first(rows, limit), as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@click.argument("key")
+@UID
+@STATE
+@COLUMNS
+@JSON
+def history(location: str, key: str, uid: str | None, state: str | None, columns: str | None, as_json: bool) -> None:
+    """Show what happened to one key, batch by batch."""
+    [row] = _keys(location, uid, None, (key,)).to_pylist()
+    show_rows(read_history(location, row, uid, state, columns=names_of(columns)), as_json=as_json)
 
 
 @click.command()

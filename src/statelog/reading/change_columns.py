@@ -37,14 +37,16 @@ class ChangeColumns:
         keys = prefixed("key", key_schema)
         self.schema = pa.schema([pa.field(HASH, pa.int64()), *times, *keys, *entry_fields, *value_fields, *expiry])
 
-    def to_rows(self, changes: pa.RecordBatch, batch: int, batch_time_ms: int) -> pa.RecordBatch:
-        """Make rows from changes in run order."""
+    def to_rows(
+        self, changes: pa.RecordBatch, batch: int, batch_time_ms: int, operation: str | None = None
+    ) -> pa.RecordBatch:
+        """Make rows from changes in run order; `operation` is shown instead of theirs."""
         count = changes.num_rows
         columns = [
             changes.column(0).view(pa.int64()),
             pa.array(np.full(count, batch)),
             pa.array(np.full(count, batch_time_ms)),
-            _NAMES.take(changes.column(3)),
+            _NAMES.take(changes.column(3)) if operation is None else pa.array([operation] * count, pa.string()),
             *self.keys.decode_columns(changes.column(1)),
         ]
         if self._map_keys is not None:

@@ -89,20 +89,25 @@ def read_changes(
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, up_to)
-        stored = chosen_state(source, state)
-        if source.checkpoint.is_whole:
-            raise ConfigurationError(
-                f"{source.name} has no keys: every checkpoint holds all of its state, and no changes.",
-                kind=ErrorKind.UNSUPPORTED_FEATURE,
-                hint="Read two checkpoints with read_state, and compare them.",
-            )
-        key_schema = decode_schema(source.checkpoint.key_schema)
-        table = ChangeColumns(key_schema, StateDescriptor.from_stored(stored))
+        stored, table = change_table(source, state)
         schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
         wanted = None if keys is None else encoded_keys(keys, table.keys, source.name)
-        return schema, _rows(source, _first_batch(source, after), stored, table, wanted)
+        return schema, change_rows(source, _first_batch(source, after), stored, table, wanted)
 
     return open_pinned(make, is_fixed=isinstance(up_to, int))
+
+
+def change_table(source: Source, state: str | None) -> tuple[StateSchema, ChangeColumns]:
+    """A state and the table of its changes; ConfigurationError if there is none, or the operator has no keys."""
+    stored = chosen_state(source, state)
+    if source.checkpoint.is_whole:
+        raise ConfigurationError(
+            f"{source.name} has no keys: every checkpoint holds all of its state, and no changes.",
+            kind=ErrorKind.UNSUPPORTED_FEATURE,
+            hint="Read two checkpoints with read_state, and compare them.",
+        )
+    key_schema = decode_schema(source.checkpoint.key_schema)
+    return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored))
 
 
 def _first_batch(source: Source, after: int | None) -> int:
@@ -120,7 +125,7 @@ def _first_batch(source: Source, after: int | None) -> int:
     return after + 1
 
 
-def _rows(
+def change_rows(
     source: Source, first: int, stored: StateSchema, table: ChangeColumns, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch | None]:
     """The changes of each batch; the first step pins them and yields None."""

@@ -1,0 +1,108 @@
+"""Tells what happened to one key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from statelog.checkpoint.pins import standing_pins
+from statelog.clock import SystemClock
+from statelog.errors import StateMissingError
+from statelog.reading.change_columns import BATCH, ChangeColumns
+from statelog.reading.changes import change_rows, change_table
+from statelog.reading.lookup import Lookup, encoded_keys
+from statelog.reading.pinned import open_pinned, reading
+from statelog.reading.read import chosen_columns, chosen_state, shown_name
+from statelog.reading.source import Source, open_source
+from statelog.runs.schema import StateSchema
+
+STATE: Final = "state"
+"""The operation of a row that is no change: the state at a checkpoint."""
+
+
+def read_history(
+    location: str | Path,
+    key: Any,
+    uid: str | None = None,
+    state: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+) -> pa.RecordBatchReader:
+    """Read what happened to one key: its changes, as far as they are stored, and its state at checkpoints before.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given.
+    key : tuple, dict or value
+        The key, as in :func:`read_state`.
+    uid : str, optional
+        The operator; needed if there are several.
+    state : str, optional
+        The state; needed if there are several.
+    columns : sequence of str, optional
+        The columns to read, in this order; by default all but ``hash``.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        The rows of :func:`read_changes`, and with the operation ``state`` the entries at the oldest retained checkpoint
+        and at those that pins keep from before the changes. All are in order of their batches, the state after the
+        changes of the same batch.
+
+    Raises
+    ------
+    ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
+        As :func:`read_changes`.
+
+    Examples
+    --------
+    >>> statelog.read_history("/data/checkpoints/flights", "a1b2c3", state="count").read_all()  # doctest: +SKIP
+    """
+
+    def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
+        source = open_source(str(location), uid, None)
+        stored, table = change_table(source, state)
+        schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
+        encoded_keys([key], table.keys, source.name)  # a key that does not fit is named before anything is read
+        return schema, _rows(source, stored, table, key)
+
+    return open_pinned(make, is_fixed=False)
+
+
+def _rows(source: Source, stored: StateSchema, table: ChangeColumns, key: Any) -> Iterator[pa.RecordBatch | None]:
+    """The rows of a key; the first step pins the changes and yields None."""
+    first = max(source.history.changes_from, 0)
+    changes = change_rows(source, first, stored, table, encoded_keys([key], table.keys, source.name))
+    yield next(changes)
+    pins = standing_pins(source.store, source.root, SystemClock().now_s())
+    for batch in sorted({pin.batch for _, pin in pins if pin.batch < first}):
+        yield from _at(source, batch, table, stored.name, key)
+    oldest = source.history.oldest
+    assert oldest is not None, "the newest one can be restored"
+    is_told = False
+    for rows in changes:
+        assert rows is not None, "only the first step yields None"
+        if not is_told and rows.column(BATCH)[0].as_py() > oldest.batch:
+            yield from _at(source, oldest.batch, table, stored.name, key)
+            is_told = True
+        yield rows
+    if not is_told:
+        yield from _at(source, oldest.batch, table, stored.name, key)
+
+
+def _at(source: Source, batch: int, table: ChangeColumns, state: str, key: Any) -> Iterator[pa.RecordBatch]:
+    """The state of a key at a checkpoint; nothing if the checkpoint has been given up, or had no such state."""
+    try:
+        then = open_source(source.location, source.checkpoint.uid, batch)
+    except StateMissingError:
+        return
+    if all(stored.name != state for stored in then.checkpoint.states):
+        return
+    with reading(then.store, then.root, then.history, batch) as keep:
+        for rows in Lookup(then, chosen_state(then, state)).find([key]):
+            keep()
+            yield table.to_rows(rows, batch, then.checkpoint.batch_time_ms, STATE)
