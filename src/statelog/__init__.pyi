@@ -43,6 +43,7 @@ from .operators.unkeyed.processor import OperatorContext, OperatorHandle, Operat
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
 from .reading.changes import read_changes
+from .reading.diff import read_diff
 from .reading.history import read_history
 from .reading.listing import (
     CheckpointInfo,
@@ -153,6 +154,7 @@ __all__ = [
     "pin",
     "process",
     "read_changes",
+    "read_diff",
     "read_history",
     "read_state",
     "register_store",

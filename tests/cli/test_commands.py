@@ -55,7 +55,7 @@ def run(story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
             return shown.err
         if "--json" not in arguments:
             return shown.out
-        if command in ("get", "scan", "changes", "history"):
+        if command in ("get", "scan", "changes", "history", "diff"):
             return [json.loads(line) for line in shown.out.splitlines()]
         return json.loads(shown.out)
 
@@ -122,6 +122,12 @@ def test_history_shows_what_happened_to_a_key(story: Story, run: Any) -> None:
     found = run("history", json.dumps(key), "--state", "value", "--json")
     assert found == statelog.read_history(story.location, key, state="value").read_all().to_pylist()
     assert found
+
+
+def test_diff_shows_what_is_different(story: Story, run: Any) -> None:
+    found = run("diff", "5", "--state", "map", "--limit", "0", "--json")
+    assert found == statelog.read_diff(story.location, 5, state="map").read_all().to_pylist()
+    assert len(run("diff", "2026-05-28T20:26:45", "7", "--state", "map", "--limit", "0", "--json")) == len(found) > 3
 
 
 def test_export_writes_a_parquet_file(story: Story, run: Any, tmp_path: Path) -> None:

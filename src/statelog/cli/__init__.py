@@ -5,7 +5,7 @@ fields of the function's result. So whatever a command does, a program can do wi
 
 - `main`: the group of all commands, and what becomes of errors.
 - `state_commands`: what is there, and its rows: ``ls``, ``show``, ``get``, ``scan``, ``changes``, ``history``,
-  ``export``.
+  ``diff``, ``export``.
 - `verify_command`: ``verify`` reads and checks all that is stored.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
 - `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``orphans``.

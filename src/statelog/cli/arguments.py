@@ -35,6 +35,9 @@ UID: Final = click.option("--uid", help="The operator; needed if there are sever
 STATE: Final = click.option("--state", help="The state; needed if there are several.")
 AT: Final = click.option("--at", type=AtType(), help="A batch, or a time: the newest checkpoint that is not later.")
 JSON: Final = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+LIMIT: Final = click.option(
+    "--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all."
+)
 COLUMNS: Final = click.option("--columns", help="The columns, separated by commas.")
 KEYS: Final = click.option("--key", "keys", multiple=True, help="Only this key, as in get; may be repeated.")
 

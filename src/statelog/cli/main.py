@@ -23,6 +23,7 @@ for _command in (
     state_commands.scan,
     state_commands.changes,
     state_commands.history,
+    state_commands.diff,
     state_commands.export,
     verify_command.verify,
     pin_commands.pin,

@@ -11,11 +11,12 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LOCATION, STATE, UID, keys_of, names_of
+from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LIMIT, LOCATION, STATE, UID, AtType, keys_of, names_of
 from statelog.cli.shown import show_results, show_rows, write_json
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.changes import read_changes
+from statelog.reading.diff import read_diff
 from statelog.reading.history import read_history
 from statelog.reading.listing import list_checkpoints, list_operators, list_states
 from statelog.reading.read import read_state
@@ -99,7 +100,7 @@ def get(
 @STATE
 @AT
 @COLUMNS
-@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all.")
+@LIMIT
 @JSON
 def scan(
     location: str,
@@ -123,7 +124,7 @@ def scan(
 @click.option("--after", type=int, help="Only later batches.")
 @click.option("--up-to", type=int, help="The last batch; by default the newest one.")
 @COLUMNS
-@click.option("--limit", type=click.IntRange(min=0), default=100, show_default=True, help="Rows; 0 for all.")
+@LIMIT
 @JSON
 def changes(
     location: str,
@@ -153,6 +154,30 @@ def history(location: str, key: str, uid: str | None, state: str | None, columns
     """Show what happened to one key, batch by batch."""
     [row] = _keys(location, uid, None, (key,)).to_pylist()
     show_rows(read_history(location, row, uid, state, columns=names_of(columns)), as_json=as_json)
+
+
+@click.command()
+@LOCATION
+@click.argument("before", type=AtType())
+@click.argument("after", type=AtType(), required=False)
+@UID
+@STATE
+@COLUMNS
+@LIMIT
+@JSON
+def diff(
+    location: str,
+    before: At,
+    after: At | None,
+    uid: str | None,
+    state: str | None,
+    columns: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Show what is different in a state between the checkpoints BEFORE and AFTER, by default the newest one."""
+    rows = read_diff(location, before, after, uid, state, columns=names_of(columns))
+    show_rows(_first(rows, limit), as_json=as_json)
 
 
 @click.command()

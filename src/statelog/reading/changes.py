@@ -140,12 +140,12 @@ def change_rows(
                     hint="Compare two checkpoints with read_state.",
                 )
             keep()
-            for changes in _changes(source.store, checkpoint, stored, wanted):
+            for changes in batch_changes(source.store, checkpoint, stored, wanted):
                 yield table.to_rows(changes, checkpoint.batch, checkpoint.batch_time_ms)
                 keep()
 
 
-def _changes(
+def batch_changes(
     store: Store, checkpoint: Checkpoint, stored: StateSchema, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch]:
     """The changes of a state in one batch, of some keys or of all."""

@@ -57,9 +57,10 @@ class Lookup:
 
     def find(self, keys: Keys) -> Iterator[pa.RecordBatch]:
         """The rows of some keys, as puts in run order; ConfigurationError if the keys do not fit the key's fields."""
-        return self._find(encoded_keys(keys, self._codec, self._source.name))
+        return self.find_encoded(encoded_keys(keys, self._codec, self._source.name))
 
-    def _find(self, wanted: KeyBatch) -> Iterator[pa.RecordBatch]:
+    def find_encoded(self, wanted: KeyBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of some keys, which are in order."""
         parallelism = self._source.checkpoint.parallelism
         subtasks = subtasks_of(wanted.hashes, parallelism)
         for subtask in np.unique(subtasks).tolist():

@@ -49,17 +49,22 @@ class ReadPart:
     plan: RestorePlan
 
 
-def cut_parts(history: History, checkpoint: Checkpoint, part_bytes: int | None = None) -> list[ReadPart]:
-    """Cut an operator's state at a checkpoint into parts of about `part_bytes`, by default PART_BYTES."""
+def cut_parts(
+    history: History, checkpoint: Checkpoint, part_bytes: int | None = None, count: int | None = None
+) -> list[ReadPart]:
+    """Cut an operator's state at a checkpoint into `count` parts, or parts of `part_bytes`, by default PART_BYTES."""
 
     def cut(part: Part) -> ReadPart:
         genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, part.number, part.count)
         known = (genesis, part.number, part.count, checkpoint.batch)
         return ReadPart(part, genesis, history.digest(*known), history.missing_segments(*known, set()))
 
-    whole = cut(Part(0, 1))
-    count = min(max(1, -(-whole.plan.length // (part_bytes or PART_BYTES))), _MOST_PARTS)
-    return [whole] if count == 1 else [cut(Part(number, count)) for number in range(count)]
+    if count is None:
+        whole = cut(Part(0, 1))
+        count = min(max(1, -(-whole.plan.length // (part_bytes or PART_BYTES))), _MOST_PARTS)
+        if count == 1:
+            return [whole]
+    return [cut(Part(number, count)) for number in range(count)]
 
 
 def scan_part(

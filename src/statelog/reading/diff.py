@@ -1,0 +1,246 @@
+"""Compares a state at two checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from statelog.errors import ConfigurationError, ErrorKind
+from statelog.reading.changes import batch_changes, change_table
+from statelog.reading.lookup import Lookup
+from statelog.reading.pinned import open_pinned, reading
+from statelog.reading.read import chosen_columns, chosen_state, shown_name
+from statelog.reading.scan import ReadPart, cut_parts, scan_part
+from statelog.reading.source import At, Source, open_source
+from statelog.reading.tables import EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
+from statelog.runs.keys import KeyCodec
+from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
+from statelog.tables.table import KeyBatch
+
+CHANGE: Final = "change"
+_BEFORE: Final = "before"
+_ENTRY: Final = ["hash", "key", "entry"]
+MOST_KEY_BYTES: Final = 64 << 20
+"""Changed keys that are looked up; more are found by reading both states."""
+_KEYS: Final = 20_000
+"""Keys that are looked up at a time."""
+
+_Mask = npt.NDArray[np.bool_]
+
+
+def read_diff(
+    location: str | Path,
+    before: At,
+    after: At | None = None,
+    uid: str | None = None,
+    state: str | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+) -> pa.RecordBatchReader:
+    """Read what is different in a state of an operator between two checkpoints.
+
+    If the log has the changes between them, only the keys in these are looked up; otherwise both states are read.
+
+    Parameters
+    ----------
+    location : str or Path
+        The query's checkpointLocation, or the location that its operators were given.
+    before, after : int or datetime
+        The two checkpoints, as in :func:`read_state`; `after` is by default the newest one. They may be in any order.
+    uid : str, optional
+        The operator; needed if there are several.
+    state : str, optional
+        The state; needed if there are several.
+    columns : sequence of str, optional
+        The columns to read, in this order; by default all but ``hash``.
+
+    Returns
+    -------
+    pyarrow.RecordBatchReader
+        A row per entry that is different, with the columns ``change`` (``added``, ``changed`` or ``removed``), those of
+        key, map key or time, ``before_<field>`` and ``value_<field>``, and ``before_expires_ms`` and ``expires_ms`` of
+        state that expires. An element of a list is never changed: an older one is removed, or a newer one added.
+
+    Raises
+    ------
+    ConfigurationError, StateMissingError, PinExpiredError, CorruptionError, StorageError
+        As :func:`read_changes`; ConfigurationError also if the state was of another kind then.
+
+    Examples
+    --------
+    >>> statelog.read_diff("/data/checkpoints/flights", 1200, state="count").read_all()  # doctest: +SKIP
+    """
+
+    def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
+        new = open_source(str(location), uid, after)
+        old = open_source(str(location), uid, before)
+        stored, changes = change_table(new, state)
+        former = chosen_state(old, shown_name(stored))
+        if former.kind != stored.kind:
+            raise ConfigurationError(
+                f"State '{shown_name(stored)}' of {new.name} is a {stored.kind} state at batch {new.checkpoint.batch},"
+                f" and was a {former.kind} state at batch {old.checkpoint.batch}.",
+                kind=ErrorKind.OTHER_SCHEMA,
+                hint="Read each with read_state.",
+            )
+        table = _DiffColumns(changes.keys, StateDescriptor.from_stored(stored))
+        schema = chosen_columns(table.schema, columns, f"The difference of state '{shown_name(stored)}' of {new.name}")
+        return schema, _rows(old, new, stored, table)
+
+    return open_pinned(make, is_fixed=isinstance(before, int) and isinstance(after, int))
+
+
+class _DiffColumns:
+    """Pairs the entries of two states, and makes typed columns of those that differ."""
+
+    def __init__(self, keys: KeyCodec, state: StateDescriptor) -> None:
+        self._state = state
+        self._keys = keys
+        self._map_keys = map_keys(state)
+        self._changes = change_schema(state)
+        entry_fields, value_schema = map_key_fields(state), state.value_schema
+        if state.kind is StateKind.TIMER:
+            entry_fields, value_schema = [pa.field(TIME, pa.int64())], pa.schema([])
+        self._value_columns = list(range(VALUE_COLUMN, VALUE_COLUMN + len(value_schema)))
+        values = [*prefixed(_BEFORE, value_schema), *prefixed("value", value_schema)]
+        if state.expires_by is not None:
+            values += [pa.field(f"{_BEFORE}_{EXPIRES}", pa.int64()), pa.field(EXPIRES, pa.int64())]
+        start = [pa.field(HASH, pa.int64()), pa.field(CHANGE, pa.string())]
+        self.schema = pa.schema([*start, *prefixed("key", keys.schema), *entry_fields, *values])
+
+    def compare(self, old: Iterable[pa.RecordBatch], new: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The entries that differ among all entries of the same keys, as puts, before and after."""
+        sides = [pa.Table.from_batches(list(batches), self._changes) for batches in (old, new)]
+        rows = pa.concat_tables(sides).combine_chunks()
+        if not rows.num_rows:
+            return
+        side = np.repeat([0, 1], [table.num_rows for table in sides])
+        entries = rows.select(_ENTRY).append_column("side", pa.array(side))
+        by = [(name, "ascending") for name in entries.column_names]
+        order = pc.sort_indices(entries, sort_keys=by).to_numpy()
+        ordered = entries.take(pa.array(order))
+        is_pair = np.zeros(len(order), bool)
+        is_pair[:-1] = np.logical_and.reduce(
+            [pc.equal(ordered[name].slice(0, len(order) - 1), ordered[name].slice(1)).to_numpy() for name in _ENTRY]
+        )
+        is_second = np.zeros(len(order), bool)
+        is_second[1:] = is_pair[:-1]
+        first = np.flatnonzero(~is_second)
+        has_pair = is_pair[first]
+        is_old, is_new = side[order[first]] == 0, (side[order[first]] == 1) | has_pair
+        last = first + has_pair
+        before = rows.take(pa.array(order[first], mask=~is_old))
+        after = rows.take(pa.array(order[last], mask=~is_new))
+        differs = ~has_pair
+        for number in [*self._value_columns, *([EXPIRY_COLUMN] if self._state.expires_by is not None else [])]:
+            differs |= ~_equal(before.column(number), after.column(number))
+        if not differs.any():
+            return
+        names = np.where(is_old & is_new, "changed", np.where(is_new, "added", "removed"))
+        chosen = pa.array(differs)
+        place = rows.take(pa.array(order[first]))
+        yield from self._shown(
+            place.filter(chosen), before.filter(chosen), after.filter(chosen), pa.array(names[differs])
+        ).to_batches()
+
+    def _shown(self, entries: pa.Table, before: pa.Table, after: pa.Table, names: pa.Array) -> pa.Table:
+        columns: list[Any] = [entries.column(0).cast(pa.uint64()).combine_chunks().view(pa.int64()), names]
+        columns += self._keys.decode_columns(entries.column(1).combine_chunks())
+        if self._map_keys is not None:
+            columns += self._map_keys.decode_columns(entries.column(2).combine_chunks())
+        elif self._state.kind is StateKind.TIMER:
+            columns.append(entries.column(VALUE_COLUMN))
+        columns += [side.column(number) for side in (before, after) for number in self._value_columns]
+        if self._state.expires_by is not None:
+            columns += [side.column(EXPIRY_COLUMN) for side in (before, after)]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _equal(first: pa.ChunkedArray, second: pa.ChunkedArray) -> _Mask:
+    """Whether values are equal, nulls and NaNs among them."""
+    if pa.types.is_nested(first.type):
+        pairs = zip(first.to_pylist(), second.to_pylist(), strict=True)
+        return np.array([repr(one) == repr(other) for one, other in pairs], bool)
+    same = pc.fill_null(pc.equal(first, second), False).to_numpy()
+    same |= pc.and_(pc.is_null(first), pc.is_null(second)).to_numpy()
+    if pa.types.is_floating(first.type):
+        same |= pc.fill_null(pc.and_(pc.is_nan(first), pc.is_nan(second)), False).to_numpy()
+    return np.asarray(same, bool)
+
+
+def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch | None]:
+    """The rows of the difference; the first step pins both checkpoints and yields None."""
+    first, last = sorted([old.checkpoint.batch, new.checkpoint.batch])
+    newer = new if new.checkpoint.batch == last else old
+    has_changes = newer.history.changes_from <= first + 1 and all(
+        checkpoint.segments for checkpoint in newer.history.between(first + 1, last)
+    )
+    since = min(first + 1, last) if has_changes else None
+    with (
+        reading(newer.store, newer.root, newer.history, last, since) as keep_newer,
+        reading(*_place(old if newer is new else new)) as keep_older,
+    ):
+        yield None
+        changed = _changed_keys(newer, first, last, stored) if has_changes else None
+        found = _scanned(old, new, stored, table) if changed is None else _looked_up(old, new, stored, table, changed)
+        for rows in found:
+            yield rows
+            keep_newer()
+            keep_older()
+
+
+def _place(source: Source) -> tuple[Any, str, Any, int]:
+    return source.store, source.root, source.history, source.checkpoint.batch
+
+
+def _changed_keys(newer: Source, first: int, last: int, stored: StateSchema) -> KeyBatch | None:
+    """The keys that changed after a batch, until another, in order; None if they are too many."""
+    found: list[pa.Table] = []
+    size_bytes = 0
+    for checkpoint in newer.history.between(first + 1, last):
+        for changes in batch_changes(newer.store, checkpoint, stored, None):
+            keys = pa.table({"hash": changes.column(0), "key": changes.column(1)})
+            keys = keys.group_by(["hash", "key"]).aggregate([])
+            found.append(keys)
+            size_bytes += keys.nbytes
+            if size_bytes > MOST_KEY_BYTES:
+                return None
+    if not found:
+        return KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
+    every = pa.concat_tables(found).group_by(["hash", "key"]).aggregate([])
+    every = every.sort_by([("hash", "ascending"), ("key", "ascending")]).combine_chunks()
+    return KeyBatch(every["hash"].to_numpy(), every["key"].combine_chunks())
+
+
+def _looked_up(
+    old: Source, new: Source, stored: StateSchema, table: _DiffColumns, keys: KeyBatch
+) -> Iterator[pa.RecordBatch]:
+    """The difference of some keys."""
+    lookups = [Lookup(source, stored) for source in (old, new)]
+    for start in range(0, len(keys.hashes), _KEYS):
+        wanted = keys.take(np.arange(start, min(start + _KEYS, len(keys.hashes))))
+        yield from table.compare(*(lookup.find_encoded(wanted) for lookup in lookups))
+
+
+def _scanned(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch]:
+    """The difference of two whole states, part by part."""
+    sources = (old, new)
+    count = max(len(cut_parts(source.history, source.checkpoint)) for source in sources)
+    parts = [cut_parts(source.history, source.checkpoint, count=count) for source in sources]
+    for both in zip(*parts, strict=True):
+        yield from table.compare(*(_entries(source, part, stored) for source, part in zip(sources, both, strict=True)))
+
+
+def _entries(source: Source, part: ReadPart, stored: StateSchema) -> Iterator[pa.RecordBatch]:
+    """The entries of a part, with the fields of the state as `stored` says."""
+    checkpoint = replace(source.checkpoint, states=[stored])
+    for _, changes in scan_part(source.store, part, checkpoint, [stored.name]):
+        yield changes
