@@ -95,8 +95,48 @@ def test_a_deleted_state_is_gone() -> None:
         assert read(harness, state="old", keys=["a", "b"]) == [{"key_k": "b", "value_n": 3}]
 
 
+def differences(harness: Harness, before: int, after: int, state: str) -> list[tuple[Any, ...]]:
+    location = parts_of(harness).query.location
+    rows = statelog.read_diff(location, before, after, state=state).read_all().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+def changes(harness: Harness, state: str, **arguments: Any) -> list[tuple[Any, ...]]:
+    rows = statelog.read_changes(parts_of(harness).query.location, state=state, **arguments).read_all().to_pylist()
+    return [tuple(row.values()) for row in sorted(rows, key=lambda row: (row["batch"], row["key_k"]))]
+
+
+def test_what_expires_is_a_difference_and_no_change() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1), ("b", 2)], processingTimeMs=10)
+        harness.push([("b", 2)], processingTimeMs=60)
+        harness.push([], processingTimeMs=120)
+        assert changes(harness, "timers") == [
+            (0, 10, "put", "a", 1, 110),
+            (0, 10, "put", "b", 2, 110),
+            (1, 60, "put", "b", 2, 160),
+        ]
+        assert differences(harness, 0, 1, "timers") == [("changed", "b", 2, 2, 110, 160)]
+        assert differences(harness, 1, 2, "timers") == [("removed", "a", 1, None, 110, None)]
+        assert differences(harness, 2, 1, "timers") == [("added", "a", None, 1, None, 110)]
+
+
+def test_what_is_deleted_as_a_whole_is_a_difference_and_no_change() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        harness.restart(processor=Visits("old"))
+        harness.push([("a", 2)], processingTimeMs=20)
+        harness.restart(processor=Visits())
+        harness.push([("b", 3)], processingTimeMs=30)
+        assert changes(harness, "old", after=0) == [(2, 30, "put", "b", 3)]
+        assert differences(harness, 0, 2, "old") == [("added", "b", None, 3), ("removed", "a", 1, None)]
+
+
 class Reminders(Visits):
     """Has timers and one state that is not called so."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield from ()
 
     def init(self, handle: Any) -> None:
         self._handle = handle
@@ -111,6 +151,10 @@ def test_timers_are_read_by_key_and_time() -> None:
         a, b, later = ({"key_k": key, "time_ms": at} for key, at in (("a", 1010), ("b", 1010), ("b", 1060)))
         assert by_key(read(harness, state="timers")) == [a, b, later]
         assert read(harness, state="timers", keys=["b"]) == [b, later]
+        assert differences(harness, 0, 1, "timers") == [("added", "b", 1060)]
+        harness.push([], processingTimeMs=1010)
+        assert differences(harness, 1, 2, "timers") == [("removed", "a", 1010), ("removed", "b", 1010)]
+        assert changes(harness, "timers", after=1) == [(2, 1010, "delete", "a", 1010), (2, 1010, "delete", "b", 1010)]
         assert by_key(read(harness)) == [{"key_k": "a", "value_n": 1}, {"key_k": "b", "value_n": 3}]
 
 

@@ -180,8 +180,14 @@ def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) ->
     """The rows of the difference; the first step pins both checkpoints and yields None."""
     first, last = sorted([old.checkpoint.batch, new.checkpoint.batch])
     newer = new if new.checkpoint.batch == last else old
-    has_changes = newer.history.changes_from <= first + 1 and all(
-        checkpoint.segments for checkpoint in newer.history.between(first + 1, last)
+    # Entries that expire, or whose state is deleted as a whole, leave no change.
+    is_logged = StateDescriptor.from_stored(stored).expires_by is None and _generation(old, stored) == _generation(
+        new, stored
+    )
+    has_changes = (
+        is_logged
+        and newer.history.changes_from <= first + 1
+        and all(checkpoint.segments for checkpoint in newer.history.between(first + 1, last))
     )
     since = min(first + 1, last) if has_changes else None
     with (
@@ -195,6 +201,10 @@ def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) ->
             yield rows
             keep_newer()
             keep_older()
+
+
+def _generation(source: Source, stored: StateSchema) -> int:
+    return source.checkpoint.generations.get(stored.name, 0)
 
 
 def _place(source: Source) -> tuple[Any, str, Any, int]:
