@@ -55,6 +55,7 @@ from .reading.listing import (
 )
 from .reading.pinning import PinInfo, list_pins, pin, unpin
 from .reading.read import read_state
+from .reading.reader import StateReader, open_state
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
 from .spark.data_source import StateSource
@@ -126,6 +127,7 @@ __all__ = [
     "StandardDeviation",
     "StateInfo",
     "StateMissingError",
+    "StateReader",
     "StateSource",
     "StatelogError",
     "Step",
@@ -151,6 +153,7 @@ __all__ = [
     "list_pins",
     "list_states",
     "on_time",
+    "open_state",
     "pin",
     "process",
     "read_changes",

@@ -7,8 +7,9 @@ A read goes these steps; `read` calls them:
 2. `scan` cuts the key hashes into `parts` of bounded size, and merges each part's stored runs, as a restore does.
 3. `tables` turns merged changes into typed columns. Savepoints store the same tables.
 
-`lookup` reads blocks of some keys instead of step 2. Beside states there are `changes` of batches, the `history` of a key,
-the `diff` of two checkpoints, `listing` of what is there, `pinning` by hand, and `verify`, which checks all of it.
+`lookup` reads blocks of some keys instead of step 2, and `reader` keeps a checkpoint open for many reads. Beside states
+there are `changes` of batches, the `history` of a key, the `diff` of two checkpoints, `listing` of what is there,
+`pinning` by hand, and `verify`, which checks all of it.
 
 Words:
 

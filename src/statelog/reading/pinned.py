@@ -13,7 +13,7 @@ import pyarrow as pa
 from statelog.checkpoint.held_pin import HeldPin, gone, is_retained
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin
-from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, StorageError
+from statelog.errors import CorruptionError, ErrorKind, PinExpiredError, StatelogError, StorageError
 from statelog.storage import Store
 
 READER_S: Final = 300.0
@@ -59,14 +59,22 @@ def reading(
     try:
         yield held.keep if held is not None else _nothing
     except (CorruptionError, StorageError) as error:
-        if error.kind is ErrorKind.OBJECT_MISSING and held is None:
-            pin = Pin.of(root, history, batch, owner="", made_ms=0, lasts_s=None, since=since)
-            if not is_retained(store, root, pin):
-                raise gone(root, batch) from error
+        if held is None and is_given_up(error, store, root, history, batch, since):
+            raise gone(root, batch) from error
         raise
     finally:
         if held is not None:
             held.release()
+
+
+def is_given_up(
+    error: StatelogError, store: Store, root: str, history: History, batch: int, since: int | None = None
+) -> bool:
+    """Whether an object is missing because its checkpoint is not retained any more."""
+    if error.kind is not ErrorKind.OBJECT_MISSING:
+        return False
+    pin = Pin.of(root, history, batch, owner="", made_ms=0, lasts_s=None, since=since)
+    return not is_retained(store, root, pin)
 
 
 def _nothing() -> None:

@@ -126,7 +126,7 @@ def open_rows(
 ) -> Iterator[pa.RecordBatch | None]:
     """The rows of a state, of some keys or of a part; the first step pins the checkpoint and yields None."""
     with reading(source.store, source.root, source.history, source.checkpoint.batch) as keep:
-        found = _found(source, stored, keys, part)
+        found = found_rows(source, stored, keys, part)
         yield None
         keep()
         for rows in found:
@@ -134,7 +134,14 @@ def open_rows(
             keep()
 
 
-def _found(source: Source, stored: StateSchema, keys: Keys | None, part: ReadPart | None) -> Iterator[pa.RecordBatch]:
+def found_rows(
+    source: Source,
+    stored: StateSchema,
+    keys: Keys | None = None,
+    part: ReadPart | None = None,
+    lookup: Lookup | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a state, of some keys or of a part, without a pin; `lookup` may have been used before."""
     table = _table_of(source, stored)
     if isinstance(table, ElementColumns):
         if keys is not None:
@@ -145,7 +152,7 @@ def _found(source: Source, stored: StateSchema, keys: Keys | None, part: ReadPar
     if keys is None:
         return _entries(source, stored, table, part)
     positions = Positions()
-    return (table.to_rows(changes, positions) for changes in Lookup(source, stored).find(keys))
+    return (table.to_rows(changes, positions) for changes in (lookup or Lookup(source, stored)).find(keys))
 
 
 def chosen_state(source: Source, name: str | None) -> StateSchema:
