@@ -99,6 +99,19 @@ def test_a_key_list_is_one_partition(story: Story) -> None:
     assert sorted(part.keys.to_pylist(), key=repr) == [{"a": 1, "b": "a"}, {"a": 2, "b": "a"}]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [{"key_a": (1,)}, {"key_a": ("x",), "key_b": ("a",)}, {"key_a": range(1000), "key_b": map(str, range(1000))}],
+)
+def test_other_filters_read_the_whole_state(story: Story, values: dict[str, Any]) -> None:
+    if not hasattr(datasource, "EqualTo"):
+        pytest.skip("this Spark pushes no filters down")
+    whole: Any = statelog.StateSource({"path": story.location, "state": "value", "push_filters": "true"})
+    reader = whole.reader(whole.schema())
+    reader.pushFilters([datasource.In((name,), tuple(allowed)) for name, allowed in values.items()])
+    assert all(part.keys is None for part in reader.partitions())
+
+
 def test_lists_are_frames(source: SparkSession, story: Story) -> None:
     checkpoints = load(source, story, show="checkpoints").collect()
     assert [row.batch for row in checkpoints] == [4, 5, 6, 7]

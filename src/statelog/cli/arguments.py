@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 import msgspec
@@ -12,8 +11,6 @@ import pyarrow as pa
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.source import At, parse_at
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class AtType(click.ParamType):  # type: ignore[type-arg]  # older versions of click have no parameter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, get_type_hints
@@ -30,6 +32,8 @@ from statelog.runs.schema import decode_schema
 _OPTIONS: Final = ("path", "uid", "state", "at", "columns", "show", "pin_s", "push_filters")
 _PIN_S: Final = 3600.0
 """How long the tasks of a read may take to begin."""
+_MOST_KEYS: Final = 100_000
+"""Keys of filters that are looked up; for more the whole state is read."""
 
 _LISTS: Final[dict[str, tuple[type, Callable[[str, str | None], list[Any]]]]] = {
     "operators": (OperatorInfo, lambda location, uid: list_operators(location)),
@@ -180,14 +184,16 @@ class _Reader(DataSourceReader):
         """The keys that the filters allow, if they are a list of values of each field."""
         if set(self._wanted) != set(schema.names):
             return None
-        tables = [pa.table({name: pa.array(self._wanted[name], schema.field(name).type)}) for name in schema.names]
-        crossed = tables[0]
-        for table in tables[1:]:
-            one = crossed.append_column("crossed", pa.array([0] * crossed.num_rows))
-            crossed = one.join(table.append_column("crossed", pa.array([0] * table.num_rows)), "crossed").drop(
-                "crossed"
+        values = [self._wanted[name] for name in schema.names]
+        if math.prod(map(len, values)) > _MOST_KEYS:
+            return None
+        columns = zip(*itertools.product(*values), strict=True)
+        try:
+            return pa.table(
+                [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
             )
-        return crossed
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return None  # Spark compares values of other types in its own way
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
