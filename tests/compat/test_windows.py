@@ -1,0 +1,140 @@
+"""Aggregates in windows as earlier versions stored them; ``rows`` was written when they took in a row at a time.
+
+``python -m tests.compat.test_windows NAME`` writes the fixture of a new version; a fixture is never changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+import statelog
+from statelog.checkpoint.batch import BatchTime
+from statelog.convert.times import TimeMode
+from statelog.testing import Harness
+from statelog.testing.harness import HarnessSnapshot
+from statelog.windows.build import WindowDefinition, WindowPlan
+
+FIXTURES: Final = Path(__file__).parent / "windows"
+INPUT: Final = StructType(
+    [StructField("user", StringType()), StructField("time", TimestampType()), StructField("value", LongType())]
+)
+WINDOWS: Final[dict[str, Any]] = {
+    "tumbling": statelog.TumblingWindows(10),
+    "sliding": statelog.SlidingWindows(20, 10),
+    "session": statelog.SessionWindows(10),
+    "count": statelog.CountWindows(3),
+}
+FIRST: Final = [("a", 1), ("a", 5), ("a", 12), ("a", 33), ("b", 40)]
+SECOND: Final = [("a", 3), ("a", 14), ("a", 38), ("a", 60)]
+
+
+def plan(windows: str) -> WindowPlan:
+    has_time = windows != "count"
+    return WindowDefinition(
+        INPUT,
+        ["user"],
+        "UTC",
+        WINDOWS[windows],
+        TimeMode.EVENT_TIME if has_time else TimeMode.NONE,
+        "time" if has_time else None,
+    ).aggregated(
+        [
+            statelog.Count(),
+            statelog.Sum("value"),
+            statelog.Mean("value"),
+            statelog.Max("value"),
+            statelog.CountDistinct("value"),
+            statelog.Collect("value"),
+            statelog.Last("value"),
+        ]
+    )
+
+
+def make_harness(windows: str) -> Harness:
+    made = plan(windows)
+    return Harness(
+        made.operator,
+        input=INPUT,
+        output=made.output,
+        keys=["user"],
+        timeMode=made.time_mode,
+        eventTime=None if windows == "count" else "time",
+    )
+
+
+def rows_at(times: list[tuple[str, int]]) -> list[tuple[Any, ...]]:
+    return [(user, datetime.fromtimestamp(ms / 1000, UTC), ms) for user, ms in times]
+
+
+def write(directory: Path) -> None:
+    """Write the fixture: one batch, after which every kind of window has rows."""
+    for windows in WINDOWS:
+        with make_harness(windows) as harness:
+            harness.push(rows_at(FIRST), 1_000)
+            snapshot = harness.snapshot().query
+        for name, data in snapshot.objects.items():
+            (directory / windows / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / windows / name).write_bytes(data)
+        (directory / windows / "query-id").write_text(snapshot.query_id)
+
+
+def read(directory: Path, windows: str) -> HarnessSnapshot:
+    with make_harness(windows) as harness:
+        blank = harness.snapshot()
+    objects = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    query_id = objects.pop("query-id").decode()
+    times = {0: BatchTime(1_000, 0)}
+    return replace(blank, query=replace(blank.query, query_id=query_id, next_batch=1, times=times, objects=objects))
+
+
+def _in_windows(windows: str) -> list[list[int]]:
+    """The values of each window that ends after the first batch, by hand."""
+    if windows == "count":
+        return [[33, 3, 14]]
+    if windows == "session":
+        return [[1, 3, 5, 12, 14], [33, 38], [40], [60]]
+    size, slide = (10, 10) if windows == "tumbling" else (20, 10)
+    found: list[list[int]] = []
+    for user in ("a", "b"):
+        times = sorted(ms for one, ms in FIRST + SECOND if one == user)
+        inside = [[ms for ms in times if start <= ms < start + size] for start in range(slide - size, 100, slide)]
+        found += [each for each in inside if each]
+    return found
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_fixture_is_read(fixture: Path, windows: str, parallelism: int) -> None:
+    snapshot = read(fixture / windows, windows)
+    with Harness.restore(snapshot, plan(windows).operator, parallelism=parallelism) as harness:
+        found = harness.push(rows_at(SECOND), 2_000)
+        found += [] if windows == "count" else harness.advanceWatermark(1_000)
+    last: Callable[[list[int]], int] = (lambda values: values[-1]) if windows == "count" else max
+    assert sorted(((*row[-7:-2], sorted(row[-2]), row[-1]) for row in map(tuple, found)), key=str) == sorted(
+        (
+            (
+                len(values),
+                sum(values),
+                sum(values) / len(values),
+                max(values),
+                len(values),
+                sorted(values),
+                last(values),
+            )
+            for values in _in_windows(windows)
+        ),
+        key=str,
+    )
+
+
+if __name__ == "__main__":
+    write(FIXTURES / sys.argv[1])
