@@ -182,8 +182,9 @@ def run(settings: Settings, place: Path) -> Result:
 def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partitions: int) -> dict[str, Any]:
     """The requests and the price of a day, with a number of partitions; the runs have a trigger in common.
 
-    Requests are on the straight line that fits the runs best, and not below 0; bytes are the most of any run, because
-    they follow from the keys.
+    Requests are on the straight line that fits the runs best and does not fall, nor go below 0: more partitions
+    never make fewer requests, whatever the noise of two runs says. Bytes are the most of any run, because they follow
+    from the keys.
     """
     own = [(side, one) for side, one in runs if side.side == (STATELOG if owner == LOGS else owner)]
     requests = "logs" if owner == LOGS else "state"
@@ -191,6 +192,8 @@ def bill(owner: str, runs: Sequence[tuple[MoneySide, dict[str, Any]]], partition
 
     def at(values: Sequence[float]) -> float:
         slope, intercept = np.polyfit([side.parallelism for side, _ in own], values, 1)
+        if slope < 0:
+            return float(np.mean(values))
         return max(0.0, float(intercept + slope * partitions))
 
     per_batch = {kind: at([one[requests].get(kind, 0) / one["batches"] for _, one in own]) for kind in PRICES}

@@ -65,7 +65,7 @@ _LONGEST = (
     "tests/model/",
     "tests/soak/",
 )
-"""The first tests to run: of two processes none waits long for the other one's last file."""
+"""The first tests to run: of the processes none waits long for the last file of another."""
 
 
 def pytest_report_header() -> str:

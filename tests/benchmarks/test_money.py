@@ -145,12 +145,19 @@ class TestBill:
         assert found["requests_a_day"] == pytest.approx({PUT: 17_280, LIST: 0, GET: 8_640}, abs=1e-6)
         assert found["dollars_a_day"] == pytest.approx(17_280 * 5e-6 + 8_640 * 4e-7)
 
-    def test_is_never_below_nothing(self) -> None:
-        one, other = ({**run_of(side(SPARK, 2)), "state": {LIST: number}} for number in (500, 100))
+    def test_more_partitions_never_make_fewer_requests(self) -> None:
+        one, other = ({**run_of(side(SPARK, 2)), "state": {LIST: number}} for number in (130, 120))
 
         found = bill(SPARK, [(side(SPARK, 2), one), (side(SPARK, 8), other)], 200)
 
-        assert found["requests_a_day"][LIST] == 0
+        assert found["requests_a_batch"][LIST] == pytest.approx(125 / one["batches"])
+        assert found["requests_a_batch"][PUT] == 0
+
+    def test_is_never_below_nothing(self) -> None:
+        one, other = ({**run_of(side(SPARK, 2)), "state": {LIST: number}} for number in (100, 500))
+
+        assert bill(SPARK, [(side(SPARK, 2), one), (side(SPARK, 8), other)], 1)["requests_a_batch"][LIST] > 0
+        assert bill(SPARK, [(side(SPARK, 4), one), (side(SPARK, 8), other)], 2)["requests_a_batch"][LIST] == 0
 
 
 class TestRun:
