@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from statelog.checkpoint.garbage import Inventory
-from statelog.log.entry import Checkpoint
+from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.numbered import NumberedLog
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
@@ -222,3 +224,77 @@ def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     made.close()
     assert store.list() == []
     assert set(threading.enumerate()) == before
+
+
+# ---- The changes that consumers need ----
+
+
+def consumer_pin(root: Path, since: int, batch: int, max_bytes: int = 1 << 20, lasts_s: float = 100.0) -> str:
+    """Write a consumer's pin; returns its name."""
+    history = History([keyed(number) for number in range(batch + 1)])
+    made = Pin.of_changes(
+        "op", history, batch, owner="test", made_ms=0, lasts_s=lasts_s, since=since, max_bytes=max_bytes
+    )
+    name = pin_name("op", batch, b"%d" % since)
+    write_pin(LocalStore(root), name, made)
+    os.utime(root / name, (NOW_S, NOW_S))
+    return name
+
+
+def test_changes_stay_until_the_pins_were_listed_after_them(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_S)
+    pins = StandingPins(LocalStore(tmp_path), "op", clock)
+    assert pins.changes_from == INITIAL_BATCH
+    pins.look(History([keyed(batch) for batch in range(5)]))
+    assert (pins.changes_from, pins.has_seen(4), pins.has_seen(5)) == (5, True, False)
+    name = consumer_pin(tmp_path, 2, 7)
+    assert pins.changes_from == 5, "what it keeps of these it names"
+    pins.look(History([keyed(batch) for batch in range(9)]))
+    assert (pins.changes_from, pins.has_seen(8)) == (2, True)
+    clock.advance(100 + MARGIN_S + 1)
+    assert pins.look(History([keyed(batch) for batch in range(10)])) == [name]
+    assert pins.changes_from == 10
+
+
+def test_a_consumer_keeps_changes_up_to_its_bytes(tmp_path: Path) -> None:
+    pins = StandingPins(LocalStore(tmp_path), "op", ManualClock(NOW_S))
+    history = History([keyed(batch) for batch in range(12)])
+    kept_bytes = history.changes_bytes(3)
+    near, far = consumer_pin(tmp_path, 3, 7, kept_bytes), consumer_pin(tmp_path, 2, 7, kept_bytes)
+    assert pins.look(history) == [far]
+    assert pins.changes_from == 3
+    history.retain(2)
+    history.add(keyed(12))
+    assert pins.look(history) == [far, near]
+
+
+def test_while_a_pin_cannot_be_read_all_changes_stay(tmp_path: Path) -> None:
+    name = consumer_pin(tmp_path, 2, 7)
+    (tmp_path / name).write_bytes(b"damaged")
+    pins = StandingPins(LocalStore(tmp_path), "op", ManualClock(NOW_S))
+    pins.look(History([keyed(batch) for batch in range(9)]))
+    assert pins.changes_from == INITIAL_BATCH
+
+
+def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    for batch in range(6):
+        entry = keyed(batch, *([level(3, run("op/runs/1/0/3-1/0.run"))] if batch == 3 else []))
+        before = made.history.record(3)
+        if before is not None and before.base_map is not None:
+            entry = replace(entry, base_ranges=list(before.base_map.ranges))
+        made.add(entry, None, 0)
+        if batch == 0:
+            made.deleter.look()
+    assert made.changes_from(1) == 1, "no other changes can go"
+    assert made.changes_from(4) == 6
+    made.release(keyed(5), 4, claimed_log(tmp_path), 3)
+    assert made.history.at(3) is not None
+    made.release(keyed(5), 4, claimed_log(tmp_path), 6)
+    assert made.history.at(3) is None
+
+
+def test_operator_state_has_no_changes(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    made.add(replace(keyed(0), key_schema=b""), None, 0)
+    assert made.changes_from(0) is None

@@ -31,7 +31,7 @@ def cover_of(*bases: Base) -> BaseMap:
 
 def record(batch: int, base_map: BaseMap | None, *segments: SegmentRef) -> Record:
     entry = Checkpoint(1, batch, 0, "query", "run", "op", 1, [], b"keys", [], 0, 0, b"")
-    return Record(replace(entry, segments=list(segments)), base_map, 0, [], [])
+    return Record(replace(entry, segments=list(segments)), base_map, 0, [], [], 0)
 
 
 def grown(size_bytes: int = 1 << 20) -> Truncation:

@@ -364,7 +364,8 @@ class Coordinator:
         self._rewrite_snapshots(acks)
         kept = [self._oldest_retained(batch), *self._held_batches, *self._inventory.points.pending]
         oldest = max(self._retained_from, min(kept))
-        log_start = self.history.log_start(oldest, batch.number)
+        changes_from = self._inventory.changes_from(oldest)
+        log_start = self.history.log_start(oldest, batch.number, changes_from)
         base_map = self._inventory.base_map_to_repeat(batch.number)
         entry, payload = compose(
             self._config,
@@ -402,7 +403,7 @@ class Coordinator:
         self._options.observer.checkpoint(
             checkpoint_metrics(batch.durable, acks, self._policy, self._inventory, commit_s, log_files, measured)
         )
-        self._inventory.release(batch.durable, oldest, self._log)
+        self._inventory.release(batch.durable, oldest, self._log, changes_from)
 
     def _oldest_retained(self, batch: Batch) -> int:
         """The oldest batch that a rewind can reach once the checkpoint of a batch is durable."""

@@ -256,7 +256,18 @@ class Inventory:
     def _look(self) -> list[str]:
         """Pin what is to stay, then list the pins; return those that have expired."""
         self.points.pin()
-        return self.pins.look()
+        return self.pins.look(self.history.copy())
+
+    def changes_from(self, oldest: int) -> int | None:
+        """The first batch whose changes consumers need, if `oldest` is the oldest batch that a rewind can reach.
+
+        None if the operator has no changes. Changes stay until the pins were listed after them.
+        """
+        if self.history.latest is None or self.history.latest.is_whole:
+            return None
+        if not self.pins.has_seen(self.history.needed_from(oldest) - 1):
+            self.deleter.look()
+        return self.pins.changes_from
 
     def open(self, entries: Iterable[Entry], epoch: int, run_id: str, clock: Clock) -> None:
         """Take over the files that the log references, and delete the orphans of earlier starts."""
@@ -322,12 +333,15 @@ class Inventory:
             return self.history.retained_from
         return self.history.whole_from({info.name for info in self._store.list(f"{self._root}/")}.__contains__)
 
-    def release(self, checkpoint: Checkpoint, oldest: int, log: NumberedLog) -> None:
-        """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable."""
+    def release(self, checkpoint: Checkpoint, oldest: int, log: NumberedLog, changes_from: int | None = None) -> None:
+        """Delete the files that only checkpoints before the oldest retained one need, after a new entry is durable.
+
+        The changes of batches from `changes_from` on stay.
+        """
         self.gate.settle(log.name_of(checkpoint.log_start))
         for settled in self.history.settle(oldest):
             self.retention.remove_runs(settled.removed_runs)
-        for given_up in self.history.retain(oldest):
+        for given_up in self.history.retain(oldest, changes_from):
             self.retention.remove(given_up.checkpoint)
         released = self.retention.release()
         # Keyed: the log's files from its start on stay anyway. Unkeyed: only the newest is certain to stay.

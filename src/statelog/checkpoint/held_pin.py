@@ -20,8 +20,10 @@ from statelog.storage import Store
 class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
-    `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`. With `is_shared` others may
-    rely on it too. Making one raises PinExpiredError if the checkpoint is not retained any more, and StorageError if
+    `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
+    consumer's, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too.
+
+    Making one raises PinExpiredError if the checkpoint, or the changes, are not retained any more, and StorageError if
     the store takes no pin, such as for want of the right to write.
     """
 
@@ -36,6 +38,7 @@ class HeldPin:
         lasts_s: float | None,
         is_shared: bool = False,
         since: int | None = None,
+        max_bytes: int | None = None,
         clock: Clock | None = None,
         new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
     ) -> None:
@@ -46,7 +49,19 @@ class HeldPin:
         self._lasts_s = lasts_s
         self._is_shared = is_shared
         now_ms = int(self._clock.now_s() * 1000)
-        self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
+        if max_bytes is None or since is None:
+            self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
+        else:
+            self._pin = Pin.of_changes(
+                root,
+                history,
+                batch,
+                owner=owner,
+                made_ms=now_ms,
+                lasts_s=lasts_s,
+                since=since,
+                max_bytes=max_bytes,
+            )
         self.name = ""
         self._made_s = 0.0
         self._make()
@@ -119,10 +134,12 @@ class HeldPin:
 
 
 def is_retained(store: Store, root: str, pin: Pin) -> bool:
-    """Whether the log still retains the checkpoint that a pin names."""
+    """Whether the log still retains the checkpoint that a pin names, or the changes if it is a consumer's."""
     history = History(open_log(store, root, Options(), SystemClock()).read())
     checkpoint = history.at(pin.batch)
-    if checkpoint is None or checkpoint.token != pin.token or history.retained_from > pin.batch:
+    if checkpoint is None or checkpoint.token != pin.token:
+        return False
+    if pin.max_bytes is None and history.retained_from > pin.batch:
         return False
     return pin.since is None or history.changes_from <= pin.since
 

@@ -17,6 +17,10 @@ from statelog.log.references import BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS
 
+_ENTRY_BYTES: Final = 256
+"""What an entry takes, roughly, besides its references to segments."""
+_REFERENCE_BYTES: Final = 100
+
 
 @dataclass(frozen=True)
 class Record:
@@ -31,6 +35,8 @@ class Record:
     """Base ranges that the entry added."""
     removed: list[BaseRange]
     """Base ranges that the entry removed."""
+    changes_before: int
+    """Bytes of the changes of all earlier batches that were known when the entry was added."""
 
     @property
     def batch(self) -> int:
@@ -43,6 +49,12 @@ class Record:
         if self.checkpoint.is_whole or self.base_map is None:
             return self.batch
         return min(self.base_map.through + 1, self.base_map_since, self.batch)
+
+    @property
+    def changes_through(self) -> int:
+        """Bytes of the same changes and of its own, with their entries, roughly."""
+        references = sum([segment.length + _REFERENCE_BYTES for segment in self.checkpoint.segments])
+        return self.changes_before + _ENTRY_BYTES + references
 
     @property
     def added_runs(self) -> list[StoredRun]:
@@ -127,7 +139,7 @@ class History:
                 base_map = replacement.base_map
                 added += replacement.added
                 removed += replacement.removed
-        return Record(checkpoint, base_map, since, added, removed)
+        return Record(checkpoint, base_map, since, added, removed, before.changes_through if before else 0)
 
     @property
     def latest(self) -> Checkpoint | None:
@@ -226,16 +238,23 @@ class History:
         self._settled = max(self._settled, oldest)
         return settled
 
-    def retain(self, oldest: int) -> list[Record]:
-        """Drop checkpoints before a batch, unless later ones build on them; return them."""
-        count = self._place(self._needed_from(oldest))
+    def retain(self, oldest: int, changes_from: int | None = None) -> list[Record]:
+        """Drop checkpoints before a batch, unless later ones build on them; return them.
+
+        Those from `changes_from` on stay too.
+        """
+        count = self._place(self._kept_from(oldest, changes_from))
         given_up = self._records[:count]
         if given_up:
             self._base_map_before = given_up[-1].base_map
             del self._records[:count]
         return given_up
 
-    def _needed_from(self, oldest: int) -> int:
+    def _kept_from(self, oldest: int, changes_from: int | None) -> int:
+        needed = self.needed_from(oldest)
+        return needed if changes_from is None else min(needed, changes_from)
+
+    def needed_from(self, oldest: int) -> int:
         """The first batch whose entry is needed to restore a batch, or the oldest one after it."""
         for place in range(self._place(oldest), len(self._records)):
             if self._is_restorable(self._records[place]):
@@ -244,15 +263,23 @@ class History:
 
     @property
     def changes_from(self) -> int:
-        """The first batch whose changes are still stored, with those of all later ones."""
-        return self._needed_from(self.retained_from)
+        """The first batch whose changes are stored without a pin, with those of all later ones."""
+        return self.needed_from(self.retained_from)
 
-    def log_start(self, oldest: int, batch: int) -> int | None:
+    def changes_bytes(self, first: int) -> int:
+        """What the changes of a batch and of all later ones take, with those of their entries."""
+        place = self._place(first)
+        if place == len(self._records):
+            return 0
+        return self._records[-1].changes_through - self._records[place].changes_before
+
+    def log_start(self, oldest: int, batch: int, changes_from: int | None = None) -> int | None:
         """The first log file with a needed entry, once the checkpoint of a batch is written.
 
-        `oldest` is the oldest batch that a rewind can reach. None if only the file of the new entry is needed.
+        `oldest` is the oldest batch that a rewind can reach; entries from `changes_from` on are needed too. None if
+        only the file of the new entry is needed.
         """
-        needed = self._place(min(self._needed_from(oldest), batch))
+        needed = self._place(min(self._kept_from(oldest, changes_from), batch))
         return self._records[needed].checkpoint.number if needed < self._place(batch) else None
 
     @property

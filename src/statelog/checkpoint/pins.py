@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from statelog.checkpoint.history import History
 from statelog.clock import Clock
 from statelog.errors import CorruptionError, StatelogError, StorageError
-from statelog.log.entry import Checkpoint, FrameReader
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, FrameReader
 from statelog.log.numbered import base_name
 from statelog.log.open import LOG_FOLDER
 from statelog.log.references import BaseRange, SegmentRef, StoredRun
@@ -58,7 +58,7 @@ class Pin(msgspec.Struct, frozen=True):
     batch_time_ms: int
     """Milliseconds since the Unix epoch."""
     owner: str
-    """Who made the pin, and what for; for people."""
+    """Who made the pin, and what for. A consumer finds its own by it."""
     made_ms: int
     """Milliseconds since the Unix epoch, by the maker's clock."""
     lasts_s: float | None
@@ -73,6 +73,10 @@ class Pin(msgspec.Struct, frozen=True):
     """What a reader of the whole checkpoint reads, besides the log's entries."""
     since: int | None = None
     """If not None, the pin also keeps the changes of each batch from this one on."""
+    max_bytes: int | None = None
+    """If not None, the pin is that of a consumer: instead of a checkpoint it keeps the changes of each batch from
+    `since` on, those of batches after its own too, until they take more bytes.
+    """
     holds: bool = False
     """Whether its maker has seen that it holds, so that others may rely on it."""
 
@@ -117,9 +121,52 @@ class Pin(msgspec.Struct, frozen=True):
             since=since,
         )
 
+    @classmethod
+    def of_changes(
+        cls,
+        root: str,
+        history: History,
+        batch: int,
+        *,
+        owner: str,
+        made_ms: int,
+        lasts_s: float | None,
+        since: int,
+        max_bytes: int,
+    ) -> Pin:
+        """A consumer's pin: of the changes from the batch `since` to another one, and of all later ones."""
+        kept = list(history.between(since, batch))
+        assert kept, f"there are no changes from {since} to {batch}"
+        segments = [segment for checkpoint in kept for segment in checkpoint.segments]
+        names = {segment.name for segment in segments} | {_log_file(root, checkpoint.number) for checkpoint in kept}
+        own = kept[-1]
+        return cls(
+            uid=own.uid,
+            query_id=own.query_id,
+            batch=own.batch,
+            token=own.token,
+            batch_time_ms=own.batch_time_ms,
+            owner=owner,
+            made_ms=made_ms,
+            lasts_s=lasts_s,
+            entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in kept],
+            base_ranges=[],
+            objects=sorted(names),
+            state_bytes=sum(segment.length for segment in segments),
+            since=since,
+            max_bytes=max_bytes,
+        )
+
+    @property
+    def changes_from(self) -> int | None:
+        """The first batch whose changes a consumer's pin keeps, with those of all later ones; None for other pins."""
+        return None if self.max_bytes is None else self.since
+
     def covers(self, other: Pin) -> bool:
-        """Whether it is of the same checkpoint and keeps all that another pin names."""
-        return other.token == self.token and self.entries[0] <= other.entries[0]
+        """Whether it keeps all that another pin names: that of the same checkpoint, or of another consumer."""
+        if other.changes_from is not None:
+            return self.changes_from is not None and self.changes_from <= other.changes_from
+        return self.max_bytes is None and other.token == self.token and self.entries[0] <= other.entries[0]
 
     def history(self, store: Store, root: str) -> History:
         """The history of the pinned checkpoint alone; CorruptionError or StorageError if an entry cannot be read."""
@@ -157,13 +204,25 @@ def pinned_history(store: Store, root: str, batch: int, now_s: float) -> History
 
 
 def standing_pins(store: Store, root: str, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
-    """The pins that hold for others and stand for a while yet, of one batch or of all, in order of their batches.
+    """The pins of checkpoints that hold for others and stand for a while yet, of one batch or of all.
 
-    Raises the errors of :func:`read_pin`.
+    They come in order of their batches. Raises the errors of :func:`read_pin`.
     """
     for info in store.list(f"{root}/{PINS_FOLDER}/" if batch is None else f"{root}/{PINS_FOLDER}/{batch:020}-"):
         pin = read_pin(store, info.name)
-        if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
+        if pin is None or not pin.holds or pin.max_bytes is not None:
+            continue
+        if not has_expired(pin, info, now_s, -MARGIN_S):
+            yield info, pin
+
+
+def consumer_pins(store: Store, root: str, now_s: float) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """The pins of consumers that hold and stand for a while yet; raises the errors of :func:`read_pin`."""
+    for info in store.list(f"{root}/{PINS_FOLDER}/"):
+        pin = read_pin(store, info.name)
+        if pin is None or not pin.holds or pin.max_bytes is None:
+            continue
+        if not has_expired(pin, info, now_s, -MARGIN_S):
             yield info, pin
 
 
@@ -197,15 +256,22 @@ class StandingPins:
         self._clock = clock
         self._pins: dict[str, Pin] = {}
         self._unreadable: set[str] = set()
+        self._behind: set[str] = set()
+        self._consumers_from: int | None = None
+        self._seen_through = INITIAL_BATCH - 1
         # Replaced as a whole, so that other threads see either the old or the new names.
         self._names: frozenset[str] = frozenset()
         self._holds_all = False
 
-    def look(self) -> list[str]:
-        """List the pins; return the names of those that have expired. StorageError if they cannot be listed."""
+    def look(self, history: History) -> list[str]:
+        """List the pins; return the names of those that are over. StorageError if they cannot be listed.
+
+        A pin is over if it has expired, or if it is a consumer's that is too far behind by the history up to now.
+        """
         now_s = self._clock.now_s()
+        latest = history.latest
         standing: dict[str, Pin] = {}
-        expired: list[str] = []
+        over: list[str] = []
         unreadable: set[str] = set()
         for info in self._store.list(self._folder):
             try:
@@ -219,14 +285,48 @@ class StandingPins:
                 continue
             if pin is None:
                 continue
-            if has_expired(pin, info, now_s):
-                expired.append(info.name)
+            if has_expired(pin, info, now_s) or self._is_behind(info.name, pin, history):
+                over.append(info.name)
             else:
                 standing[info.name] = pin
         self._pins, self._unreadable = standing, unreadable
         self._holds_all = bool(unreadable)
         self._names = frozenset(name for pin in standing.values() for name in pin.objects)
-        return expired
+        consumers = [pin.changes_from for pin in standing.values() if pin.changes_from is not None]
+        self._consumers_from = INITIAL_BATCH if unreadable else min(consumers, default=None)
+        if latest is not None:
+            self._seen_through = latest.batch
+        return over
+
+    def _is_behind(self, name: str, pin: Pin, history: History) -> bool:
+        """Whether the changes that a consumer's pin keeps have become too many."""
+        if pin.max_bytes is None or pin.since is None:
+            return False
+        kept_bytes = history.changes_bytes(pin.since)
+        if kept_bytes <= pin.max_bytes:
+            return False
+        if name not in self._behind:
+            self._behind.add(name)
+            _log.warning(
+                "%s, the pin of %s, is over: the changes since batch %d take %d bytes, and it keeps at most %d."
+                " [consumer-behind]",
+                name,
+                pin.owner,
+                pin.since,
+                kept_bytes,
+                pin.max_bytes,
+            )
+        return True
+
+    def has_seen(self, batch: int) -> bool:
+        """Whether the pins were listed since the checkpoint of a batch became durable."""
+        return batch <= self._seen_through
+
+    @property
+    def changes_from(self) -> int:
+        """The first batch whose changes must stay: some consumer needs them, or may, as its pin was not seen yet."""
+        unseen = self._seen_through + 1
+        return unseen if self._consumers_from is None else min(self._consumers_from, unseen)
 
     def need(self, name: str) -> bool:
         """Whether a standing pin, or one that cannot be read, needs an object."""

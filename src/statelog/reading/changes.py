@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -145,23 +146,47 @@ def change_rows(
                 keep()
 
 
+@dataclass(frozen=True)
+class SubtaskChanges:
+    """The changes of one subtask in one batch: their place in the store."""
+
+    batch: int
+    batch_time_ms: int
+    watermark_ms: int
+    generations: dict[str, int]
+    segments: list[SegmentRef]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, subtask: int) -> SubtaskChanges:
+        """The changes of a subtask in a checkpoint."""
+        return cls(
+            batch=checkpoint.batch,
+            batch_time_ms=checkpoint.batch_time_ms,
+            watermark_ms=checkpoint.watermark_ms,
+            generations=checkpoint.generations,
+            segments=[segment for segment in checkpoint.segments_of(subtask, subtask) if segment.rows],
+        )
+
+    def rows(self, store: Store, stored: StateSchema) -> Iterator[pa.RecordBatch]:
+        """The changes of a state, in the engine's columns."""
+        runs = [read_run(store, segment, _what(segment), states=[stored.name]) for segment in self.segments]
+        declared = {stored.name: StateDescriptor.from_stored(stored)}
+        garbage = Garbage(Moment(self.batch_time_ms, self.watermark_ms), self.generations)
+        for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
+            yield rows
+
+
 def batch_changes(
     store: Store, checkpoint: Checkpoint, stored: StateSchema, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch]:
     """The changes of a state in one batch, of some keys or of all."""
+    if wanted is None:
+        for subtask in range(checkpoint.parallelism):
+            yield from SubtaskChanges.of(checkpoint, subtask).rows(store, stored)
+        return
     name = stored_name(stored.name, checkpoint.generations.get(stored.name, 0))
     declared = {stored.name: StateDescriptor.from_stored(stored)}
     garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
-    if wanted is None:
-        for subtask in range(checkpoint.parallelism):
-            runs = [
-                read_run(store, segment, _what(segment), states=[stored.name])
-                for segment in checkpoint.segments_of(subtask, subtask)
-                if segment.rows
-            ]
-            for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
-                yield rows
-        return
     runs = _searched(store, checkpoint, name, wanted)
     for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
         found = _of_keys(rows, wanted)

@@ -15,15 +15,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from statelog.checkpoint.protocol import Tick, Ticked
 from statelog.clock import Clock, SystemClock
+from statelog.spark.available_now import SupportsTriggerAvailableNow
 from statelog.spark.rpc import RpcClient
-
-try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.1: there a query with the trigger availableNow is a single batch, without ticks.
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # older PySpark has none
-        """Stands in for the class that this version of Spark lacks."""
-
 
 CLOCK_SOURCE: Final = "statelog-clock"
 _POLL_S: Final = 0.05

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, get_type_hints
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.checkpoint.held_pin import HeldPin
-from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError
+from statelog.errors import PinExpiredError
 from statelog.reading.listing import (
     CheckpointInfo,
     OperatorInfo,
@@ -26,18 +26,17 @@ from statelog.reading.listing import (
 from statelog.reading.pinning import PinInfo, list_pins
 from statelog.reading.read import chosen_state, open_rows, select_columns
 from statelog.reading.scan import ReadPart, cut_parts
-from statelog.reading.source import At, Source, open_source, parse_at
+from statelog.reading.source import At, Source, open_source
 from statelog.runs.schema import decode_schema
+from statelog.spark.change_source import ChangeReader, change_columns
+from statelog.spark.source_options import Show, SourceOptions, misuse
 
-_OPTIONS: Final = ("path", "uid", "state", "at", "columns", "show", "pin_s", "push_filters")
-_PIN_S: Final = 3600.0
-"""How long the tasks of a read may take to begin."""
 _MOST_KEYS: Final = 100_000
 """Keys of filters that are looked up; for more the whole state is read."""
 
 _LISTS: Final[dict[str, tuple[type, Callable[[str, str | None], list[Any]]]]] = {
-    "operators": (OperatorInfo, lambda location, uid: list_operators(location)),
-    "states": (
+    Show.OPERATORS: (OperatorInfo, lambda location, uid: list_operators(location)),
+    Show.STATES: (
         StateInfo,
         lambda location, uid: [
             state
@@ -45,30 +44,39 @@ _LISTS: Final[dict[str, tuple[type, Callable[[str, str | None], list[Any]]]]] = 
             for state in list_states(location, one)
         ],
     ),
-    "checkpoints": (CheckpointInfo, list_checkpoints),
-    "pins": (PinInfo, list_pins),
+    Show.CHECKPOINTS: (CheckpointInfo, list_checkpoints),
+    Show.PINS: (PinInfo, list_pins),
 }
 
 
 class StateSource(DataSource):
-    """State of statelog's operators as a DataFrame, in batch queries: ``spark.read.format("statelog")``.
+    """State of statelog's operators as a DataFrame: ``spark.read.format("statelog")``, and its changes as a stream.
 
     Register it first: ``spark.dataSource.register(statelog.StateSource)``. The path is a query's checkpointLocation, or
     the location that its operators were given; all executors must see it. The query of the state may run meanwhile.
 
     Options, as text: ``uid``, ``state``, ``at`` (a batch, or a time in ISO 8601) and ``columns`` (separated by commas)
-    are those of :func:`read_state`. ``show`` is ``rows`` (default), ``operators``, ``states``, ``checkpoints`` or
-    ``pins``. ``pin_s`` is how many seconds the checkpoint is kept for tasks that have not begun; 3600 by default. Each
-    task then keeps it as long as it reads.
+    are those of :func:`read_state`. ``show`` is ``rows`` (default), ``operators``, ``states``, ``checkpoints``,
+    ``pins`` or ``changes``. ``pin_s`` is how many seconds the checkpoint is kept for tasks that have not begun; 3600 by
+    default. Each task then keeps it as long as it reads.
 
     With ``push_filters`` (``true`` or ``false``, the default) a filter that gives values of all fields of the key, such
     as ``key_user = 'ann'``, reads only the blocks of these keys. It needs Spark 4.1 or later, and Spark's
     ``spark.sql.python.filterPushdown.enabled``.
 
+    ``show=changes`` is for ``spark.readStream``: the rows of :func:`read_changes`, each change once, from the batch
+    after ``after`` on, by default from the oldest that is still stored. The changes of the newest batch come when the
+    next batch has begun, or with ``with_last=true`` as soon as Spark has committed theirs; then the path must be a
+    checkpointLocation. The changes that a stream has not read stay while it runs and for ``pin_s`` seconds after, by
+    default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than its
+    longest micro-batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
+    batch before those that were read.
+
     Examples
     --------
     >>> spark.dataSource.register(statelog.StateSource)  # doctest: +SKIP
     >>> spark.read.format("statelog").option("state", "count").load("/data/checkpoints/flights")  # doctest: +SKIP
+    >>> spark.readStream.format("statelog").options(state="count", show="changes").load(path)  # doctest: +SKIP
     """
 
     @classmethod
@@ -77,69 +85,30 @@ class StateSource(DataSource):
         return "statelog"
 
     def schema(self) -> StructType:
-        """The columns of the state, or of the list."""
-        return from_arrow_schema(_Read.of(self.options).schema())
+        """The columns of the state, of its changes, or of the list."""
+        options = SourceOptions.of(self.options)
+        if options.show in _LISTS:
+            return from_arrow_schema(_schema_of(_LISTS[options.show][0]))
+        source = open_source(options.location, options.uid, options.at)
+        if options.show == Show.CHANGES:
+            return from_arrow_schema(change_columns(source, options))
+        return from_arrow_schema(select_columns(source, chosen_state(source, options.state), options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of one checkpoint."""
-        read = _Read.of(self.options)
-        return (_KeyReader if read.pushes_filters else _Reader)(read, schema.names)
+        options = SourceOptions.of(self.options)
+        if options.show == Show.CHANGES:
+            raise misuse("Changes are read as a stream.", "Call spark.readStream, or statelog.read_changes.")
+        return (_KeyReader if options.pushes_filters else _Reader)(options, schema.names)
 
-
-@dataclass(frozen=True)
-class _Read:
-    """What a user has asked for."""
-
-    location: str
-    uid: str | None
-    state: str | None
-    at: At | None
-    columns: tuple[str, ...] | None
-    show: str
-    pin_s: float
-    pushes_filters: bool
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> _Read:
-        given = {name.lower(): value for name, value in options.items()}
-        if unknown := sorted(set(given) - set(_OPTIONS)):
-            raise _misuse(f"The format statelog has no option '{unknown[0]}'.", f"It has {', '.join(_OPTIONS)}.")
-        if "path" not in given:
-            raise _misuse("The format statelog has no path.", "Call load(path) with the checkpointLocation.")
-        show = given.get("show", "rows")
-        if show not in ("rows", *_LISTS):
-            raise _misuse(f"Option show is '{show}'.", f"It must be one of rows, {', '.join(_LISTS)}.")
-        try:
-            pin_s = float(given.get("pin_s", _PIN_S))
-        except ValueError:
-            raise _misuse(f"Option pin_s is '{given['pin_s']}'.", "It must be a number of seconds.") from None
-        pushes = given.get("push_filters", "false").lower()
-        if pushes not in ("true", "false"):
-            raise _misuse(f"Option push_filters is '{pushes}'.", "It must be true or false.")
-        columns = given.get("columns")
-        return cls(
-            location=given["path"],
-            uid=given.get("uid"),
-            state=given.get("state"),
-            at=parse_at(given["at"]) if "at" in given else None,
-            columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-            show=show,
-            pin_s=pin_s,
-            pushes_filters=pushes == "true",
-        )
-
-    def schema(self) -> pa.Schema:
-        if self.show in _LISTS:
-            return _schema_of(_LISTS[self.show][0])
-        source = self.source()
-        return select_columns(source, chosen_state(source, self.state), self.columns)
-
-    def source(self) -> Source:
-        return open_source(self.location, self.uid, self.at)
-
-
-def _misuse(message: str, hint: str) -> ConfigurationError:
-    return ConfigurationError(message, kind=ErrorKind.INVALID_OPTION, hint=hint)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader of changes."""
+        options = SourceOptions.of(self.options)
+        if options.show != Show.CHANGES:
+            raise misuse(
+                f"A stream of {options.show} was asked for.", "Only changes are a stream: option('show', 'changes')."
+            )
+        return ChangeReader(options, schema.names)
 
 
 @dataclass
@@ -153,16 +122,16 @@ class _Partition(InputPartition):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, read: _Read, names: list[str]) -> None:
-        self._read = read
+    def __init__(self, options: SourceOptions, names: list[str]) -> None:
+        self._options = options
         self._names = names
         self._wanted: dict[str, list[Any]] = {}
 
     def partitions(self) -> list[InputPartition]:
         """Pin the checkpoint, and cut the state."""
-        if self._read.show in _LISTS:
+        if self._options.show in _LISTS:
             return [_Partition(0, b"")]
-        source = self._read.source()
+        source = self._source(self._options.at)
         checkpoint = source.checkpoint
         HeldPin(
             source.store,
@@ -170,7 +139,7 @@ class _Reader(DataSourceReader):
             source.history,
             checkpoint.batch,
             owner="spark.read",
-            lasts_s=self._read.pin_s,
+            lasts_s=self._options.pin_s,
             is_shared=True,
         )
         if checkpoint.is_whole:
@@ -179,6 +148,9 @@ class _Reader(DataSourceReader):
         if keys is not None:
             return [_Partition(checkpoint.batch, checkpoint.token, keys=keys)]
         return [_Partition(checkpoint.batch, checkpoint.token, part) for part in cut_parts(source.history, checkpoint)]
+
+    def _source(self, at: At | None) -> Source:
+        return open_source(self._options.location, self._options.uid, at)
 
     def _keys(self, schema: pa.Schema) -> pa.Table | None:
         """The keys that the filters allow, if they are a list of values of each field."""
@@ -198,18 +170,18 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a part, in a task."""
         assert isinstance(partition, _Partition)
-        if self._read.show in _LISTS:
-            kind, listed = _LISTS[self._read.show]
-            infos = [asdict(one) for one in listed(self._read.location, self._read.uid)]
+        if self._options.show in _LISTS:
+            kind, listed = _LISTS[self._options.show]
+            infos = [asdict(one) for one in listed(self._options.location, self._options.uid)]
             yield from pa.Table.from_pylist(infos, _schema_of(kind)).to_batches()
             return
-        source = open_source(self._read.location, self._read.uid, partition.batch)
+        source = self._source(partition.batch)
         if source.checkpoint.token != partition.token:
             raise PinExpiredError(
                 f"{source.name}: batch {partition.batch} was repeated after a repair while its state was read.",
                 hint="Read again.",
             )
-        stored = chosen_state(source, self._read.state)
+        stored = chosen_state(source, self._options.state)
         for rows in open_rows(source, stored, partition.keys, partition.part):
             if rows is not None:
                 yield rows.select(self._names)

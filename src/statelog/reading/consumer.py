@@ -1,0 +1,285 @@
+"""Follows the changes of a state while its query runs, from one position in the log to the next."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from statelog.checkpoint.held_pin import HeldPin
+from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import Pin, consumer_pins
+from statelog.clock import Clock, SystemClock
+from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
+from statelog.log.entry import Checkpoint
+from statelog.log.open import open_location
+from statelog.reading.changes import SubtaskChanges, change_table
+from statelog.reading.source import Source, open_source, read_history
+from statelog.storage.store import if_present
+
+_log = logging.getLogger(__name__)
+
+OWNER: Final = "spark.readStream"
+"""Begins the owner of a consumer's pin; its name follows."""
+
+_RENEWAL_S: Final = 60.0
+"""Seconds after which a consumer's pin is made anew, so that it names little that the consumer has done with."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a consumer has come: the last batch whose changes it has."""
+
+    batch: int
+    """-1 before batch 0."""
+    token: str
+    """Of the batch's entry, in hexadecimal digits; empty if the entry was gone when the consumer began after it."""
+    consumer: str
+    """The consumer's name, by which it finds its pin again after a restart."""
+
+
+class ChangeConsumer:
+    """Finds the changes of a state after a position, and keeps those that it has not done with.
+
+    `source` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
+    changes are kept for a consumer that has stopped; they are given up before if they take more than `max_bytes`. The
+    changes of the newest batch come with the batch after it, which makes them certain; `takes_last` takes them as soon
+    as Spark has committed the batch. Without the right to write nothing is kept.
+
+    Raises the errors of :func:`change_table`, and ConfigurationError if `takes_last` and `location`, where a user looks
+    for the state, is no query's checkpointLocation.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        source: Source,
+        state: str | None,
+        *,
+        pin_s: float,
+        max_bytes: int,
+        takes_last: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.source = source
+        self.state, self.table = change_table(source, state)
+        self._pin_s = pin_s
+        self._max_bytes = max_bytes
+        self._clock = clock or SystemClock()
+        self._spark = open_location(location) if takes_last else None
+        if self._spark is not None and not self._spark.list("offsets/"):
+            raise ConfigurationError(
+                f"{location} has no offsets of Spark's, so its last batch is never known to be committed.",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="Pass the query's checkpointLocation, or leave with_last out.",
+            )
+        self._pinned_s = -math.inf
+
+    def first(self, after: int | None) -> Position:
+        """The position of a new consumer: after a batch, or before all changes that are still stored.
+
+        Raises StateMissingError if changes since `after` are gone, or if there is no such batch yet.
+        """
+        history = self._history()
+        kept_from = max(history.changes_from, 0)
+        if after is None:
+            after = kept_from - 1
+        elif after < -1:
+            raise ConfigurationError(
+                f"The changes after batch {after} were asked for.",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="Batches begin with 0; -1 is before all of them.",
+            )
+        position = self._position(history, after, secrets.token_hex(8))
+        latest = _latest(history)
+        if after > latest.batch:
+            raise StateMissingError(
+                f"{self.source.name} has no batch {after} yet; its newest one is {latest.batch}.",
+                hint="Begin after a batch that read_state or list_checkpoints shows.",
+            )
+        if latest.batch > after:
+            self._require_kept(history, position)
+        self._keep(history, position)
+        return position
+
+    def newest(self, since: Position | None, up_to: int | None = None) -> Position:
+        """The newest position that can be read up to in one step, from another one whose changes have been read.
+
+        A step ends at batch `up_to`, and has batches of one parallelism if `since` is known. Raises StateMissingError
+        if changes after `since` are gone, or if its batch was replaced.
+        """
+        history = self._history()
+        last = self._last_certain(history)
+        if up_to is not None:
+            last = min(last, up_to)
+        if since is None:
+            return self._position(history, last, secrets.token_hex(8))
+        self._require_same(history, since)
+        if last <= since.batch:
+            return since
+        self._require_kept(history, since)
+        self._keep(history, since)
+        end = parallelism = 0
+        for checkpoint in self._checkpoints(history, since.batch + 1, last):
+            if parallelism not in (0, checkpoint.parallelism):
+                break
+            parallelism, end = checkpoint.parallelism, checkpoint.batch
+        return self._position(history, end, since.consumer)
+
+    def changes(self, start: Position, end: Position) -> list[list[SubtaskChanges]]:
+        """The changes after one position up to another one, of each subtask by batch.
+
+        Raises StateMissingError as :meth:`newest` does, and ConfigurationError if the state has other columns meanwhile
+        or a batch has no changes in the log.
+        """
+        history = self._history()
+        self._require_same(history, start)
+        self._require_same(history, end)
+        self._require_kept(history, start)
+        self._keep(history, start)
+        found = self._checkpoints(history, start.batch + 1, end.batch)
+        for checkpoint in found:
+            self._require_readable(checkpoint)
+        parallelism = max((checkpoint.parallelism for checkpoint in found), default=0)
+        return [[SubtaskChanges.of(checkpoint, subtask) for checkpoint in found] for subtask in range(parallelism)]
+
+    # ---- Parts ----
+
+    def _history(self) -> History:
+        history = read_history(self.source.store, self.source.root)
+        _latest(history, self.source.name)
+        return history
+
+    def _position(self, history: History, batch: int, consumer: str) -> Position:
+        checkpoint = history.at(batch)
+        return Position(batch, "" if checkpoint is None else checkpoint.token.hex(), consumer)
+
+    def _last_certain(self, history: History) -> int:
+        latest = _latest(history).batch
+        if self._spark is not None:
+            spark, name = self._spark, f"commits/{latest}"
+            if if_present(lambda: spark.read(name)) is not None:
+                return latest
+        return latest - 1
+
+    def _require_same(self, history: History, position: Position) -> None:
+        """Raise StateMissingError if the batch of a position was replaced by another one."""
+        checkpoint = history.at(position.batch)
+        token = None if checkpoint is None else checkpoint.token.hex()
+        if not position.token or token == position.token:
+            return
+        if token is None and position.batch <= _latest(history).batch:
+            return  # its entry is gone, and whether its changes are is seen later
+        was = "is not in the log any more" if token is None else "was replaced"
+        raise StateMissingError(
+            f"{self.source.name}: batch {position.batch} {was}, after its changes were read: the query was set back, or"
+            " begun anew.",
+            hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N.",
+        )
+
+    def _require_kept(self, history: History, since: Position) -> None:
+        """Raise StateMissingError if the changes after a position may be gone."""
+        first = since.batch + 1
+        if first <= _latest(history).batch and not self._are_kept(history, first):
+            raise self._gone(first)
+
+    def _are_kept(self, history: History, first: int) -> bool:
+        """Whether the changes from a batch on are stored, by the log or because a consumer needs them."""
+        return history.changes_from <= first or bool(self._pins_from(first))
+
+    def _pins_from(self, first: int) -> list[Pin]:
+        """The consumers' pins that keep the changes from a batch on."""
+        pins = consumer_pins(self.source.store, self.source.root, self._clock.now_s())
+        return [pin for _, pin in pins if pin.since is not None and pin.since <= first]
+
+    def _gone(self, batch: int) -> StateMissingError:
+        return StateMissingError(
+            f"{self.source.name}: the changes of batch {batch} are gone.",
+            hint="Begin anew from a checkpoint: read_state(at=N), then the changes after N. A consumer keeps changes"
+            " while it runs and for pin_s after that, up to max_pin_bytes.",
+        )
+
+    def _checkpoints(self, history: History, first: int, last: int) -> list[Checkpoint]:
+        """The checkpoints of some batches, from the log or, where it begins later, by way of a consumer's pin."""
+        found = {checkpoint.batch: checkpoint for checkpoint in history.between(first, last)}
+        if first not in found:
+            for pin in self._pins_from(first):
+                named = pin.history(self.source.store, self.source.root).between(first, last)
+                found = {checkpoint.batch: checkpoint for checkpoint in named} | found
+        for batch in range(first, last + 1):
+            if batch not in found:
+                raise self._gone(batch)
+        return [found[batch] for batch in range(first, last + 1)]
+
+    def _require_readable(self, checkpoint: Checkpoint) -> None:
+        """Raise ConfigurationError unless a batch has changes, in the columns that the consumer began with."""
+        if not checkpoint.segments:
+            raise ConfigurationError(
+                f"{self.source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                hint="Compare two checkpoints with read_diff.",
+            )
+        if checkpoint.key_schema == self.source.checkpoint.key_schema and self.state in checkpoint.states:
+            return
+        raise ConfigurationError(
+            f"{self.source.name}: from batch {checkpoint.batch} on, state '{self.state.name}' is gone or has other"
+            " columns.",
+            kind=ErrorKind.OTHER_SCHEMA,
+            hint="Begin anew with the new columns, after the batch before.",
+        )
+
+    def _keep(self, history: History, since: Position) -> None:
+        """Keep the changes after a position, if the pin for them is missing or old."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._pinned_s <= min(_RENEWAL_S, self._pin_s / 2):
+            return
+        # The entry of the position itself is kept too, so that a batch that was replaced is recognized.
+        first = max(since.batch, 0)
+        if history.at(first) is None or not self._are_kept(history, first):
+            first = since.batch + 1
+        if history.at(first) is None:
+            return  # nothing is there yet, or a pin keeps it that the log does not reach
+        store, owner = self.source.store, f"{OWNER} {since.consumer}"
+        try:
+            made = HeldPin(
+                store,
+                self.source.root,
+                history,
+                _latest(history).batch,
+                owner=owner,
+                lasts_s=self._pin_s,
+                is_shared=True,
+                since=first,
+                max_bytes=self._max_bytes,
+                clock=self._clock,
+            )
+            pins = consumer_pins(store, self.source.root, self._clock.now_s())
+            store.delete([info.name for info, pin in pins if pin.owner == owner and info.name != made.name])
+        except PinExpiredError:
+            raise self._gone(since.batch + 1) from None
+        except StorageError as error:
+            _log.warning("%s: the changes since batch %d cannot be kept: %s", self.source.name, first, error)
+        self._pinned_s = now_s
+
+
+def _latest(history: History, name: str = "") -> Checkpoint:
+    """The newest checkpoint; StateMissingError if there is none."""
+    if history.latest is None:
+        raise StateMissingError(f"{name} has no checkpoint.", hint="Was its location emptied while it was read?")
+    return history.latest
+
+
+def open_consumer(
+    location: str,
+    uid: str | None,
+    state: str | None,
+    *,
+    pin_s: float,
+    max_bytes: int,
+    takes_last: bool = False,
+) -> ChangeConsumer:
+    """Open a consumer of a state's changes; raises the errors of :func:`open_source` and :class:`ChangeConsumer`."""
+    source = open_source(location, uid, None)
+    return ChangeConsumer(location, source, state, pin_s=pin_s, max_bytes=max_bytes, takes_last=takes_last)

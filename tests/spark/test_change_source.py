@@ -1,0 +1,196 @@
+"""``spark.readStream.format("statelog")``: every change of a state once, beside its query and across restarts."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import statelog
+from statelog.reading.consumer import OWNER
+from tests.reading.story import STATES, Story
+from tests.reading.test_changes import Rows, replayed
+from tests.spark.support import Job, make_orders
+
+FORGETFUL: dict[str, Any] = {
+    "retained_checkpoints": 2,
+    "materialization_interval_s": 0,
+    "max_log_to_base": 0,
+    "max_file_bytes": 4000,
+    "log_min_age_s": 0,
+}
+
+
+class Feed:
+    """A stream of changes, and the rows that it has written."""
+
+    def __init__(self, spark: SparkSession, location: str, checkpoint: Path, **options: Any) -> None:
+        spark.dataSource.register(statelog.StateSource)
+        self._stream = spark.readStream.format("statelog").options(**{"show": "changes", **options}).load(location)
+        self._checkpoint = checkpoint
+        self._batches: dict[int, Rows] = {}
+        self._has_rows = threading.Condition()
+
+    def _write(self, df: DataFrame, number: int) -> None:
+        rows = [row.asDict() for row in df.collect()]
+        with self._has_rows:
+            self._batches[number] = rows
+            self._has_rows.notify_all()
+
+    def start(self, **trigger: Any) -> StreamingQuery:
+        writer = self._stream.writeStream.foreachBatch(self._write)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def run(self) -> None:
+        """Read the changes that are there."""
+        self.start(availableNow=True).awaitTermination()
+
+    def fail(self) -> str:
+        """Run, and return the error."""
+        with pytest.raises(PySparkException) as error:
+            self.run()
+        return str(error.value)
+
+    def wait_for(self, batch: int) -> None:
+        """Wait until the changes of a batch are there."""
+        with self._has_rows:
+            assert self._has_rows.wait_for(lambda: batch in {row["batch"] for row in self.rows}, timeout=60)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows by batch; within one a key's rows are in order."""
+        found = [row for number in sorted(self._batches) for row in self._batches[number]]
+        return sorted(found, key=lambda row: int(row["batch"]))
+
+
+def require_all(feed: Feed, query: Story, state: str) -> None:
+    """The changes are those of all batches but the newest, once each."""
+    assert {row["batch"] for row in feed.rows} == set(range(len(query.models) - 1))
+    assert replayed([], feed.rows, state) == STATES[state](query.models[-2])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_stream_goes_on_after_restarts(spark: SparkSession, tmp_path: Path, state: str) -> None:
+    rng = random.Random(3)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state=state)
+    feed.run()
+    for parallelism in (3, 2, 5):
+        query.start(parallelism)
+        query.run_batches(7, rng)
+        feed.run()
+        require_all(feed, query, state)
+    owners = [pin.owner for pin in statelog.list_pins(query.location) if pin.owner.startswith(OWNER)]
+    assert len(owners) == 1
+
+
+def test_a_stream_follows_its_query(spark: SparkSession, tmp_path: Path) -> None:
+    """The query is started again with other subtasks while the stream waits, and so is the stream."""
+    rng = random.Random(4)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state="value")
+    for parallelism in (3, 1):
+        stream = feed.start()
+        try:
+            query.start(parallelism)
+            for _ in range(3):
+                query.run_batches(2, rng)
+                feed.wait_for(len(query.models) - 2)
+        finally:
+            stream.stop()
+        require_all(feed, query, "value")
+
+
+def test_with_last_the_committed_batch_comes_too(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", uid="ledger").add(make_orders(3, seed=1))
+    job.run(job.ledger(spark, 2))
+    [state, *_] = [info.state for info in statelog.list_states(job.checkpoint) if info.kind == "value"]
+    feed = Feed(spark, str(job.checkpoint), tmp_path / "feed", uid="ledger", state=state, with_last="true")
+    for leg in range(2):
+        feed.run()
+        batches = range(3 + 2 * leg)
+        assert {row["batch"] for row in feed.rows} == set(batches)
+        last = {row["key_user"]: row for row in feed.rows}
+        found = {user: row["value_count"] for user, row in last.items() if row["operation"] == "put"}
+        now = statelog.read_state(job.checkpoint, state=state).read_all().to_pylist()
+        assert found == {row["key_user"]: row["value_count"] for row in now}
+        job.add(make_orders(2, seed=2))
+        job.run(job.ledger(spark, 3))
+
+
+def test_a_stream_begins_after_a_batch_and_has_some_columns(spark: SparkSession, tmp_path: Path) -> None:
+    query = Story(tmp_path / "query")
+    query.run_batches(6, random.Random(5))
+    feed = Feed(spark, query.location, tmp_path / "feed", state="value", after="2", columns="batch,value_field")
+    feed.run()
+    assert {row["batch"] for row in feed.rows} == {3, 4}
+    assert all(list(row) == ["batch", "value_field"] for row in feed.rows)
+
+
+def test_a_stream_says_that_changes_are_gone(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(6)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(3, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state="value")
+    feed.run()
+    [pin] = [pin for pin in statelog.list_pins(query.location) if pin.owner.startswith(OWNER)]
+    statelog.unpin(query.location, pin.name)
+    query.run_batches(8, rng)
+    assert "the changes of batch 2 are gone" in feed.fail()
+
+
+def test_a_stream_says_that_its_query_was_begun_anew(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    query = Story(tmp_path / "query")
+    query.run_batches(4, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state="value")
+    feed.run()
+    (tmp_path / "query").rename(tmp_path / "old")
+    anew = Story(tmp_path / "query")
+    anew.start()
+    anew.run_batches(6, rng)
+    assert "batch 2 was replaced" in feed.fail()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"show": "rows"}, "Only changes are a stream: option('show', 'changes')"),
+        ({"at": "2"}, "Option at does not go with show=changes. Hint: Changes begin after a batch: option after."),
+        ({"after": "first"}, "Option after is 'first'. Hint: It must be a batch."),
+        ({"after": "77"}, "has no batch 77 yet"),
+        ({"max_pin_bytes": "1 GiB"}, "It must be a number of bytes"),
+        ({"with_last": "true"}, "has no offsets of Spark's"),
+        ({"with_last": "1"}, "It must be true or false"),
+        ({"state": "timer"}, "has no state 'timer'"),
+        ({"columns": "hash2"}, "hash2"),
+        ({"pin_s": "0"}, "a number of seconds"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named(spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str) -> None:
+    query = Story(tmp_path / "query")
+    query.run_batches(2, random.Random(8))
+    with pytest.raises(PySparkException, match=re.escape(message)):
+        Feed(spark, query.location, tmp_path / "feed", **{"state": "value", **options}).run()
+
+
+def test_changes_are_no_batch_read(spark: SparkSession, tmp_path: Path) -> None:
+    query = Story(tmp_path / "query")
+    query.run_batches(2, random.Random(8))
+    spark.dataSource.register(statelog.StateSource)
+    reader = spark.read.format("statelog").options(state="value", show="changes")
+    with pytest.raises(PySparkException, match="Changes are read as a stream"):
+        reader.load(query.location).collect()
+    with pytest.raises(PySparkException, match="It is for show=changes, in spark.readStream"):
+        spark.read.format("statelog").options(state="value", after="1").load(query.location)
