@@ -62,6 +62,7 @@ from .spark.data_source import StateSource
 from .spark.placement import spark_conf
 from .spark.query_errors import error_of
 from .storage import ObjectInfo, Store, register_store
+from .streams.fall_back import FellBack, fall_back
 from .streams.keyed import KeyedStream, key_by
 from .streams.orphans import list_orphans
 from .streams.repair import Rewound, rewind
@@ -95,6 +96,7 @@ __all__ = [
     "CountWindows",
     "Damage",
     "ErrorKind",
+    "FellBack",
     "FencedError",
     "First",
     "KeyedStream",
@@ -145,6 +147,7 @@ __all__ = [
     "WindowProcessor",
     "WindowedStream",
     "error_of",
+    "fall_back",
     "key_by",
     "late",
     "list_checkpoints",

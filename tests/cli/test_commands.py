@@ -156,6 +156,52 @@ def test_verify_reads_all(story: Story, run: Any) -> None:
     assert "newest without damage: op: 7" in run("verify")
 
 
+@pytest.fixture(scope="module")
+def checkpoint(story: Story) -> str:
+    """A checkpointLocation beside the state, whose query has committed seven batches."""
+    location = f"{story.location}-checkpoint"
+    store = open_store(location)
+    store.put("metadata", json.dumps({"id": "query"}).encode())
+    for batch in range(8):
+        offsets = f'v1\n{{"batchTimestampMs":{START_MS + 1000 * batch},"batchWatermarkMs":0}}\n{batch}\n'
+        store.put(f"offsets/{batch}", offsets.encode())
+        if batch < 7:
+            store.put(f"commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    return location
+
+
+@pytest.fixture
+def query(story: Story, checkpoint: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command on the query's checkpointLocation; returns its output as a value of JSON."""
+
+    def run(command: str, *arguments: str) -> Any:
+        assert main([command, checkpoint, *arguments, "--location", story.location, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_query_is_set_back(query: Any, story: Story, capsys: pytest.CaptureFixture[str], checkpoint: str) -> None:
+    done = query("rewind", "--dry-run", "--to", "5")
+    assert (done["next_batch"], done["taken_back"]) == (6, [6])
+    assert done["removed"] == ["offsets/7", "commits/6"]
+    done = query("rewind")
+    assert (done["next_batch"], done["taken_back"]) == (7, [])
+    done = query("fall-back", "--dry-run")
+    assert (done["next_batch"], done["damages"], done["copies"]) == (7, [], [])
+    assert main(["fall-back", checkpoint, "--dry-run", "--location", story.location]) == 0
+    assert "next batch" in capsys.readouterr().out
+    assert main(["rewind", checkpoint, "--to", "1", "--location", story.location]) == 1
+    assert "the oldest that is retained is checkpoint 4" in capsys.readouterr().err
+
+
+def test_a_savepoint_is_made_and_restored(query: Any, story: Story, checkpoint: str) -> None:
+    saved, restored = f"{checkpoint}-saved", f"{checkpoint}-restored"
+    assert query("savepoint", saved)["batch"] == 6
+    assert main(["restore", saved, restored, "--location", f"{restored}/statelog"]) == 0
+    assert rows(statelog.read_state(restored, state="map").read_all()) == map_rows(story.models[6])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -32,6 +32,7 @@ for _command in (
     query_commands.savepoint,
     query_commands.restore,
     query_commands.rewind,
+    query_commands.fall_back,
     query_commands.orphans,
 ):
     commands.add_command(_command)

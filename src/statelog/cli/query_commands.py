@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import click
 
 from statelog.cli.arguments import JSON
 from statelog.cli.shown import show_result, show_results
+from statelog.cli.verify_command import DAMAGE_COLUMNS
+from statelog.streams import fall_back as fall_back_module
 from statelog.streams import orphans as orphan_objects
 from statelog.streams import repair, save_restore
 
+_OPERATORS: Final = click.option(
+    "--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell."
+)
 _PLACE: Final = click.option("--location", help="Where the operators' state is, if they are given a location.")
 
 
@@ -39,15 +45,43 @@ def restore(source: str, checkpoint_location: str, claim: bool, location: str | 
 @click.command()
 @click.argument("checkpoint_location", metavar="CHECKPOINT")
 @click.option("--dry-run", is_flag=True, help="Only report the repair; change nothing.")
-@click.option("--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell.")
+@click.option("--to", type=int, help="The batch to go back to; by default the newest that all operators have.")
+@_OPERATORS
 @_PLACE
 @JSON
 def rewind(
+    checkpoint_location: str,
+    dry_run: bool,
+    to: int | None,
+    operators: tuple[str, ...],
+    location: str | None,
+    as_json: bool,
+) -> None:
+    """Have Spark repeat batches of a stopped query whose state is missing, or all after a batch."""
+    done = repair.rewind(
+        checkpoint_location, location=location, operators=list(operators) or None, to=to, dry_run=dry_run
+    )
+    show_result(done, as_json=as_json)
+
+
+@click.command(name="fall-back")
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.option("--dry-run", is_flag=True, help="Only report damage and changes; change nothing.")
+@_OPERATORS
+@_PLACE
+@JSON
+def fall_back(
     checkpoint_location: str, dry_run: bool, operators: tuple[str, ...], location: str | None, as_json: bool
 ) -> None:
-    """Have Spark repeat batches of a stopped query whose state is missing."""
-    done = repair.rewind(checkpoint_location, location=location, dry_run=dry_run, operators=list(operators) or None)
-    show_result(done, as_json=as_json)
+    """Set a stopped query with damaged state back to its newest checkpoint without damage."""
+    done = fall_back_module.fall_back(
+        checkpoint_location, location=location, operators=list(operators) or None, dry_run=dry_run
+    )
+    if as_json:
+        show_result(done, as_json=True)
+        return
+    show_results(done.damages, DAMAGE_COLUMNS, as_json=False)
+    show_result(replace(done, damages=()), as_json=False)
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Final
 
 import click
 
@@ -12,6 +13,8 @@ from statelog.reading import verify as checks
 
 DAMAGED = 3
 """The exit code if something is damaged."""
+DAMAGE_COLUMNS: Final = {"uid": "operator", "kind": "kind", "batches": "checkpoints", "problem": "problem"}
+"""The fields of a damage that people see, with their headings."""
 
 
 @click.command()
@@ -24,9 +27,8 @@ def verify(location: str, uid: str | None, as_json: bool) -> None:
     if as_json:
         write_json(asdict(done))
     else:
-        columns = {"uid": "operator", "kind": "kind", "batches": "checkpoints", "problem": "problem"}
         if done.damages:
-            show_results(done.damages, columns, as_json=False)
+            show_results(done.damages, DAMAGE_COLUMNS, as_json=False)
         whole = ", ".join(f"{one}: {'none' if batch is None else batch}" for one, batch in done.whole.items())
         print(
             f"{done.checkpoints} checkpoints, {done.stored_parts:,} stored parts, {size_text(done.stored_bytes)};"

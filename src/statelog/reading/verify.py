@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from statelog.checkpoint.held_pin import is_retained
@@ -29,6 +29,8 @@ class Damage:
         The operator; the name of its folder if its log cannot be read.
     kind : str
         The code of the error, such as ``checksum`` or ``object-missing``.
+    name : str
+        The object below the location; empty if the damage is not that of a single one.
     problem : str
         What is wrong, with object and offset.
     batches : tuple of int
@@ -38,6 +40,7 @@ class Damage:
 
     uid: str
     kind: str
+    name: str
     problem: str
     batches: tuple[int, ...]
 
@@ -149,6 +152,7 @@ class _Check:
                 Damage(
                     self.uid,
                     ErrorKind.CHECKPOINT_MISSING,
+                    "",
                     f"The log of operator '{self.uid}' lacks the checkpoint of batch {history.first_missing}.",
                     (),
                 )
@@ -168,7 +172,7 @@ class _Check:
             self._note(error)
         for part, damage in read_ahead(self.parts.values(), self._checked, read_threads(self._store)):
             if damage is not None:
-                self._note(damage, part.users)
+                self._note(damage, part.stored.name, part.users)
         self._forget_given_up()
 
     @property
@@ -201,9 +205,9 @@ class _Check:
             return part, error
         return part, None
 
-    def _note(self, error: StatelogError, users: Iterable[bytes] = ()) -> None:
+    def _note(self, error: StatelogError, name: str = "", users: Iterable[bytes] = ()) -> None:
         batches = tuple(sorted({self.pins[token].batch for token in users}))
-        self.damages.append(Damage(self.uid, str(error.kind), str(error).partition("\n")[0], batches))
+        self.damages.append(Damage(self.uid, str(error.kind), name, str(error).partition("\n")[0], batches))
 
     def _forget_given_up(self) -> None:
         """Objects may be missing because the query has given up their checkpoints meanwhile."""
@@ -220,7 +224,7 @@ class _Check:
         for damage in self.damages:
             batches = tuple(batch for batch in damage.batches if batch in kept)
             if batches or not damage.batches:
-                left.append(Damage(damage.uid, damage.kind, damage.problem, batches))
+                left.append(replace(damage, batches=batches))
         self.damages = left
 
 

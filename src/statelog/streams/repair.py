@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from statelog.checkpoint.rewind_target import find_target
-from statelog.errors import ConfigurationError, StateMissingError
+from statelog.checkpoint.query_operators import OperatorLog
+from statelog.checkpoint.rewind_target import RewindTarget, find_target
+from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.open import open_location
-from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS
-from statelog.savepoints.spark_files import SparkFiles
+from statelog.savepoints.spark_checkpoint import COMMITS, OFFSETS, SparkCheckpoint
 from statelog.streams.checkpoint_location import open_checkpoint, read_logs
 
 _ASIDE: Final = "statelog-rewound"
@@ -53,9 +53,10 @@ def rewind(
     *,
     location: str | None = None,
     operators: Sequence[str] | None = None,
+    to: int | None = None,
     dry_run: bool = False,
 ) -> Rewound:
-    """Make Spark repeat the batches that it committed although their state is missing.
+    """Make Spark repeat the batches that it committed although their state is missing, or all after a batch.
 
     State is missing if an action did not run every subtask to its end (``limit`` in foreachBatch, say), or if it was
     restored from an older copy. The query must be stopped. Sinks see the repeated batches under the same batch ids.
@@ -73,6 +74,9 @@ def rewind(
     operators : sequence of str, optional
         The uids of all operators that the query has. By default its newest checkpoints tell; checkpoints of older
         versions of statelog do not always.
+    to : int, optional
+        The batch to go back to, whose checkpoint all operators retain: the query continues with the batch after it. By
+        default the newest that all of them have.
     dry_run : bool
         Report the changes without making them.
 
@@ -84,7 +88,8 @@ def rewind(
     Raises
     ------
     ConfigurationError
-        If there is no Spark checkpoint, or no state, or `operators` is needed.
+        If there is no Spark checkpoint, or no state, if `operators` is needed, or if `to` is after the newest
+        checkpoint of a committed batch.
     StateMissingError
         If the checkpoint to go back to is no longer complete, or Spark no longer knows the input of the batches to
         repeat.
@@ -96,31 +101,85 @@ def rewind(
     >>> statelog.rewind("/data/checkpoints/flights", dry_run=True)  # doctest: +SKIP
     Rewound(next_batch=41, taken_back=[41], removed=['offsets/42', 'commits/41'], ...)
     """
-    if operators is not None and (isinstance(operators, str) or not operators):
-        raise ConfigurationError(f"operators is {operators!r}.", hint="It must be a list of uids, or None.")
-    spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
-    offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
-    if not offsets:
-        raise ConfigurationError(
-            f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
-        )
-    logs = read_logs(spark, location)
-    target = find_target(logs, commits, lambda batch: spark.time_ms(batch) if batch in offsets else None, operators)
-    newest, names = target.batch, ([log.uid for log in target.operators], [log.uid for log in target.former])
-    taken_back = [batch for batch in commits if batch > newest]
-    if not taken_back:
-        return Rewound(max(commits, default=-1) + 1, [], [], "", *names)
-    _require_input(spark.location, newest, offsets, commits)
-    target.require_restorable(open_location)
-    # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
-    # Spark would skip a batch.
-    doomed = [f"{OFFSETS}/{batch}" for batch in reversed(offsets) if batch > newest + 1]
-    doomed += [f"{COMMITS}/{batch}" for batch in reversed(taken_back)]
-    aside = _free_folder(spark.files)
-    if not dry_run:
-        for name in doomed:
-            spark.files.move(name, f"{aside}/{name}")
-    return Rewound(newest + 1, taken_back, doomed, f"{spark.location}/{aside}", *names)
+    query = StoppedFiles.open(checkpoint_location, location, operators)
+    return query.rewind_to(query.target.batch if to is None else to, dry_run=dry_run)
+
+
+@dataclass(frozen=True)
+class StoppedFiles:
+    """The files of a stopped query: Spark's own, and the checkpoints of its operators."""
+
+    spark: SparkCheckpoint
+    offsets: list[int]
+    commits: list[int]
+    target: RewindTarget
+    """The newest checkpoint to which the query can go back."""
+
+    @classmethod
+    def open(
+        cls, checkpoint_location: str | Path, location: str | None, operators: Sequence[str] | None
+    ) -> StoppedFiles:
+        """Read them; takes the arguments of :func:`rewind`, and raises its errors."""
+        if operators is not None and (isinstance(operators, str) or not operators):
+            raise ConfigurationError(f"operators is {operators!r}.", hint="It must be a list of uids, or None.")
+        spark = open_checkpoint(str(checkpoint_location), SparkSession.getActiveSession())
+        offsets, commits = spark.batches(OFFSETS), spark.batches(COMMITS)
+        if not offsets:
+            raise ConfigurationError(
+                f"{spark.location} holds no checkpoint of a Spark query.", hint="Pass the query's checkpointLocation."
+            )
+
+        def time_ms(batch: int) -> int | None:
+            return spark.time_ms(batch) if batch in offsets else None
+
+        logs = read_logs(spark, location)
+        return cls(spark, offsets, commits, find_target(logs, commits, time_ms, operators))
+
+    def is_of_batch(self, log: OperatorLog, batch: int) -> bool:
+        """Whether an operator retains the checkpoint that belongs to Spark's batch."""
+        checkpoint = log.history.at(batch)
+        if checkpoint is None or not log.history.has_batch(batch):
+            return False
+        return batch not in self.offsets or self.spark.time_ms(batch) == checkpoint.batch_time_ms
+
+    def rewind_to(self, batch: int, *, dry_run: bool) -> Rewound:
+        """Have the query go on after a batch; raises the errors of :func:`rewind`."""
+        target = replace(self.target, batch=batch)
+        if batch != self.target.batch:
+            self._require_choice(batch)
+        names = [log.uid for log in target.operators], [log.uid for log in target.former]
+        taken_back = [committed for committed in self.commits if committed > batch]
+        if not taken_back:
+            return Rewound(max(self.commits, default=-1) + 1, [], [], "", *names)
+        _require_input(self.spark.location, batch, self.offsets, self.commits)
+        target.require_restorable(open_location)
+        # The offsets go first: after a crash in between, Spark and the state still disagree visibly. In the other order
+        # Spark would skip a batch.
+        doomed = [f"{OFFSETS}/{offset}" for offset in reversed(self.offsets) if offset > batch + 1]
+        doomed += [f"{COMMITS}/{committed}" for committed in reversed(taken_back)]
+        aside = free_folder(self.spark.files.list(_ASIDE), _ASIDE)
+        if not dry_run:
+            for name in doomed:
+                self.spark.files.move(name, f"{aside}/{name}")
+        return Rewound(batch + 1, taken_back, doomed, f"{self.spark.location}/{aside}", *names)
+
+    def _require_choice(self, batch: int) -> None:
+        """Check that a user can have the query go back to a batch."""
+        newest = self.target.batch
+        if not 0 <= batch <= newest:
+            raise ConfigurationError(
+                f"The query was to go back to batch {batch}; the newest checkpoint of a batch that Spark has committed"
+                f" is {newest}.",
+                kind=ErrorKind.INVALID_OPTION,
+                hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
+            )
+        for log in self.target.operators:
+            if log.history.at(batch) is not None and log.history.has_batch(batch) and not self.is_of_batch(log, batch):
+                raise StateMissingError(
+                    f"{log.name}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
+                    " was repeated since.",
+                    hint="Choose another batch.",
+                )
 
 
 def _require_input(location: str, newest: int, offsets: Sequence[int], commits: Sequence[int]) -> None:
@@ -139,7 +198,7 @@ def _require_input(location: str, newest: int, offsets: Sequence[int], commits: 
         )
 
 
-def _free_folder(files: SparkFiles) -> str:
-    """The next numbered folder. Every call gets a new one, so nothing in them is ever replaced."""
-    numbers = (name.split("/")[1] for name in files.list(_ASIDE))
-    return f"{_ASIDE}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"
+def free_folder(names: Iterable[str], folder: str) -> str:
+    """The next numbered folder in a folder with these files; so nothing in them is ever replaced."""
+    numbers = (name.removeprefix(f"{folder}/").split("/")[0] for name in names)
+    return f"{folder}/{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}"
