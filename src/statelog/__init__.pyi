@@ -43,6 +43,7 @@ from .operators.unkeyed.processor import OperatorContext, OperatorHandle, Operat
 from .operators.unkeyed.states import BroadcastState, OperatorListState
 from .options import Options
 from .reading.changes import read_changes
+from .reading.compare import StateComparison, compare
 from .reading.diff import read_diff
 from .reading.history import read_history
 from .reading.listing import (
@@ -127,6 +128,7 @@ __all__ = [
     "SessionWindows",
     "SlidingWindows",
     "StandardDeviation",
+    "StateComparison",
     "StateInfo",
     "StateMissingError",
     "StateReader",
@@ -146,6 +148,7 @@ __all__ = [
     "WindowHandle",
     "WindowProcessor",
     "WindowedStream",
+    "compare",
     "error_of",
     "fall_back",
     "key_by",

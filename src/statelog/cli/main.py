@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from statelog.cli import pin_commands, query_commands, state_commands, verify_command
+from statelog.cli import compare_command, pin_commands, query_commands, state_commands, verify_command
 from statelog.errors import StatelogError
 
 
@@ -26,6 +26,7 @@ for _command in (
     state_commands.diff,
     state_commands.export,
     verify_command.verify,
+    compare_command.compare,
     pin_commands.pin,
     pin_commands.pins,
     pin_commands.unpin,

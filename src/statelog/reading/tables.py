@@ -28,7 +28,7 @@ HASH: Final = "hash"
 _ENTRY_COLUMNS: Final = [0, 1, 2]
 """Hash, key and entry of a change, which give the order of changes."""
 _POSITION: Final = "position"
-_SUBTASK: Final = "subtask"
+SUBTASK: Final = "subtask"
 TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
 _MOST_ELEMENTS: Final = 1 << 30
@@ -179,7 +179,7 @@ class ElementColumns:
         self._entry_names = [field.name for field in entry_fields]
         value_fields = prefixed("value", state.value_schema)
         self._value_names = [field.name for field in value_fields]
-        places = [pa.field(_SUBTASK, pa.int32()), pa.field(_POSITION, pa.int64())]
+        places = [pa.field(SUBTASK, pa.int32()), pa.field(_POSITION, pa.int64())]
         self.schema = pa.schema([*places, *entry_fields, *value_fields])
 
     def to_rows(self, elements: pa.RecordBatch, subtask: int) -> pa.RecordBatch:
@@ -194,7 +194,7 @@ class ElementColumns:
 
     def to_elements(self, rows: pa.Table, subtask: int) -> pa.RecordBatch:
         """Make a subtask's elements, in order, from the rows of all subtasks, as read from the files."""
-        own = rows.filter(pc.equal(rows.column(_SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
+        own = rows.filter(pc.equal(rows.column(SUBTASK), subtask)).sort_by(_POSITION).combine_chunks()
         own = own.cast(self.schema)
         columns = [own.column(name).combine_chunks() for name in self._value_names]
         if self._map_keys is not None:
