@@ -31,11 +31,13 @@ from statelog.runs.merge import MergePosition, RunMerge, merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind
 from statelog.runs.times import Moment
-from statelog.runs.writer import RunWriter, StateChanges, encode_run
+from statelog.runs.writer import STORED_BLOCK_BYTES, RunWriter, StateChanges, encode_run
 from statelog.tables.memory import MemoryTable
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryRows, KeyBatch, StateTable, ValueRows
+from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments
+from statelog.testing.harness import parts_of
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.unkeyed import UnkeyedQuery
 
@@ -537,3 +539,58 @@ def test_a_state_without_keys_that_is_too_large_is_refused_by_name(state: str) -
             written([], {state: 2 * parts}).sections()
         with pytest.raises(ProcessorError, match="state 'unknown' may take"):
             written([], {"unknown": 2 * parts}).sections()
+
+
+def test_a_block_ends_before_the_hash_that_would_make_it_large() -> None:
+    """But it has all rows of one hash, unless they are too many for any block."""
+    counts = {hash_value: 1 for hash_value in range(40)} | {10: 4, 20: 20}
+    changes = [
+        (hash_value, b"%d %d" % (hash_value, number), b"", Operation.PUT, "x" * 1000)
+        for hash_value, count in counts.items()
+        for number in range(count)
+    ]
+    rows = [dict(zip(["hash", "key", "entry", "op", "v0"], change, strict=True)) for change in sorted(changes)]
+    sink = pa.BufferOutputStream()
+    writer = RunWriter(sink, compression=None, block_rows=1000, block_bytes=9_000, whole_bytes=3_000)
+    batch = pa.RecordBatch.from_pylist(rows, schema=change_schema(TEXTS))
+    writer.add(TEXTS, batch)
+    writer.finish()
+    blocks = Run(sink.getvalue(), "run").sections["texts"].blocks
+    assert [row for block in blocks for row in block.load().to_pylist()] == batch.to_pylist()
+    sizes: dict[tuple[int, int], list[int]] = {(block.first_hash, block.last_hash): [] for block in blocks}
+    for block in blocks:
+        sizes[block.first_hash, block.last_hash].append(block.rows)
+    assert sizes[10, 10] == [4]
+    assert sizes[20, 20] == [8, 8, 4]
+    others = [count for (first, last), of in sizes.items() if first not in (10, 20) for count in of]
+    assert max(others) == 2
+    assert sum(others) == 38
+
+
+class Keep(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self._text = handle.getValueState("text", "text string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self._text.update((row.text,))
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def test_stored_blocks_are_small_so_that_a_look_up_reads_little(tmp_path: Path) -> None:
+    options = Options(inline_budget_bytes=0, materialization_interval_s=0, merge_fan_in=2)
+    with Harness(Keep(), input="k long, text string", output="k long", keys=["k"], options=options) as harness:
+        for batch in range(4):
+            harness.push([(key, f"{batch}" * 3000) for key in range(1000)])
+        location = Path(parts_of(harness).query.location)
+        for folder in ("changes", "runs"):
+            paths = list(location.glob(f"*/{folder}/**/*.run"))
+            assert paths
+            for path in paths:
+                run = Run(pa.py_buffer(path.read_bytes()), path.name)
+                sizes = [block.size_bytes for section in run.sections.values() for block in section.blocks]
+                assert len(sizes) > 1
+                assert max(sizes) <= STORED_BLOCK_BYTES

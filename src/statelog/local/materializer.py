@@ -27,7 +27,7 @@ from statelog.runs import digests
 from statelog.runs.format import Footer
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import Garbage, MergePosition, RunMerge, merge_runs
-from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
+from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
 
@@ -325,7 +325,12 @@ class Materializer:
         runs = list(job.runs)
         if run.rows:
             sink = pa.BufferOutputStream()
-            writer = RunWriter(sink, compression=self.compression, block_rows=STORED_BLOCK_ROWS)
+            writer = RunWriter(
+                sink,
+                compression=self.compression,
+                block_rows=STORED_BLOCK_ROWS,
+                whole_bytes=STORED_BLOCK_BYTES,
+            )
             part, slice_rows = HashRange(first, last), self.local.policy.slice_rows
             rows = merge_runs([run], writer, is_bottom=False, within=part, slice_rows=slice_rows)
             data = sink.getvalue().to_pybytes()

@@ -12,13 +12,15 @@ import pyarrow as pa
 import xxhash
 
 from statelog.files import cut
-from statelog.runs.byte_slices import BUDGET, join_rows, row_ends
+from statelog.runs.byte_slices import BUDGET, Positions, join_rows, row_ends
 from statelog.runs.format import ALIGNMENT, MAGIC, TAIL, TAIL_MAGIC, VALUE_COLUMN, Footer, StoredBlock
 from statelog.runs.key_groups import Hashes
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 
 STORED_BLOCK_ROWS: Final = 16_384
 """Rows per block of a stored run: small enough that a rescaled subtask reads little it does not need."""
+STORED_BLOCK_BYTES: Final = 1 << 19
+"""Bytes of such a block as columns, unless it is of one hash: a look-up reads a block of each run."""
 LOCAL_BLOCK_ROWS: Final = 1 << 20
 """Rows per block of a local run: a search visits few blocks, and a merge holds one per input."""
 
@@ -43,8 +45,8 @@ class RunWriter:
     be at its start; with `written`, the footer of an unfinished run that is in the sink, at its end. `compression` is
     ``lz4``, ``zstd`` or None; uncompressed blocks can be mapped.
 
-    A block has `block_rows` rows, or more where it would part rows of one hash. Such rows are parted only if they
-    exceed `block_bytes`, the size of a block as columns.
+    A block has `block_rows` rows, or `whole_bytes` as columns, or more where it would part rows of one hash. Such rows
+    are parted only if they exceed `block_bytes` as columns, by default also `whole_bytes`.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class RunWriter:
         compression: str | None,
         block_rows: int,
         block_bytes: int = BUDGET.slice_bytes,
+        whole_bytes: int | None = None,
         written: Footer | None = None,
     ) -> None:
         self._sink = sink
         self._compression = compression
         self._block_rows = block_rows
         self._block_bytes = block_bytes
+        self._whole_bytes = block_bytes if whole_bytes is None else min(whole_bytes, block_bytes)
         self._states: list[StateSchema] = list(written.states) if written else []
         self._blocks: list[StoredBlock] = list(written.blocks) if written else []
         if not written:
@@ -107,18 +111,25 @@ class RunWriter:
 
     def _block_bounds(self, batch: pa.RecordBatch, hashes: Hashes) -> Iterator[tuple[int, int]]:
         """Split rows into blocks; rows of one hash stay together unless they exceed a block."""
-        ends = row_ends(batch) if batch.nbytes > self._block_bytes else None
+        ends = row_ends(batch) if batch.nbytes > self._whole_bytes else None
         start = 0
         while start < len(hashes):
             end = min(start + self._block_rows, len(hashes))
             if end < len(hashes):
                 end = int(np.searchsorted(hashes, hashes[end - 1], "right"))
-            if ends is not None and ends[end] - ends[start] > self._block_bytes:
-                fitting = int(np.searchsorted(ends, ends[start] + self._block_bytes, "right")) - 1
+            if ends is not None and ends[end] - ends[start] > self._whole_bytes:
+                fitting = int(np.searchsorted(ends, ends[start] + self._whole_bytes, "right")) - 1
                 whole = int(np.searchsorted(hashes, hashes[max(fitting, start)], "left"))
-                end = whole if whole > start else max(fitting, start + 1)
+                end = whole if whole > start else self._end_of_hash(start, hashes, ends)
             yield start, end
             start = end
+
+    def _end_of_hash(self, start: int, hashes: Hashes, ends: Positions) -> int:
+        """The end of a block of one hash."""
+        end = int(np.searchsorted(hashes, hashes[start], "right"))
+        if ends[end] - ends[start] <= self._block_bytes:
+            return end
+        return max(start + 1, int(np.searchsorted(ends, ends[start] + self._block_bytes, "right")) - 1)
 
     def finish(self) -> int:
         """Write the footer and return the number of rows written."""
@@ -135,9 +146,12 @@ def write_run(
     compression: str | None,
     block_rows: int,
     block_bytes: int = BUDGET.slice_bytes,
+    whole_bytes: int | None = None,
 ) -> None:
     """Write a run of sections block by block; the parameters are those of :class:`RunWriter`."""
-    writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes)
+    writer = RunWriter(
+        sink, compression=compression, block_rows=block_rows, block_bytes=block_bytes, whole_bytes=whole_bytes
+    )
     for section in sections:
         for batch in join_rows(section.batches, block_bytes):
             writer.add(section.state, batch)

@@ -29,7 +29,14 @@ from statelog.runs.merge import merge_runs
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, plain_name
 from statelog.runs.values import RowCodec
-from statelog.runs.writer import LOCAL_BLOCK_ROWS, STORED_BLOCK_ROWS, RunWriter, StateChanges, write_run
+from statelog.runs.writer import (
+    LOCAL_BLOCK_ROWS,
+    STORED_BLOCK_BYTES,
+    STORED_BLOCK_ROWS,
+    RunWriter,
+    StateChanges,
+    write_run,
+)
 from statelog.tables.table import KeyBatch, StateTable
 
 _LIST_PREFIX: Final = struct.Struct(">IQ")
@@ -263,7 +270,7 @@ class BatchChanges:
         rows = self._unstored_rows
         sink = pa.BufferOutputStream()
         if not self._unstored:
-            self._write(self.buffer.take(max_bytes), sink, compression, STORED_BLOCK_ROWS)
+            self._write(self.buffer.take(max_bytes), sink, compression, STORED_BLOCK_ROWS, STORED_BLOCK_BYTES)
         else:
             runs, self._unstored = self._unstored, []
             if max_bytes is None and rows == self.rows:
@@ -272,7 +279,7 @@ class BatchChanges:
                 runs = [Run(self._merged, "changes of all phases")]
             elif self.buffer.unstored_rows:
                 runs.append(self._as_run(self.buffer.take(max_bytes)))
-            self._merge(runs, sink, compression, STORED_BLOCK_ROWS)
+            self._merge(runs, sink, compression, STORED_BLOCK_ROWS, STORED_BLOCK_BYTES)
         return sink.getvalue().to_pybytes(), rows - self._unstored_rows
 
     @property
@@ -303,14 +310,34 @@ class BatchChanges:
         return Run(sink.getvalue(), f"changes of phase {self.phase}")
 
     def _write(
-        self, sections: list[StateChanges], sink: pa.NativeFile, compression: str | None, block_rows: int
+        self,
+        sections: list[StateChanges],
+        sink: pa.NativeFile,
+        compression: str | None,
+        block_rows: int,
+        whole_bytes: int | None = None,
+    ) -> None:
+        write_run(
+            sections,
+            sink,
+            compression=compression,
+            block_rows=block_rows,
+            block_bytes=self._budget.slice_bytes,
+            whole_bytes=whole_bytes,
+        )
+
+    def _merge(
+        self,
+        runs: list[Run],
+        sink: pa.NativeFile,
+        compression: str | None,
+        block_rows: int,
+        whole_bytes: int | None = None,
     ) -> None:
         size_bytes = self._budget.slice_bytes
-        write_run(sections, sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
-
-    def _merge(self, runs: list[Run], sink: pa.NativeFile, compression: str | None, block_rows: int) -> None:
-        size_bytes = self._budget.slice_bytes
-        writer = RunWriter(sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes)
+        writer = RunWriter(
+            sink, compression=compression, block_rows=block_rows, block_bytes=size_bytes, whole_bytes=whole_bytes
+        )
         merge_runs(runs, writer, is_bottom=False, slice_bytes=size_bytes)
 
 
