@@ -19,9 +19,9 @@ import statelog
 from statelog.checkpoint.history import History
 from statelog.log.open import open_location, open_log
 from statelog.options import Options
+from statelog.reading.manifest import Manifest, SavedOperator
 from statelog.reading.parts import one_by_one
 from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.manifest import Manifest, SavedOperator
 from statelog.savepoints.save import save_operator
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock

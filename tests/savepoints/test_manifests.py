@@ -13,7 +13,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, StatelogError
-from statelog.savepoints.manifest import Manifest
+from statelog.reading.manifest import Manifest
 from statelog.savepoints.target import UNFINISHED, begin_target
 from statelog.storage import LocalStore, ObjectInfo
 from tests.compat.test_savepoints import FIXTURES

@@ -10,8 +10,8 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError
+from statelog.reading.manifest import Manifest
 from statelog.savepoints import load, save
-from statelog.savepoints.manifest import Manifest
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import StoreFiles
 from statelog.storage import LocalStore, Store

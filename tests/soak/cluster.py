@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from statelog.checkpoint.batch import BatchTime
-from statelog.savepoints.manifest import SavedOperator
+from statelog.reading.manifest import SavedOperator
 from tests.model.keyed_model import Row
 from tests.soak.moves import Mood, random_harm
 from tests.soak.processes import Died, Failed, Remote, first_answer

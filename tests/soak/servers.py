@@ -16,9 +16,9 @@ from typing import Any, Final
 from statelog import FencedError, Observer, Options, Step, Ttl, Watermark
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.protocol import Reply, Request, Tick
+from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
 from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.manifest import SavedOperator
 from statelog.savepoints.save import save_operator
 from statelog.spark.rpc import RpcClient, RpcServer
 from statelog.storage import LocalStore

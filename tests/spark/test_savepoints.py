@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import statelog
 from statelog import ConfigurationError, CorruptionError, ErrorKind, Options, StateMissingError
 from statelog.__main__ import main
-from statelog.savepoints.manifest import Manifest
+from statelog.reading.manifest import Manifest
 from statelog.sealed import seal
 from statelog.storage import LocalStore
 from statelog.streams.save_restore import save_stopped

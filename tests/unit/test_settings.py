@@ -19,11 +19,11 @@ from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, requi
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
+from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
 from statelog.runs.schema import StateSchema
 from statelog.runs.times import NO_TIME_MS, Ttl
 from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.manifest import SavedOperator
 from statelog.savepoints.save import save_operator
 from statelog.storage import LocalStore
 from statelog.testing import Harness

@@ -20,7 +20,8 @@ from statelog.reading.diff import read_diff
 from statelog.reading.history import read_history
 from statelog.reading.listing import list_checkpoints, list_operators, list_states
 from statelog.reading.read import read_state
-from statelog.reading.source import At, open_source
+from statelog.reading.savepoint import open_operator
+from statelog.reading.source import At, is_savepoint
 from statelog.runs.schema import decode_schema
 
 _PROGRESS_S: Final = 1.0
@@ -52,7 +53,7 @@ def show(location: str, uid: str | None, as_json: bool) -> None:
     """Show the states and the checkpoints of operators."""
     uids = [one.uid for one in list_operators(location)] if uid is None else [uid]
     states = [state for one in uids for state in list_states(location, one)]
-    checkpoints = list_checkpoints(location, uid)
+    checkpoints = [] if is_savepoint(location) else list_checkpoints(location, uid)
     if as_json:
         write_json({"states": states, "checkpoints": checkpoints})
         return
@@ -210,6 +211,7 @@ def export(
                 count += batch.num_rows
         unfinished.rename(target)
     except OSError as error:
+        del rows  # its pin goes now, although the error's traceback has this frame
         raise ConfigurationError(
             f"{target} cannot be written: {error}.", kind=ErrorKind.VALUE_MISMATCH, hint="Name a file that can."
         ) from error
@@ -222,10 +224,10 @@ def export(
 
 
 def _keys(location: str, uid: str | None, at: At | None, texts: tuple[str, ...]) -> pa.Table:
-    source = open_source(location, uid, at)
-    if source.checkpoint.is_whole:
+    source = open_operator(location, uid, at)
+    if not source.key_schema:
         raise ConfigurationError(f"{source.name} has no keys.", hint="Show its rows with scan.")
-    return keys_of(texts, decode_schema(source.checkpoint.key_schema))
+    return keys_of(texts, decode_schema(source.key_schema))
 
 
 def _first(rows: pa.RecordBatchReader, limit: int) -> Iterator[pa.RecordBatch]:

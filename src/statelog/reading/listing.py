@@ -14,7 +14,8 @@ from statelog.checkpoint.pins import Pin, standing_pins
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
 from statelog.reading.read import read_schema, shown_name
-from statelog.reading.source import At, find_operator, find_operators, open_source, read_history
+from statelog.reading.savepoint import open_operator, read_manifest
+from statelog.reading.source import At, find_operator, find_operators, is_savepoint, read_history
 from statelog.runs.schema import decode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import Store
@@ -25,7 +26,7 @@ RETAINED = "retained_checkpoints"
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """An operator of a query, as of its newest checkpoint.
+    """An operator of a query, as of its newest checkpoint or in a savepoint.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ class OperatorInfo:
     location : str
         Location of its state.
     parallelism : int
-        Number of its subtasks.
+        Number of its subtasks; in a savepoint, into how many ranges its keys are cut.
     key : str
         The fields of its key with their types; empty for an operator without keys.
     states : tuple of str
@@ -46,7 +47,7 @@ class OperatorInfo:
     batch_time_ms : int
         Spark's time of the batch, in milliseconds since the Unix epoch.
     state_bytes : int
-        Stored bytes that a restart would read.
+        Stored bytes that a restart would read, or the bytes of the tables in a savepoint.
     """
 
     uid: str
@@ -126,7 +127,7 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
     Parameters
     ----------
     location : str or Path
-        The query's checkpointLocation, or the location that its operators were given.
+        The query's checkpointLocation, or the location that its operators were given; or a savepoint.
 
     Returns
     -------
@@ -140,6 +141,8 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
     CorruptionError, StorageError
         If a log is damaged or cannot be read.
     """
+    if is_savepoint(str(location)):
+        return _saved_operators(str(location))
     found: list[OperatorInfo] = []
     for store, place, root in find_operators(str(location)):
         history = read_history(store, root)
@@ -152,7 +155,7 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
                 query_id=newest.query_id,
                 location=place,
                 parallelism=newest.parallelism,
-                key="" if newest.is_whole else ", ".join(_fields(decode_schema(newest.key_schema))),
+                key=_key_of(newest.key_schema),
                 states=tuple(shown_name(stored) for stored in newest.states),
                 batch=newest.batch,
                 batch_time_ms=newest.batch_time_ms,
@@ -162,13 +165,37 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
     return sorted(found, key=lambda one: one.uid)
 
 
+def _saved_operators(location: str) -> list[OperatorInfo]:
+    """The operators of a savepoint."""
+    _, manifest = read_manifest(location)
+    return [
+        OperatorInfo(
+            uid=operator.uid,
+            query_id=manifest.query_id,
+            location=location,
+            parallelism=operator.parts,
+            key=_key_of(operator.key_schema),
+            states=tuple(shown_name(state.schema) for state in operator.states),
+            batch=manifest.batch,
+            batch_time_ms=operator.batch_time_ms,
+            state_bytes=sum(file.length for state in operator.states for file in state.files),
+        )
+        for operator in manifest.operators
+    ]
+
+
+def _key_of(key_schema: bytes) -> str:
+    """The fields of a key with their types."""
+    return ", ".join(_fields(decode_schema(key_schema))) if key_schema else ""
+
+
 def list_states(location: str | Path, uid: str | None = None, *, at: At | None = None) -> list[StateInfo]:
     """List the states of an operator at a checkpoint.
 
     Parameters
     ----------
     location : str or Path
-        The query's checkpointLocation, or the location that its operators were given.
+        The query's checkpointLocation, or the location that its operators were given; or a savepoint.
     uid : str, optional
         The operator; needed if there are several.
     at : int or datetime, optional
@@ -186,15 +213,15 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
     CorruptionError, StorageError
         If the log is damaged or cannot be read.
     """
-    source = open_source(str(location), uid, at)
+    source = open_operator(str(location), uid, at)
     return [
         StateInfo(
-            uid=source.checkpoint.uid,
+            uid=source.uid,
             state=shown_name(stored),
             kind=str(stored.kind),
             columns=tuple(_fields(read_schema(source, stored))),
         )
-        for stored in source.checkpoint.states
+        for stored in source.states
     ]
 
 

@@ -15,8 +15,9 @@ from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import open_pinned, reading
+from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
 from statelog.reading.scan import ReadPart, cut_parts, scan_part
-from statelog.reading.source import At, Source, open_source
+from statelog.reading.source import At, Source, StoredOperator, is_savepoint, open_source
 from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 
@@ -42,17 +43,17 @@ def read_state(
     ----------
     location : str or Path
         The query's checkpointLocation, or the location that its operators were given: a directory or a folder in an
-        object store.
+        object store. Or a savepoint.
     uid : str, optional
         The operator; needed if there are several.
     state : str, optional
         The state; needed if there are several. ``"timers"`` are the operator's timers.
     at : int or datetime, optional
         The batch whose checkpoint is read, or a time with its zone: then the newest checkpoint whose batch is not
-        later. By default the newest one.
+        later. By default the newest one. A savepoint has one batch.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the rows of these keys: a table with the key's fields, or for each key a tuple, a dict or, if the key has
-        one field, a value. Few blocks are read for them, and nothing else.
+        one field, a value. Few blocks are read for them, and nothing else; of a savepoint the files with their hashes.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
 
@@ -69,7 +70,7 @@ def read_state(
     ConfigurationError
         If there is no such operator, state or column, if several fit, or if the keys do not fit the key's fields.
     StateMissingError
-        If the operator has no such checkpoint.
+        If the operator has no such checkpoint, or the savepoint is of another batch.
     PinExpiredError
         If the checkpoint is given up before or, without the right to write a pin, while it is read; or if the reader
         is not read for five minutes.
@@ -81,6 +82,8 @@ def read_state(
     >>> counts = statelog.read_state("/data/checkpoints/flights", state="count")  # doctest: +SKIP
     >>> duckdb.sql("SELECT * FROM counts ORDER BY value_n DESC LIMIT 10")  # doctest: +SKIP
     """
+    if is_savepoint(str(location)):
+        return _read_saved(open_saved(str(location), uid, at), state, keys, columns)
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, at)
@@ -90,12 +93,23 @@ def read_state(
     return open_pinned(make, is_fixed=isinstance(at, int))
 
 
-def select_columns(source: Source, stored: StateSchema, columns: Sequence[str] | None) -> pa.Schema:
+def _read_saved(
+    source: SavedSource, state: str | None, keys: Keys | None, columns: Sequence[str] | None
+) -> pa.RecordBatchReader:
+    stored = chosen_state(source, state)
+    schema = select_columns(source, stored, columns)
+    if keys is not None:
+        _require_keys(source)
+    rows = saved_rows(source, stored, _table_of(source, stored).schema, schema.names, keys)
+    return pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def select_columns(source: StoredOperator, stored: StateSchema, columns: Sequence[str] | None) -> pa.Schema:
     """The columns of a state that a user has named; ConfigurationError if there is no such column."""
     return chosen_columns(_table_of(source, stored).schema, columns, f"State '{shown_name(stored)}' of {source.name}")
 
 
-def read_schema(source: Source, stored: StateSchema) -> pa.Schema:
+def read_schema(source: StoredOperator, stored: StateSchema) -> pa.Schema:
     """The columns that a reader of a state returns by default."""
     schema = _table_of(source, stored).schema
     return pa.schema([field for field in schema if field.name != HASH])
@@ -104,10 +118,10 @@ def read_schema(source: Source, stored: StateSchema) -> pa.Schema:
 _Table = StateColumns | ElementColumns
 
 
-def _table_of(source: Source, stored: StateSchema) -> _Table:
-    if source.checkpoint.is_whole:
+def _table_of(source: StoredOperator, stored: StateSchema) -> _Table:
+    if not source.key_schema:
         return ElementColumns(stored)
-    return StateColumns(decode_schema(source.checkpoint.key_schema), StateDescriptor.from_stored(stored))
+    return StateColumns(decode_schema(source.key_schema), StateDescriptor.from_stored(stored))
 
 
 def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> pa.Schema:
@@ -145,9 +159,7 @@ def found_rows(
     table = _table_of(source, stored)
     if isinstance(table, ElementColumns):
         if keys is not None:
-            raise ConfigurationError(
-                f"{source.name} has no keys: its state is kept by subtask.", hint="Read it without keys=."
-            )
+            _require_keys(source)
         return _elements(source, stored, table)
     if keys is None:
         return _entries(source, stored, table, part)
@@ -155,9 +167,17 @@ def found_rows(
     return (table.to_rows(changes, positions) for changes in (lookup or Lookup(source, stored)).find(keys))
 
 
-def chosen_state(source: Source, name: str | None) -> StateSchema:
+def _require_keys(source: StoredOperator) -> None:
+    """Refuse keys for an operator that has none."""
+    if not source.key_schema:
+        raise ConfigurationError(
+            f"{source.name} has no keys: its state is kept by subtask.", hint="Read it without keys=."
+        )
+
+
+def chosen_state(source: StoredOperator, name: str | None) -> StateSchema:
     """The state that a user has named; ConfigurationError if there is none, or several and no name."""
-    own = {stored.name: stored for stored in source.checkpoint.states}
+    own = {stored.name: stored for stored in source.states}
     timers = own.pop(TIMERS, None)
     # A user's state of this name is the one that is meant.
     known = own if timers is None else {TIMERS_NAME: timers} | own

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 from urllib.parse import unquote
 
 from statelog.checkpoint.history import History
@@ -16,7 +16,10 @@ from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.entry import Checkpoint
 from statelog.log.open import LOG_FOLDER, STATE_FOLDER, open_location, open_log, operator_folder
 from statelog.options import Options
+from statelog.reading.manifest import MANIFEST
+from statelog.runs.schema import StateSchema
 from statelog.storage import Store
+from statelog.storage.store import if_present
 
 At: TypeAlias = int | datetime
 """A checkpoint: its batch, or a time, which means the newest one whose batch is not later."""
@@ -39,6 +42,30 @@ def parse_at(text: str) -> At:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
+class StoredOperator(Protocol):
+    """What an operator has in a checkpoint or in a savepoint."""
+
+    @property
+    def name(self) -> str:
+        """The operator in messages."""
+        ...
+
+    @property
+    def uid(self) -> str:
+        """The operator's name."""
+        ...
+
+    @property
+    def key_schema(self) -> bytes:
+        """The key's fields, encoded; empty for an operator without keys."""
+        ...
+
+    @property
+    def states(self) -> Sequence[StateSchema]:
+        """The operator's states."""
+        ...
+
+
 @dataclass(frozen=True)
 class Source:
     """An operator's checkpoint that is being read."""
@@ -54,6 +81,21 @@ class Source:
     def name(self) -> str:
         """The operator in messages."""
         return f"operator '{self.checkpoint.uid}' at {self.location}/{self.root}"
+
+    @property
+    def uid(self) -> str:
+        """The operator's name."""
+        return self.checkpoint.uid
+
+    @property
+    def key_schema(self) -> bytes:
+        """The key's fields, encoded; empty for an operator without keys."""
+        return self.checkpoint.key_schema
+
+    @property
+    def states(self) -> Sequence[StateSchema]:
+        """The operator's states."""
+        return self.checkpoint.states
 
 
 def open_source(location: str, uid: str | None, at: At | None) -> Source:
@@ -93,12 +135,7 @@ def read_history(store: Store, root: str) -> History:
 
 def _newest_before(time: datetime, store: Store, root: str, history: History, name: str) -> int:
     """The newest checkpoint that can be read and whose batch is not after a time."""
-    if time.tzinfo is None:
-        raise ConfigurationError(
-            f"at is {time!r}, which has no time zone.",
-            kind=ErrorKind.VALUE_MISMATCH,
-            hint="Pass a datetime with tzinfo, such as datetime.now(timezone.utc), or a batch.",
-        )
+    limit_ms = time_limit_ms(time)
     times_ms = {
         checkpoint.batch: checkpoint.batch_time_ms
         for checkpoint in history.checkpoints
@@ -106,7 +143,6 @@ def _newest_before(time: datetime, store: Store, root: str, history: History, na
     }
     for _, pin in standing_pins(store, root, SystemClock().now_s()):
         times_ms.setdefault(pin.batch, pin.batch_time_ms)
-    limit_ms = time.timestamp() * 1000
     found = max((batch for batch, time_ms in times_ms.items() if time_ms <= limit_ms), default=None)
     if found is None:
         first = min(times_ms.values(), default=None)
@@ -118,6 +154,17 @@ def _newest_before(time: datetime, store: Store, root: str, history: History, na
     return found
 
 
+def time_limit_ms(time: datetime) -> float:
+    """A time in milliseconds since the Unix epoch; ConfigurationError if it has no zone."""
+    if time.tzinfo is None:
+        raise ConfigurationError(
+            f"at is {time!r}, which has no time zone.",
+            kind=ErrorKind.VALUE_MISMATCH,
+            hint="Pass a datetime with tzinfo, such as datetime.now(timezone.utc), or a batch.",
+        )
+    return time.timestamp() * 1000
+
+
 def utc_text(time_ms: int) -> str:
     """A time in UTC, as ISO 8601 has it, to the millisecond."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
@@ -125,13 +172,19 @@ def utc_text(time_ms: int) -> str:
 
 def find_operators(location: str) -> list[tuple[Store, str, str]]:
     """The store, location and folder of each operator at a location; ConfigurationError if there is none."""
-    places = (location, f"{location.rstrip('/')}/{STATE_FOLDER}")
-    for place in places:
+    for place in _places(location):
         store = open_location(place)
         if roots := operators_of(store):
             return [(store, place, root) for root in roots]
+    if is_savepoint(location):
+        raise ConfigurationError(
+            f"{location} is a savepoint: it has the state of one batch, and no operator's log.",
+            kind=ErrorKind.CHECKPOINT_MISSING,
+            hint="Only read_state, list_operators and list_states read a savepoint; statelog.restore begins a query"
+            " with it.",
+        )
     raise ConfigurationError(
-        f"{location} holds no state: neither it nor {places[1]} has an operator's log.",
+        f"{location} holds no state: neither it nor {_places(location)[1]} has an operator's log.",
         kind=ErrorKind.CHECKPOINT_MISSING,
         hint="Pass the query's checkpointLocation, or the location that its operators were given.",
     )
@@ -140,7 +193,7 @@ def find_operators(location: str) -> list[tuple[Store, str, str]]:
 def find_operator(location: str, uid: str | None) -> tuple[Store, str, str]:
     """The store, location and folder of an operator; ConfigurationError if there is none, or several and no `uid`."""
     if uid is not None:
-        for place in (location, f"{location.rstrip('/')}/{STATE_FOLDER}"):
+        for place in _places(location):
             store = open_location(place)
             root = operator_folder(store, uid)
             if store.list(f"{root}/{LOG_FOLDER}/"):
@@ -152,6 +205,18 @@ def find_operator(location: str, uid: str | None) -> tuple[Store, str, str]:
     if uid is None:
         raise ConfigurationError(f"{location} has several operators: {names}.", hint="Pass one of them as uid.")
     raise ConfigurationError(f"{location} has no operator '{uid}'; it has {names}.", hint="Pass one of them as uid.")
+
+
+def is_savepoint(location: str) -> bool:
+    """Whether a location is that of a savepoint: it has a manifest, and no operator's log."""
+    if if_present(lambda: open_location(location).size_bytes(MANIFEST)) is None:
+        return False
+    return not any(operators_of(open_location(place)) for place in _places(location))
+
+
+def _places(location: str) -> tuple[str, str]:
+    """Where a location's operators are: there, or in the folder of a checkpointLocation."""
+    return location, f"{location.rstrip('/')}/{STATE_FOLDER}"
 
 
 def _listed(folders: Iterable[str]) -> str:

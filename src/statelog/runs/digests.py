@@ -29,3 +29,19 @@ def extend(digest: bytes, batch: int, checksums: Iterable[bytes]) -> bytes:
 def checksum(data: bytes | memoryview) -> bytes:
     """Checksum of a changeset, 16 bytes."""
     return xxhash.xxh3_128_digest(data)
+
+
+class Checksum:
+    """The checksum of bytes that come one part after the other."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, data: bytes) -> None:
+        """Add the next bytes."""
+        self._hash.update(data)
+
+    @property
+    def value(self) -> bytes:
+        """:func:`checksum` of all bytes so far."""
+        return self._hash.digest()

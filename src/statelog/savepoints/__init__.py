@@ -11,9 +11,9 @@ The life of a savepoint; `statelog.streams.save_restore` calls the steps:
 3. `save` reads each operator's state part by part, as columns, with package `reading`, and `parquet` writes them.
 4. `spark_checkpoint` copies Spark's offsets, commit and source logs, with `spark_logs` for their formats, and
    `spark_files` to reach them: in a directory or bucket; package `spark` has another way, through Hadoop.
-5. `manifest` writes the list of all files last. From then on the savepoint exists.
+5. The manifest (`reading.manifest`), the list of all files, is written last. From then on the savepoint exists.
 
-A restore goes back: `manifest` checks the files, `load` turns tables into runs and snapshots and begins a log with a
+A restore goes back: the manifest checks the files, `load` turns tables into runs and snapshots and begins a log with a
 checkpoint of the saved batch, and `spark_checkpoint` writes a checkpoint of Spark's for a query with a new id.
 
 Words:

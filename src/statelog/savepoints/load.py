@@ -21,14 +21,14 @@ from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import StateElements, encode_snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.options import Options
+from statelog.reading.manifest import SavedFile, SavedOperator, read_saved, reading_parquet
 from statelog.reading.parts import Part, RunAll
 from statelog.reading.tables import HASH, ElementColumns, StateColumns
 from statelog.runs import digests
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
-from statelog.runs.writer import STORED_BLOCK_ROWS, RunWriter
-from statelog.savepoints.manifest import SavedFile, SavedOperator, read_saved
+from statelog.runs.writer import STORED_BLOCK_BYTES, STORED_BLOCK_ROWS, RunWriter
 from statelog.storage import Store
 from statelog.storage.names import name_part
 
@@ -183,7 +183,7 @@ def encode_tables(
 ) -> tuple[bytes, int]:
     """Encode tables with the columns of :class:`StateColumns` as one run; returns its bytes and number of rows."""
     sink = pa.BufferOutputStream()
-    writer = RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS)
+    writer = RunWriter(sink, compression=compression, block_rows=STORED_BLOCK_ROWS, whole_bytes=STORED_BLOCK_BYTES)
     for stored, rows in tables:
         state = StateDescriptor.from_stored(stored)
         for changes in StateColumns(key_schema, state).to_changes(rows, slice_bytes):
@@ -215,11 +215,5 @@ def _load_elements(saved: SavedOperator, source: Store, location: str) -> tuple[
 
 
 def _read_table(source: Store, file: SavedFile, location: str) -> pa.Table:
-    try:
+    with reading_parquet(file, location):
         return pq.read_table(pa.BufferReader(read_saved(source, file, location)))
-    except pa.ArrowException as error:
-        raise CorruptionError(
-            f"{location}/{file.name}: it cannot be read as Parquet: {error}.",
-            kind=ErrorKind.FORMAT,
-            hint="Take the savepoint again, or restore the file from a copy.",
-        ) from error

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.savepoints.manifest import SavedFile, store_saved
+from statelog.reading.manifest import SavedFile, store_saved
 from statelog.storage import Store
 
 _COMPRESSION: Final = "zstd"

@@ -14,12 +14,12 @@ from statelog.log.entry import Checkpoint
 from statelog.log.open import open_location
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.reading.manifest import SavedFile, SavedOperator, SavedState
 from statelog.reading.parts import Part, RunAll
 from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, scan_part
 from statelog.reading.tables import ElementColumns, Positions, StateColumns
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
-from statelog.savepoints.manifest import SavedFile, SavedOperator, SavedState
 from statelog.savepoints.parquet import TableFile, file_schema
 from statelog.storage import Store
 from statelog.storage.names import distinct_parts

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError, StorageError
-from statelog.savepoints.manifest import Manifest, SavedFile, read_saved, store_saved
+from statelog.reading.manifest import Manifest, SavedFile, read_saved, store_saved
 from statelog.savepoints.spark_files import SparkFiles
 from statelog.savepoints.spark_logs import BatchOffsets, file_log_until, is_file_log_entry
 from statelog.storage import Store

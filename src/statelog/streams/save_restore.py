@@ -19,10 +19,10 @@ from statelog.errors import ConfigurationError, StatelogError, StateMissingError
 from statelog.log.entry import QueryOperators
 from statelog.log.open import open_location
 from statelog.options import Options
+from statelog.reading.manifest import MANIFEST, Manifest, SavedOperator
 from statelog.reading.parts import RunAll, one_by_one
 from statelog.reading.scan import PART_BYTES
 from statelog.savepoints.load import RestoreTarget, restore_operator
-from statelog.savepoints.manifest import MANIFEST, Manifest, SavedOperator
 from statelog.savepoints.save import save_operator
 from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.stopped import StoppedQuery

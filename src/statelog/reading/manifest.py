@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Final, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, Final, Literal
 
 import msgspec
+import pyarrow as pa
 
-from statelog.errors import ConfigurationError, CorruptionError, ErrorKind
+from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StorageError
 from statelog.runs import digests
 from statelog.runs.schema import StateSchema
 from statelog.sealed import seal, unseal
@@ -18,6 +20,7 @@ MANIFEST: Final = "manifest.json"
 _KIND: Final = "statelog savepoint"
 _VERSION: Final = 2
 _HINT: Final = "Take the savepoint again, or restore the file from a copy."
+_COPIED_BYTES: Final = 8 << 20
 
 
 class SavedFile(msgspec.Struct, frozen=True):
@@ -134,11 +137,49 @@ def store_saved(store: Store, name: str, data: bytes | memoryview, *, rows: int 
 
 def read_saved(store: Store, file: SavedFile, location: str) -> bytes:
     """Read a file of a savepoint; raises CorruptionError if it is gone or not as written."""
-    data = if_present(lambda: store.read(file.name))
-    if data is None:
-        raise CorruptionError(f"{location}/{file.name}: the file is gone.", kind=ErrorKind.OBJECT_MISSING, hint=_HINT)
-    if len(data) != file.length or digests.checksum(data) != file.checksum:
-        raise CorruptionError(
-            f"{location}/{file.name}: its {len(data)} bytes are not those that were written.", hint=_HINT
-        )
+    with _named(file, location):
+        data = store.read(file.name)
+    _require_written(file, location, len(data), digests.checksum(data))
     return data
+
+
+def copy_saved(store: Store, file: SavedFile, location: str, target: BinaryIO) -> None:
+    """Copy a large file of a savepoint, a few MB at a time; raises the errors of :func:`read_saved`."""
+    length, checksum = 0, digests.Checksum()
+    with _named(file, location):
+        while data := store.read(file.name, offset=length, length=_COPIED_BYTES):
+            target.write(data)
+            checksum.add(data)
+            length += len(data)
+    _require_written(file, location, length, checksum.value)
+
+
+@contextmanager
+def reading_parquet(file: SavedFile, location: str) -> Iterator[None]:
+    """Report a file of a savepoint that is no Parquet file as damage."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise CorruptionError(
+            f"{location}/{file.name}: it cannot be read as Parquet: {error}.", kind=ErrorKind.FORMAT, hint=_HINT
+        ) from error
+
+
+@contextmanager
+def _named(file: SavedFile, location: str) -> Iterator[None]:
+    """Report a missing file as damage."""
+    try:
+        yield
+    except StorageError as error:
+        if error.kind is not ErrorKind.OBJECT_MISSING:
+            raise
+        raise CorruptionError(
+            f"{location}/{file.name}: the file is gone.", kind=ErrorKind.OBJECT_MISSING, hint=_HINT
+        ) from error
+
+
+def _require_written(file: SavedFile, location: str, length: int, checksum: bytes) -> None:
+    if length != file.length or checksum != file.checksum:
+        raise CorruptionError(
+            f"{location}/{file.name}: its {length} bytes are not those that were written.", hint=_HINT
+        )
