@@ -63,12 +63,14 @@ def test_an_ack_is_of_all_its_parts() -> None:
     assert in_parts.names == ["op/changes/0", "op/changes/1"], "the bytes of the last one came with it"
     stored = make_ack(TASK, b"last", 10, 3, 50, "op/changes/2", parts=PARTS)
     assert stored.names == [*in_parts.names, "op/changes/2"]
+    assert in_parts.last.checksum == b"last"
     assert (in_parts.total_bytes, in_parts.total_rows) == (310, 14)
     assert (ACK.checksums, ACK.names, ACK.total_bytes, ACK.total_rows) == ([b"last"], [], 10, 3)
 
 
 def test_an_ack_without_more_is_of_a_changeset_with_nothing_to_be_noted() -> None:
     assert (ACK.has_changeset, ACK.is_unchanged, ACK.has_backlog) == (True, False, False)
+    assert not ACK.adds_floats
     assert (ACK.late_rows, ACK.restored_bytes, ACK.materialization_failure, ACK.measured) == (0, 0, "", Recorded())
     assert Begun(1, b"", b"", 0, "", "", 5, 0).late_watermark_ms == 0, (
         "and nothing of a batch without a watermark is late"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location
+from statelog.checkpoint.query_operators import OperatorLog, QueryLogs, noted_location, operators_of
 from statelog.log.entry import Claim, QueryOperators
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import operator_folder
@@ -203,3 +203,21 @@ def test_a_folder_belongs_to_whose_checkpoint_is_the_newest(places: Places, uid:
     assert operator_folder(store, uid) == former, "a claim that no checkpoint follows changes nothing"
     places.write("home", "another", range(2, 3), folder=former)
     assert operator_folder(store, uid) == name_part(uid)
+
+
+def test_an_operator_is_a_folder_with_a_log_and_nothing_deeper(tmp_path: Path) -> None:
+    """Beside the operators there may be savepoints, copies of damaged objects, and Spark's own files."""
+    store = LocalStore(tmp_path)
+    for name in (
+        "a/log/1.log",
+        "b/log/1.log",
+        "b/log/2.log",
+        "c/changes/1.run",
+        "log",
+        "d/log",
+        "offsets/1",
+        "statelog-damaged/1/e/log/1.log",
+        "savepoint/log/part/0.parquet",
+    ):
+        store.put(name, b"x")
+    assert operators_of(store) == ["a", "b"]
