@@ -65,7 +65,7 @@ from .spark.query_errors import error_of
 from .storage import ObjectInfo, Store, register_store
 from .streams.fall_back import FellBack, fall_back
 from .streams.keyed import KeyedStream, key_by
-from .streams.orphans import list_orphans
+from .streams.orphans import delete_orphans, list_orphans
 from .streams.repair import Rewound, rewind
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
@@ -149,6 +149,7 @@ __all__ = [
     "WindowProcessor",
     "WindowedStream",
     "compare",
+    "delete_orphans",
     "error_of",
     "fall_back",
     "key_by",

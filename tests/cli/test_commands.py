@@ -29,11 +29,14 @@ START_MS = 1_780_000_000_000
 
 @pytest.fixture(scope="module", params=["directory", "s3"])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """A query with a batch per second of Spark's time, which is not stopped."""
-    directory = tmp_path_factory.mktemp("story") / "query"
-    if request.param == "s3":
+    return make_story(request, tmp_path_factory.mktemp("story") / "query", request.param)
+
+
+def make_story(request: pytest.FixtureRequest, directory: Path, place: str) -> Story:
+    """A query with a batch per second of Spark's time, which is not stopped, in a directory or on an S3 server."""
+    if place == "s3":
         request.getfixturevalue("s3_server")
-        location = f"s3://{BUCKET}/commands-{os.getpid()}"
+        location = f"s3://{BUCKET}/{directory.parent.name}-{os.getpid()}"
         made = Story(directory, open_store=lambda _: open_store(location), retained_checkpoints=4, file_merging="auto")
         made.location = location
     else:

@@ -88,14 +88,14 @@ class Stored:
         self.store.put(name, data)
         os.utime(self.directory / name, (1000, 1000))
 
-    def claim(self, number: int, epoch: int) -> None:
-        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(make_claim("run")(epoch), [])))
+    def claim(self, number: int, epoch: int, run: str = "run") -> None:
+        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(make_claim(run)(epoch), [])))
 
-    def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str) -> None:
+    def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> None:
         """A checkpoint that needs some objects."""
         segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
         entry = Checkpoint(
-            *(epoch, batch, 0, "query", "run", "uid", len(names), segments, b"", [], 0, 0, b""),
+            *(epoch, batch, 0, "query", run, "uid", len(names), segments, b"", [], 0, 0, b""),
             element_counts=[[]] * len(names),
             log_start=log_start,
         )

@@ -34,7 +34,7 @@ for _command in (
     query_commands.restore,
     query_commands.rewind,
     query_commands.fall_back,
-    query_commands.orphans,
+    query_commands.gc,
 ):
     commands.add_command(_command)
 

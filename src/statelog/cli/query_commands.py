@@ -1,4 +1,4 @@
-"""Commands that copy, restore and repair stopped queries."""
+"""Commands that copy, restore and repair stopped queries, and that delete what no query needs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Final
 import click
 
 from statelog.cli.arguments import JSON
-from statelog.cli.shown import show_result, show_results
+from statelog.cli.shown import show_result, show_results, size_text
 from statelog.cli.verify_command import DAMAGE_COLUMNS
 from statelog.streams import fall_back as fall_back_module
-from statelog.streams import orphans as orphan_objects
-from statelog.streams import repair, save_restore
+from statelog.streams import orphans, repair, save_restore
 
 _OPERATORS: Final = click.option(
     "--operator", "operators", multiple=True, help="Each operator of the query, if the logs do not tell."
@@ -86,9 +85,14 @@ def fall_back(
 
 @click.command()
 @click.argument("location")
-@click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave out younger objects.")
+@click.option("--delete", is_flag=True, help="Delete the objects; without it they are only listed.")
+@click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave younger objects alone.")
 @JSON
-def orphans(location: str, min_age_s: float, as_json: bool) -> None:
-    """List the objects that crashed starts have left in the operators' LOCATION."""
-    columns = {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}
-    show_results(orphan_objects.list_orphans(location, min_age_s=min_age_s), columns, as_json=as_json)
+def gc(location: str, delete: bool, min_age_s: float, as_json: bool) -> None:
+    """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may run meanwhile."""
+    found = orphans.delete_orphans(location, min_age_s=min_age_s, dry_run=not delete)
+    show_results(found, {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}, as_json=as_json)
+    if not as_json:
+        total = size_text(sum(info.size_bytes for info in found))
+        hint = "" if delete or not found else " Add --delete to delete them."
+        click.echo(f"{'Deleted' if delete else 'Found'} {len(found)} objects, {total}.{hint}", err=True)

@@ -15,7 +15,7 @@ The other modules work on the state of whole queries:
 
 - `save_restore`: ``savepoint`` copies the state of a running or stopped query, ``restore`` begins a new query with it.
 - `repair`: ``rewind`` makes Spark repeat batches that it has committed although they have no checkpoint.
-- `orphans`: ``list_orphans`` lists the files that crashed starts left behind.
+- `orphans`: ``list_orphans`` lists the objects that nothing needs, ``delete_orphans`` deletes them beside a query.
 
 Words of this package:
 
