@@ -63,6 +63,7 @@ from .spark.data_source import StateSource
 from .spark.placement import spark_conf
 from .spark.query_errors import error_of
 from .storage import ObjectInfo, Store, register_store
+from .streams.branch import branch
 from .streams.fall_back import FellBack, fall_back
 from .streams.keyed import KeyedStream, key_by
 from .streams.orphans import delete_orphans, list_orphans
@@ -148,6 +149,7 @@ __all__ = [
     "WindowHandle",
     "WindowProcessor",
     "WindowedStream",
+    "branch",
     "compare",
     "delete_orphans",
     "error_of",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -27,8 +28,17 @@ from tests.unit.test_crash_points import KillAt, Killed, When
 both = pytest.mark.parametrize("when", ["before", "after"])
 
 
-def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object], check: Callable[[], None]) -> int:
-    """Do it, with a death at each operation in turn, until there are no more; return how many there were."""
+def deaths(
+    monkeypatch: pytest.MonkeyPatch,
+    when: When,
+    do: Callable[[], object],
+    check: Callable[[], None],
+    modules: Sequence[ModuleType] = (load, save, save_restore, checkpoint_location),
+) -> int:
+    """Do it, with a death at each operation in turn, until there are no more; return how many there were.
+
+    `modules` open the stores.
+    """
     for number in range(1, 1000):
         plan = KillAt(number, when)
 
@@ -36,7 +46,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch, when: When, do: Callable[[], object]
             return FaultStore(LocalStore(location), plan)
 
         with monkeypatch.context() as patched:
-            for module in (load, save, save_restore, checkpoint_location):
+            for module in modules:
                 patched.setattr(module, "open_location", opened)
             try:
                 do()

@@ -16,6 +16,7 @@ from statelog.checkpoint.batch import Batch
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.history import History, Record
+from statelog.checkpoint.parent import ParentObjects
 from statelog.checkpoint.pins import StandingPins
 from statelog.checkpoint.retained_points import RetainedPoints
 from statelog.clock import Clock
@@ -25,6 +26,7 @@ from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_F
 from statelog.log.references import Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.storage import Store
+from statelog.storage.links import is_link
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +150,8 @@ class Retention:
         """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
-            growth = max(segment.offset + segment.length - file.size_bytes, 0)
+            # The size of a parent's object is not the operator's, and storing its parts again frees nothing.
+            growth = 0 if is_link(segment.name) else max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
             self.size_bytes += growth
             held = file.segments.get(segment.offset)
@@ -200,7 +203,7 @@ class Retention:
         closed = [
             (file.size_bytes - file.needed_bytes, name)
             for name, file in self._files.items()
-            if not (name.startswith(self._log_folder) and name >= log_from)
+            if not is_link(name) and not (name.startswith(self._log_folder) and name >= log_from)
         ]
         chosen: list[str] = []
         for wasted, name in sorted(closed, reverse=True):
@@ -236,6 +239,7 @@ class Inventory:
         self.grants = Grants(self._runs_folder)
         self.retention = Retention(options.max_space_amplification, f"{root}/{LOG_FOLDER}")
         self.pins = StandingPins(store, root, clock)
+        self.parent = ParentObjects(store, root, name)
         self.points = RetainedPoints(store, root, name, options.retained_s, clock)
         self.gate = DeletionGate(root, self.retention.needs, self.grants.is_open, self.pins.need)
         self.deleter = Deleter(
@@ -256,7 +260,9 @@ class Inventory:
     def _look(self) -> list[str]:
         """Pin what is to stay, then list the pins; return those that have expired."""
         self.points.pin()
-        return self.pins.look(self.history.copy())
+        expired = self.pins.look(self.history.copy())
+        self.parent.release(self.gate.may_go, self.pins)
+        return expired
 
     def changes_from(self, oldest: int) -> int | None:
         """The first batch whose changes consumers need, if `oldest` is the oldest batch that a rewind can reach.
@@ -278,6 +284,7 @@ class Inventory:
         for record in self.history.records:
             self.retention.add(record.checkpoint)
             self.retention.add_runs(record.added_runs)
+        self.parent.open(self.history)
         min_age_s = self._options.orphan_min_age_s
         orphans = find_orphans(
             self._store,

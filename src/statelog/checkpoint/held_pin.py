@@ -21,7 +21,8 @@ class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
     `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
-    consumer's, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too.
+    consumer's, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too. `branch` is that of
+    :class:`Pin`.
 
     Making one raises PinExpiredError if the checkpoint, or the changes, are not retained any more, and StorageError if
     the store takes no pin, such as for want of the right to write.
@@ -39,6 +40,7 @@ class HeldPin:
         is_shared: bool = False,
         since: int | None = None,
         max_bytes: int | None = None,
+        branch: str = "",
         clock: Clock | None = None,
         new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
     ) -> None:
@@ -50,7 +52,8 @@ class HeldPin:
         self._is_shared = is_shared
         now_ms = int(self._clock.now_s() * 1000)
         if max_bytes is None or since is None:
-            self._pin = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
+            made = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
+            self._pin = replace(made, branch=branch)
         else:
             self._pin = Pin.of_changes(
                 root,

@@ -9,7 +9,7 @@ go. So whatever a pin that holds names is not deleted before the pin is removed 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -79,6 +79,8 @@ class Pin(msgspec.Struct, frozen=True):
     """
     holds: bool = False
     """Whether its maker has seen that it holds, so that others may rely on it."""
+    branch: str = ""
+    """If not empty, the link to the folder of the branch that goes on from the checkpoint."""
 
     @classmethod
     def of(
@@ -331,3 +333,7 @@ class StandingPins:
     def need(self, name: str) -> bool:
         """Whether a standing pin, or one that cannot be read, needs an object."""
         return self._holds_all or name in self._names
+
+    def need_any(self, is_meant: Callable[[str], bool]) -> bool:
+        """Whether a standing pin needs an object of some kind, or one that cannot be read may."""
+        return self._holds_all or any(map(is_meant, self._names))

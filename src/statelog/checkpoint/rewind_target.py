@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from statelog.checkpoint.admission import require_complete
 from statelog.checkpoint.history import History
@@ -11,6 +12,8 @@ from statelog.checkpoint.query_operators import BatchOperators, OperatorLog, Que
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.storage import Store
+from statelog.storage.links import is_link
+from statelog.storage.store import if_present
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def _missing_objects(store: Store, root: str, history: History, batch: int) -> l
         needed += [clipped.segment for clipped in wanted.segments]
         needed += [run for level in wanted.levels for run in level.runs]
     sizes = {info.name: info.size_bytes for info in store.list(f"{root}/")}
+    for name in {one.name for one in needed if is_link(one.name)}:
+        sizes[name] = if_present(partial(store.size_bytes, name)) or 0
     return sorted({one.name for one in needed if sizes.get(one.name, -1) < one.offset + one.length})
 
 

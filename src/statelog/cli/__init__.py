@@ -8,7 +8,7 @@ fields of the function's result. So whatever a command does, a program can do wi
   ``diff``, ``export``.
 - `verify_command`: ``verify`` reads and checks all that is stored.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
-- `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``fall-back``; and ``gc``.
+- `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``fall-back``; also ``branch``, ``gc``.
 - `arguments`: the arguments that commands have in common, and how text becomes keys and times.
 - `shown`: tables, JSON, and sizes and times for people.
 

@@ -32,6 +32,7 @@ for _command in (
     pin_commands.unpin,
     query_commands.savepoint,
     query_commands.restore,
+    query_commands.branch,
     query_commands.rewind,
     query_commands.fall_back,
     query_commands.gc,

@@ -10,6 +10,7 @@ import click
 from statelog.cli.arguments import JSON
 from statelog.cli.shown import show_result, show_results, size_text
 from statelog.cli.verify_command import DAMAGE_COLUMNS
+from statelog.streams import branch as branch_module
 from statelog.streams import fall_back as fall_back_module
 from statelog.streams import orphans, repair, save_restore
 
@@ -39,6 +40,28 @@ def savepoint(query: str, target: str, batch: int | None, location: str | None, 
 def restore(source: str, checkpoint_location: str, claim: bool, location: str | None, as_json: bool) -> None:
     """Write a CHECKPOINT location from which a query continues after a SAVEPOINT."""
     show_result(save_restore.restore(source, checkpoint_location, location=location, claim=claim), as_json=as_json)
+
+
+@click.command()
+@click.argument("checkpoint_location", metavar="CHECKPOINT")
+@click.argument("new_checkpoint", metavar="NEW_CHECKPOINT")
+@click.option("--at", type=int, help="The batch to go on after; by default the newest that Spark has committed.")
+@_PLACE
+@click.option("--new-location", help="Where the new operators' state goes, if they are given a location.")
+@JSON
+def branch(
+    checkpoint_location: str,
+    new_checkpoint: str,
+    at: int | None,
+    location: str | None,
+    new_location: str | None,
+    as_json: bool,
+) -> None:
+    """Write a NEW_CHECKPOINT location: a query that goes on from the state of another one, without copying it."""
+    made = branch_module.branch(
+        checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
+    )
+    show_result(made, as_json=as_json)
 
 
 @click.command()
@@ -87,10 +110,11 @@ def fall_back(
 @click.argument("location")
 @click.option("--delete", is_flag=True, help="Delete the objects; without it they are only listed.")
 @click.option("--min-age-s", type=float, default=3600.0, show_default=True, help="Leave younger objects alone.")
+@click.option("--release", is_flag=True, help="Also the pins of branches that are gone; all must be within reach.")
 @JSON
-def gc(location: str, delete: bool, min_age_s: float, as_json: bool) -> None:
+def gc(location: str, delete: bool, min_age_s: float, release: bool, as_json: bool) -> None:
     """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may run meanwhile."""
-    found = orphans.delete_orphans(location, min_age_s=min_age_s, dry_run=not delete)
+    found = orphans.delete_orphans(location, min_age_s=min_age_s, release=release, dry_run=not delete)
     show_results(found, {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}, as_json=as_json)
     if not as_json:
         total = size_text(sum(info.size_bytes for info in found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from statelog.clock import Clock, SystemClock
@@ -11,6 +12,7 @@ from statelog.log.numbered import NumberedLog
 from statelog.metrics import Measurements
 from statelog.options import Options
 from statelog.storage import LocalStore, Store, open_store
+from statelog.storage.links import LinkedStore
 from statelog.storage.names import former_name_part, name_part
 from statelog.storage.retry import RetryingStore, RetryPolicy
 
@@ -44,8 +46,16 @@ def open_log(store: Store, root: str, options: Options, clock: Clock) -> Numbere
     )
 
 
-def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Measurements) -> Store:
-    """Make the store of a location; nothing is opened yet."""
+def open_retrying_store(location: str, options: Options, clock: Clock, recorder: Measurements) -> LinkedStore:
+    """Make the store of a location, which also reads links; nothing is opened yet."""
+    return LinkedStore(
+        _open_own(location, options, clock, recorder),
+        partial(_open_own, options=options, clock=clock, recorder=recorder),
+    )
+
+
+def _open_own(location: str, options: Options, clock: Clock, recorder: Measurements) -> Store:
+    """The store of a location, without links."""
     store = open_store(location)
     if isinstance(store, LocalStore):
         return store  # the operating system repeats whatever can be repeated
@@ -56,7 +66,7 @@ def open_retrying_store(location: str, options: Options, clock: Clock, recorder:
     return RetryingStore(store, policy, clock=clock, recorder=recorder)
 
 
-def open_location(location: str) -> Store:
+def open_location(location: str) -> LinkedStore:
     """Make the store of a location with the default options, outside of a running query."""
     return open_retrying_store(location, Options(), SystemClock(), Measurements())
 

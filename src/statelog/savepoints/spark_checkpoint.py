@@ -92,20 +92,23 @@ class SparkCheckpoint:
         return data.decode()
 
     def copy_sources(self, target: Store, offsets: str) -> list[SavedFile]:
-        """Copy the sources' files up to a batch, whose offset log entry is `offsets`.
+        """Copy the sources' files up to a batch, whose offset log entry is `offsets`, as :meth:`source_files`."""
+        held = self.source_files(offsets)
+        return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
+
+    def source_files(self, offsets: str) -> dict[str, bytes]:
+        """The sources' files by name, up to a batch whose offset log entry is `offsets`.
 
         Raises StateMissingError if a source no longer has them, StorageError if files vanish at each attempt.
         """
         ends = BatchOffsets.parse(offsets, f"{self.location}/{OFFSETS}").file_log_ends
         for attempt in range(_COPY_ATTEMPTS):
             try:
-                held = dict(self._noted(ends))
+                return dict(self._noted(ends))
             except StorageError as error:
                 # A source may compact old files meanwhile, and delete them.
                 if error.kind is not ErrorKind.OBJECT_MISSING or attempt + 1 == _COPY_ATTEMPTS:
                     raise
-                continue
-            return [store_saved(target, f"{_SAVED_FOLDER}/{name}", data) for name, data in held.items()]
         raise AssertionError("unreachable")
 
     def _noted(self, ends: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
@@ -135,18 +138,34 @@ class SparkCheckpoint:
                 hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
             )
 
-    def write(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
-        """Write a checkpoint from which query `query_id` continues after the savepoint's batch.
+    def restore(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
+        """Write a checkpoint from which query `query_id` continues after a savepoint's batch, as :meth:`write`."""
+        sources = {
+            file.name.removeprefix(f"{_SAVED_FOLDER}/"): read_saved(saved, file, saved_location)
+            for file in manifest.sources
+        }
+        self.write(sources, manifest.offsets, manifest.commits, query_id=query_id, clock_id=clock_id)
 
-        `clock_id` becomes the id of the heartbeat's clock, which no other query may have.
+    def write(
+        self,
+        sources: Mapping[str, bytes],
+        offsets: Mapping[str, str],
+        commits: Mapping[str, str],
+        *,
+        query_id: str,
+        clock_id: str,
+    ) -> None:
+        """Write a checkpoint from which query `query_id` continues after a batch.
+
+        `sources`, `offsets` and `commits` are those of another checkpoint, see :meth:`source_files`, :meth:`offsets`
+        and :meth:`commits`. `clock_id` becomes the id of the heartbeat's clock, which no other query may have.
         """
-        for file in manifest.sources:
-            name = file.name.removeprefix(f"{_SAVED_FOLDER}/")
-            self.files.write(name, read_saved(saved, file, saved_location))
-        for batch, text in manifest.commits.items():
+        for name, data in sources.items():
+            self.files.write(name, data)
+        for batch, text in commits.items():
             self.files.write(f"{COMMITS}/{batch}", text.encode())
-        for batch, text in manifest.offsets.items():
-            offsets = BatchOffsets.parse(text, f"{saved_location}, offsets of batch {batch}")
-            self.files.write(f"{OFFSETS}/{batch}", offsets.with_clock(clock_id).encode())
+        for batch, text in offsets.items():
+            entry = BatchOffsets.parse(text, f"{self.location}, offsets of batch {batch}")
+            self.files.write(f"{OFFSETS}/{batch}", entry.with_clock(clock_id).encode())
         # Written last: without this file Spark does not take the directory for a checkpoint.
         self.files.write(_METADATA, json.dumps({"id": query_id}).encode())

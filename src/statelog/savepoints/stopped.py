@@ -42,7 +42,7 @@ class StoppedQuery:
         self._require_batch(chosen, found, committed)
         for former in found.former:
             _log.warning(
-                "%s is left out of the savepoint: the query went on without it after batch %d",
+                "%s is left out: the query went on without it after batch %d",
                 former.name,
                 former.newest,
             )

@@ -217,7 +217,7 @@ class Endpoint:
         location = _location(plan, query)
         measurements = Measurements()
         store = open_retrying_store(location, plan.options, self._clock, measurements)
-        if not isinstance(store, LocalStore) and location not in self._checked:
+        if not isinstance(store.own, LocalStore) and location not in self._checked:
             check_put_if_absent(store)
             self._checked.add(location)
         root = operator_folder(store, plan.uid)
@@ -227,7 +227,7 @@ class Endpoint:
             store=store,
             location=location,
             root=root,
-            log=open_log(store, root, plan.options, self._clock),
+            log=open_log(store.own, root, plan.options, self._clock),
             options=plan.options,
             clock=self._clock,
             new_token=lambda: secrets.token_bytes(16),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from statelog.checkpoint.garbage import find_orphans
 from statelog.checkpoint.history import History
+from statelog.checkpoint.parent import read_parent
 from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import Clock, SystemClock
@@ -22,6 +23,7 @@ from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_F
 from statelog.options import Options
 from statelog.reading.source import find_operators
 from statelog.storage import ObjectInfo, Store
+from statelog.storage.links import split_link
 from statelog.storage.wrapper import StoreWrapper
 
 
@@ -86,7 +88,12 @@ def _orphans_of(store: Store, operator: str, min_age_s: float, clock: Clock) -> 
 
 
 def delete_orphans(
-    location: str | Path, *, min_age_s: float = 3600.0, dry_run: bool = False, clock: Clock | None = None
+    location: str | Path,
+    *,
+    min_age_s: float = 3600.0,
+    release: bool = False,
+    dry_run: bool = False,
+    clock: Clock | None = None,
 ) -> list[ObjectInfo]:
     """Delete the objects that no checkpoint needs or can come to need, while the query runs or later.
 
@@ -100,6 +107,9 @@ def delete_orphans(
         The query's checkpointLocation, or the location that its operators were given.
     min_age_s : float
         Objects younger than this stay, in seconds; expired pins go at any age.
+    release : bool
+        Also remove the pins of branches that are gone: whose location does not exist any more, or is another branch's.
+        All branches must be within reach.
     dry_run : bool
         Only report; delete nothing.
     clock : Clock, optional
@@ -127,7 +137,7 @@ def delete_orphans(
     """
     clock = clock or SystemClock()
     operators = find_operators(str(location))
-    found = [(store, root, _deletable(store, root, min_age_s, clock)) for store, _, root in operators]
+    found = [(store, root, _deletable(store, root, min_age_s, clock, release)) for store, _, root in operators]
     if not dry_run:
         for store, root, infos in found:
             _delete(store, root, [info.name for info in infos])
@@ -143,14 +153,15 @@ def _delete(store: Store, root: str, names: Sequence[str]) -> None:
             store.delete([name])
 
 
-def _deletable(store: Store, root: str, min_age_s: float, clock: Clock) -> list[ObjectInfo]:
+def _deletable(store: Store, root: str, min_age_s: float, clock: Clock, release: bool) -> list[ObjectInfo]:
     """The objects of an operator that may be deleted, sorted by name."""
     # The order matters: an object that was listed is judged by a later log, and by pins listed later still.
     listed = store.list(f"{root}/")
     entries = open_log(store, root, Options(), clock).read()
     before = _before_newest(store, root, entries, clock)
     now_s = clock.now_s()
-    pinned, expired = _read_pins(store, root, now_s)
+    released_until_s = now_s - min_age_s if release else None
+    pinned, expired = _read_pins(store, root, now_s, released_until_s)
     kept = pinned | History(entries).object_names() | History(before).object_names()
     fenced = _Fenced(root, entries)
 
@@ -163,8 +174,13 @@ def _deletable(store: Store, root: str, min_age_s: float, clock: Clock) -> list[
     return sorted(found, key=lambda info: info.name)
 
 
-def _read_pins(store: Store, root: str, now_s: float) -> tuple[set[str], list[ObjectInfo]]:
-    """All objects that standing pins name, and the pins that have expired."""
+def _read_pins(
+    store: Store, root: str, now_s: float, released_until_s: float | None = None
+) -> tuple[set[str], list[ObjectInfo]]:
+    """All objects that standing pins name, and the pins that have expired.
+
+    With `released_until_s` also the pins, made until then, of branches that are gone.
+    """
     pinned: set[str] = set()
     expired: list[ObjectInfo] = []
     for info in store.list(f"{root}/{PINS_FOLDER}/"):
@@ -180,11 +196,21 @@ def _read_pins(store: Store, root: str, now_s: float) -> tuple[set[str], list[Ob
             ) from error
         if pin is None:
             continue
-        if has_expired(pin, info, now_s):
+        may_release = released_until_s is not None and info.modified_s <= released_until_s
+        if has_expired(pin, info, now_s) or (may_release and _is_gone(pin.branch, info.name)):
             expired.append(info)
         else:
             pinned.update(pin.objects)
     return pinned, expired
+
+
+def _is_gone(branch: str, pin: str) -> bool:
+    """Whether a pin is that of a branch that does not rely on it, or not any more."""
+    if not branch:
+        return False
+    location, root = split_link(branch)
+    parent = read_parent(open_location(location), root)
+    return parent is None or parent.pin != pin
 
 
 def _before_newest(store: Store, root: str, entries: Sequence[Entry], clock: Clock) -> list[Entry]:

@@ -206,7 +206,7 @@ def restore(
     run_all = _run_all(session)
     for operator in manifest.operators:
         restore_operator(operator, saved_location, where, run_all)
-    spark.write(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
+    spark.restore(manifest, saved, saved_location, query_id=query_id, clock_id=secrets.token_hex(8))
     if claim:
         # The manifest goes first, so that the remains of a crash are not taken for a savepoint.
         saved.delete([MANIFEST])
