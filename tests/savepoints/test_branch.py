@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -20,14 +21,16 @@ from statelog.reading.source import read_history
 from statelog.savepoints import branch as save_module
 from statelog.savepoints.branch import branch_operator
 from statelog.savepoints.load import RestoreTarget
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
 from statelog.storage.links import is_link
 from statelog.streams import branch as branch_module
 from statelog.streams import checkpoint_location
 from statelog.testing.clock import ManualClock
+from statelog.testing.faults import FaultStore
 from tests.model.engine import Engine
 from tests.model.operator_engine import OperatorEngine
 from tests.reading.story import STATES, Story, hash_of, rows
+from tests.reading.test_pins import Stop
 from tests.savepoints.test_savepoint_faults import deaths
 from tests.stored_query import StoredQuery, saved_values
 from tests.unit.test_crash_points import When
@@ -125,6 +128,37 @@ def test_parent_and_branch_go_on_until_the_branch_needs_the_parent_no_more(tmp_p
     branch.start(1, keep_local=False)
     branch.run_batches(1, rng)
     require_state(branch)
+
+
+def test_a_branch_is_made_however_fast_its_parent_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each request in turn, the parent makes more checkpoints than it retains; and all it forgets is deleted."""
+    story = Story(tmp_path / "story", inline_budget_bytes=0, **OPTIONS)
+    story.run_batches(6, random.Random(1))
+    for number in itertools.count(1, 3):
+        parent = story.copied(tmp_path / f"{number}-parent")
+        parent.start(keep_local=False)
+
+        def work(parent: Story = parent, number: int = number) -> None:
+            parent.run_batches(OPTIONS["retained_checkpoints"] + 2, random.Random(2))
+            commit(parent, tmp_path / str(number) / "parent")
+
+        stop = Stop(number, work)
+
+        def opened(location: str, stop: Stop = stop) -> Store:
+            return FaultStore(open_location(location), stop)
+
+        with monkeypatch.context() as patched:
+            for module in (branch_module, save_module, checkpoint_location):
+                patched.setattr(module, "open_location", opened)
+            branch = branch_of(parent, tmp_path / str(number))
+        parent.run_batches(6, random.Random(3))
+        require_state(branch)
+        branch.start(2, keep_local=False)
+        branch.run_batches(1, random.Random(4))
+        require_state(branch)
+        if stop.requests < number:
+            break
+    assert number > 20
 
 
 @pytest.mark.parametrize("inline_budget_bytes", [0, None], ids=["objects", "inline"])

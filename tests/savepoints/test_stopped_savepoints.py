@@ -71,7 +71,7 @@ def test_a_committed_batch_that_an_operator_lacks_is_no_reason_for_an_older_save
     notes: bool, tmp_path: Path
 ) -> None:
     query = StoredQuery(tmp_path).run({"a": None, "b": None}, range(5), notes=notes, lacking=["b"])
-    with pytest.raises(StateMissingError, match=r"committed batch 4, and operator 'b'.*newest is 3.*pass batch=3"):
+    with pytest.raises(StateMissingError, match=r"committed batch 4, and operator 'b'.*newest is 3.*choose batch 3"):
         statelog.savepoint(query.checkpoint, tmp_path / "saved")
     assert statelog.savepoint(query.checkpoint, tmp_path / "saved", batch=3).batch == 3
     assert saved_values(tmp_path / "saved") == {"a": 3, "b": 3}

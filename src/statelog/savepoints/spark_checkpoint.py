@@ -87,7 +87,7 @@ class SparkCheckpoint:
         if data is None:
             raise StateMissingError(
                 f"{self.location}/{name} is gone: Spark has deleted its record of that batch.",
-                hint="Save a newer batch.",
+                hint="Choose a newer batch.",
             )
         return data.decode()
 

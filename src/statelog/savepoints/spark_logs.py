@@ -107,7 +107,7 @@ def file_log_until(names: Sequence[str], end: int, read: Callable[[str], bytes],
     later = min((number for number in compact if number > end), default=None)
     if later is None:
         raise StateMissingError(
-            f"{folder}: the log of the files that were read lacks entries up to {end}.", hint="Save a newer batch."
+            f"{folder}: the log of the files that were read lacks entries up to {end}.", hint="Choose a newer batch."
         )
     # From this compacted file alone Spark derives an interval that the file fits, whichever interval is configured.
     return {f"{end}{_COMPACT}": _cut(read(f"{later}{_COMPACT}").decode(), end)}

@@ -65,7 +65,7 @@ class StoppedQuery:
                 f"{self.spark.location}: Spark has committed batch {batch}, and {log.name} has no checkpoint of it: its"
                 f" newest is {log.newest}.",
                 hint="Run statelog.rewind(checkpointLocation) first"
-                + (f", or pass batch={older[-1]}, the newest that all operators have." if older else "."),
+                + (f", or choose batch {older[-1]}, the newest that all operators have." if older else "."),
             )
         if not found.operators:
             raise self._not_committed(batch, [one for one in committed if self._is_complete(one)])

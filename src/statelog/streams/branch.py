@@ -14,7 +14,7 @@ from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.parent import Parent
 from statelog.checkpoint.query_operators import OperatorLog, noted_location
 from statelog.clock import SystemClock
-from statelog.errors import PinExpiredError
+from statelog.errors import PinExpiredError, StateMissingError
 from statelog.log.entry import QueryOperators
 from statelog.log.open import open_location
 from statelog.options import Options
@@ -121,19 +121,22 @@ def _pinned(
     """Choose the batch, and pin the checkpoint of each operator for the branch at `spark` and `state`."""
     attempts = _ATTEMPTS if at is None else 1
     for attempt in range(attempts):
-        batch, found = StoppedQuery(parent, read_logs(parent, location)).choose(at)
-        for log in found:
-            folders = [*parent.folders, f"{log.location.rstrip('/')}/{log.root}"]
-            require_apart(spark.location, folders, "The checkpointLocation")
-            require_apart(f"{state.rstrip('/')}/{name_part(log.uid)}", folders, "The operators' location")
         pins: list[HeldPin] = []
         try:
+            # Before the logs are read, so that they have all batches that are found here.
+            committed = parent.committed() if at is None else [at]
+            query = StoppedQuery(parent, read_logs(parent, location))
+            batch, found = query.choose(committed[-1] if committed else None)
+            for log in found:
+                folders = [*parent.folders, f"{log.location.rstrip('/')}/{log.root}"]
+                require_apart(spark.location, folders, "The checkpointLocation")
+                require_apart(f"{state.rstrip('/')}/{name_part(log.uid)}", folders, "The operators' location")
             for log in found:
                 pins.append(_pin(log, batch, link(noted_location(state), name_part(log.uid))))
         except BaseException as error:
             _release(pins)
             # A running query may give a checkpoint up meanwhile; then a newer one is there.
-            if isinstance(error, PinExpiredError) and attempt + 1 < attempts:
+            if isinstance(error, PinExpiredError | StateMissingError) and attempt + 1 < attempts:
                 continue
             raise
         return batch, found, pins
