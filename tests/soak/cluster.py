@@ -272,16 +272,23 @@ class Cluster:
         return stored
 
     def restore(self, saved: SavedOperator, source: str, run: Run, dies_after_s: float | None) -> None:
-        """Begin a run's location with a savepoint.
+        """Begin a run's location with a savepoint; raises what :meth:`branch` does."""
+        self._begin_location(dies_after_s, "restore", saved, source, run)
+
+    def branch(self, parent: Run, run: Run, dies_after_s: float | None) -> None:
+        """Begin a run's location with the state of a parent.
 
         Raises
         ------
         Died
             If the process that does it was killed after some seconds.
         """
+        self._begin_location(dies_after_s, "branch", parent, run)
+
+    def _begin_location(self, dies_after_s: float | None, *call: Any) -> None:
         tool = Remote(partial(Tool, self._subject))
         try:
-            tool.ask("restore", saved, source, run)
+            tool.ask(*call)
             if dies_after_s is not None and first_answer([tool], dies_after_s) is None:
                 tool.kill()
                 self._counts["kills of tools"] += 1

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -79,7 +80,11 @@ class Life:
         self._parallelism = rng.randint(1, 4)
         self._mood = Mood()
         self._run = Run(0, "query-0", "location-0", self._parallelism, 0, self._options)
-        self._runs = self._savepoints = 0
+        self._runs = self._savepoints = self._queries = 0
+        self._standing: tuple[Run, int, Model] | None = None
+        """A branch that has not begun, its first batch, and the model before it."""
+        self._left: list[Path] = []
+        """Locations of former queries; the present one may be their branch."""
         self._guaranteed = self._least = 0
         self._since_start = 0
         self._is_clean = False
@@ -269,10 +274,12 @@ class Life:
                 self._cluster.kill_driver()
                 for host in range(3):
                     self._cluster.lose_host(host)
-            case _:
+            case 4:
                 self._go_on_from_savepoint(rng)
+            case _:
+                self._branch(rng)
 
-    # ---- Savepoints ----
+    # ---- Savepoints and branches ----
 
     def _go_on_from_savepoint(self, rng: Random) -> None:
         """Save, stop, and have another query go on from the savepoint in another location."""
@@ -289,23 +296,55 @@ class Life:
             return
         self._require(saved is not None, "the newest checkpoint cannot be saved")
         self._stop(rng)
-        old = self.directory / self._run.location
+        run = self._new_query()
+        self._until_alive(rng, lambda dies_after_s: self._cluster.restore(saved, target, run, dies_after_s))
+        shutil.rmtree(target)
+        self._go_over(run)
+        self._counts["savepoints"] += 1
+        self._counts["restores"] += 1
+
+    def _branch(self, rng: Random) -> None:
+        """Make a branch, and go on with it at once; or with its parent, and with the branch later."""
+        if self._standing:
+            self._note("the branch that stood still goes on")
+            self._stop(rng)
+            run, self._batch, self._model = self._standing
+            self._standing = None
+            self._go_over(run)
+            self._counts["branches that stood still"] += 1
+            return
+        run = self._new_query()
+        self._note(f"a branch at {run.location}")
+        self._until_alive(rng, lambda dies_after_s: self._cluster.branch(self._run, run, dies_after_s))
+        self._counts["branches"] += 1
+        if rng.random() < 0.5:
+            self._standing = run, self._batch, self._model
+        else:
+            self._stop(rng)
+            self._go_over(run)
+
+    def _new_query(self) -> Run:
+        """A run of another query at another location, from the next batch on."""
+        self._queries += 1
         self._runs += 1
-        place = f"location-{self._savepoints}"
-        run = Run(self._runs, f"query-{self._savepoints}", place, self._parallelism, self._batch, self._options)
+        who, place = f"query-{self._queries}", f"location-{self._queries}"
+        return Run(self._runs, who, place, self._parallelism, self._batch, self._options)
+
+    def _until_alive(self, rng: Random, begin: Callable[[float | None], None]) -> None:
+        """Begin a location, again and again until the process that does it survives."""
         while True:
             dies_after_s = rng.uniform(0, 0.1) if rng.random() < 0.3 else None
             try:
-                self._cluster.restore(saved, target, run, dies_after_s)
-                break
+                begin(dies_after_s)
+                return
             except Died:
-                self._note("  the restore was killed, and begins anew")
-        shutil.rmtree(target)
-        shutil.rmtree(old)
+                self._note("  the process was killed, and begins anew")
+
+    def _go_over(self, run: Run) -> None:
+        """Go on with another query, which may need the files of this one."""
+        self._left.append(self.directory / self._run.location)
         self._run = run
         self._guaranteed = 1
-        self._counts["savepoints"] += 1
-        self._counts["restores"] += 1
 
     # ---- Looking ----
 
@@ -313,6 +352,11 @@ class Life:
         """What is stored; what must be restorable is."""
         stored: Stored = self._cluster.look(self._run)
         self._counts["looks"] += 1
+        if self._left and not stored.is_branch and self._standing is None:
+            for location in self._left:
+                shutil.rmtree(location)
+            self._left.clear()
+            self._counts["locations left behind"] += 1
         self._require(not stored.missing, f"objects are missing: {stored.missing}")
         count, guaranteed = stored.checkpoints, self._guaranteed
         self._require(count >= guaranteed, f"{count} checkpoints can be restored, not {guaranteed}")

@@ -15,13 +15,18 @@ from typing import Any, Final
 
 from statelog import FencedError, Observer, Options, Step, Ttl, Watermark
 from statelog.checkpoint.batch import BatchTime
+from statelog.checkpoint.held_pin import HeldPin
+from statelog.checkpoint.history import History
+from statelog.checkpoint.parent import Parent
 from statelog.checkpoint.protocol import Reply, Request, Tick
 from statelog.reading.manifest import SavedOperator
 from statelog.reading.parts import one_by_one
+from statelog.savepoints.branch import branch_operator
 from statelog.savepoints.load import RestoreTarget, restore_operator
 from statelog.savepoints.save import save_operator
 from statelog.spark.rpc import RpcClient, RpcServer
-from statelog.storage import LocalStore
+from statelog.storage import LocalStore, Store
+from statelog.storage.links import LinkedStore, link
 from statelog.testing.arguments import OperatorArguments
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -169,8 +174,11 @@ class SoakQuery(LocalQuery):
             subject.describe().operator,
             Path(subject.directory),
             Options(observer=self.harmed),
-            open_store=lambda location: FaultStore(LocalStore(location), self.harmed),
+            open_store=lambda location: LinkedStore(self._open_own(location), self._open_own),
         )
+
+    def _open_own(self, location: str) -> Store:
+        return FaultStore(LocalStore(location), self.harmed)
 
     @property
     def location(self) -> str:
@@ -308,6 +316,8 @@ class Stored:
         How many can be restored.
     newest, newest_base : int
         The newest batch, and the last one that the newest materialized state of a subtask holds.
+    is_branch : bool
+        Whether it may need objects of a parent's.
     """
 
     missing: dict[int, list[str]]
@@ -315,6 +325,7 @@ class Stored:
     checkpoints: int
     newest: int
     newest_base: int
+    is_branch: bool = False
 
 
 class Tool:
@@ -339,19 +350,35 @@ class Tool:
             max((base_range.base.through for base_range in latest.base_map.ranges), default=-1)
             if latest.base_map
             else -1,
+            files.is_branch,
         )
 
     def restore(self, saved: SavedOperator, source: str, run: Run) -> None:
         """Begin a run's location with a savepoint of the batch before its first."""
+        restore_operator(saved, source, self._target(run), one_by_one)
+
+    def branch(self, parent: Run, run: Run) -> None:
+        """Begin a run's location with the state of its parent before its first batch."""
+        uid, batch = self._query.operator.uid, run.first_batch - 1
+        self._query.take_over(run)
+        folder = link(self._query.location, uid)
+        self._query.take_over(parent)
+        location = self._query.location
+        store = LinkedStore(LocalStore(location), LocalStore)
+        history = History(self._query.open_log(store).read())
+        pin = HeldPin(store, uid, history, batch, owner="branch", lasts_s=None, is_shared=True, branch=folder)
+        branch_operator(history, Parent(location, batch, pin.name), self._target(run))
+
+    def _target(self, run: Run) -> RestoreTarget:
+        """The location of a run, emptied."""
         self._query.take_over(run)
         shutil.rmtree(self._query.location, ignore_errors=True)
-        where = RestoreTarget(
+        return RestoreTarget(
             self._query.location,
             run.query_id,
-            f"restore-{run.number}",
+            f"begin-{run.number}",
             run.first_batch - 1,
             replace(self._query.options, observer=Observer()),
             self._query.clock,
             partial(os.urandom, 16),
         )
-        restore_operator(saved, source, where, one_by_one)

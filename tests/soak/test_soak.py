@@ -31,7 +31,7 @@ def test_a_slice_of_the_soak() -> None:
     code, text = soak("--minutes", "1", "--seed", "20")
     assert code == 0, text[-20_000:]
     counts = told(text, "passed")
-    for name in ("batches", "kills of drivers", "kills of workers", "host moves", "rescales", "restores"):
+    for name in ("batches", "kills of drivers", "kills of workers", "host moves", "rescales", "restores", "branches"):
         assert counts[name] > 0, name
 
 
