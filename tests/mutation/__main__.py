@@ -81,13 +81,15 @@ def main() -> int:
     _FOLDER.mkdir(exist_ok=True)
     tree = _copied(f"tree-{os.getpid()}")
     counts: dict[str, Counts] = {}
+    reasons = {mutant: why for mutant, why in explained().items() if why}
     try:
         for file in files:
-            counts[file] = Session(file, table[file], _FOLDER, tree).run(arguments.seconds, lines, _say)
+            session = Session(file, table[file], _FOLDER, tree, reasons)
+            counts[file] = session.run(arguments.seconds, lines, _say)
     finally:
         shutil.rmtree(tree)
         if counts:
-            unexplained = _report(counts, explained() if lines is None else {})
+            unexplained = _report(counts, reasons if lines is None else {})
     return 1 if unexplained else 0
 
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -107,10 +107,13 @@ class Counts:
 
 
 class Session:
-    """The mutants of one file, kept in a database; what was killed stays killed until the file changes."""
+    """The mutants of one file, kept in a database.
 
-    def __init__(self, path: str, tests: list[str], folder: Path, tree: Path) -> None:
-        self._path, self._tests, self._tree = path, tests, tree
+    A killed mutant stays killed until the file changes; one of `explained` that has survived, until its tests change too.
+    """
+
+    def __init__(self, path: str, tests: list[str], folder: Path, tree: Path, explained: Collection[Mutant]) -> None:
+        self._path, self._tests, self._tree, self._explained = path, tests, tree, explained
         self._file = tree / path
         self._source = self._file.read_text()
         digest = hashlib.sha256(self._source.encode()).hexdigest()[:16]
@@ -122,7 +125,8 @@ class Session:
         self._db = WorkDB(str(database), WorkDB.Mode.create)
         if is_new or not self._db.num_work_items:
             init([self._file], self._db, {})
-        self._coverage_file = folder / f"{name}.{digest}.{self._digest_of_tests()}.json"
+        self._tests_digest = self._digest_of_tests()
+        self._coverage_file = folder / f"{name}.{digest}.{self._tests_digest}.json"
 
     def _digest_of_tests(self) -> str:
         digest = hashlib.sha256()
@@ -143,14 +147,14 @@ class Session:
                 continue
             seen.add(mutated)
             total += 1
-            before = done.get(job)
-            if before is None or before.test_outcome is TestOutcome.SURVIVED:
+            before, mutant = done.get(job), self.describe(mutated, spec)
+            if before is None or self._may_be_killed(mutant, before):
                 outcome = self._try(server, coverage, mutated, (spec.start_pos[0], spec.end_pos[0]), budget_s)
-                self._db.set_result(job, WorkResult(WorkerOutcome.NORMAL, test_outcome=outcome))
+                result = WorkResult(WorkerOutcome.NORMAL, output=self._tests_digest, test_outcome=outcome)
+                self._db.set_result(job, result)
             else:
                 outcome = before.test_outcome
             if outcome is TestOutcome.SURVIVED:
-                mutant = self.describe(mutated, spec)
                 survivors.append(mutant)
                 say(f"{self._path}:{mutant.line} survives: {mutant.after}")
             else:
@@ -158,6 +162,11 @@ class Session:
         self._db.close()
         server.close()
         return Counts(total, killed, tuple(survivors), time.monotonic() - start)
+
+    def _may_be_killed(self, mutant: Mutant, before: WorkResult) -> bool:
+        """Whether a mutant that was tried is to be tried again."""
+        is_settled = mutant in self._explained and before.output == self._tests_digest
+        return before.test_outcome is TestOutcome.SURVIVED and not is_settled
 
     def _mutants(self) -> Iterator[tuple[str, MutationSpec, str]]:
         """Every mutant in the order of the lines, with its source."""
