@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-import statelog
 from statelog import Options, Step, Ttl, Watermark
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.history import History
@@ -48,6 +47,7 @@ from tests.model.keyed_commands import (
 )
 from tests.model.keyed_model import Key, Model, Row, Rules
 from tests.model.stored_files import StoredFiles
+from tests.model.stored_state import nothing_stored, stored_state
 
 keys: st.SearchStrategy[Key] = st.sampled_from([(None, None), (None, "x"), (5, None), (None, "5"), (-1, "é")])
 texts = st.sampled_from(["", "a", "b", "long " * 4, "ü"])
@@ -337,8 +337,8 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def read_from_outside(self) -> None:
         """The newest checkpoint, as anybody reads it who has access to the files."""
-        found = _stored(parts_of(self.harness).query.location)
-        nothing = _nothing_stored()
+        found = stored_state(parts_of(self.harness).query.location)
+        nothing = nothing_stored()
         assert set(found) <= set(self.model.keys)
         for key in self.model.keys:
             assert found.get(key, nothing) == self.model.seen(key)
@@ -409,38 +409,6 @@ def _read_all(handle: Any) -> dict[str, Any]:
         held[name] = {text: n for (text,), (n,) in processor.states[name].iterator()}
     held["timers"] = sorted(handle.listTimers())
     return held
-
-
-def _nothing_stored() -> dict[str, Any]:
-    """What a key has of which nothing is stored."""
-    return {
-        **dict.fromkeys((*VALUES, *SUMS)),
-        **{name: [] for name in LISTS},
-        **{name: {} for name in MAPS},
-        "timers": [],
-    }
-
-
-def _stored(location: str) -> dict[Key, dict[str, Any]]:
-    """What each key has in the newest checkpoint, read from the files."""
-    found: dict[Key, dict[str, Any]] = defaultdict(_nothing_stored)
-    with statelog.open_state(location) as reader:
-        for name in (*VALUES, *SUMS, *LISTS, *MAPS, "timers"):
-            for row in reader.read(name).read_all().to_pylist():
-                held = found[row["key_a"], row["key_b"]]
-                value = [row[field] for field in row if field.startswith("value_")]
-                if name in MAPS:
-                    [held[name][row["mapkey_text"]]] = value
-                elif name in LISTS:
-                    assert row["position"] == len(held[name])
-                    held[name] += value
-                elif name == "timers":
-                    held[name].append(row["time_ms"])
-                else:
-                    held[name] = value
-    for held in found.values():
-        held["timers"].sort()
-    return found
 
 
 def _listed(row: tuple[Any, ...] | None) -> list[Any] | None:

@@ -109,7 +109,7 @@ class Counts:
 class Session:
     """The mutants of one file, kept in a database.
 
-    A killed mutant stays killed until the file changes; one of `explained` that has survived, until its tests change too.
+    A killed mutant is not tried again until the file changes; an `explained` one that survived, until its tests change.
     """
 
     def __init__(self, path: str, tests: list[str], folder: Path, tree: Path, explained: Collection[Mutant]) -> None:

@@ -55,6 +55,7 @@ class Cluster:
         self._driver: Remote | None = None
         self._workers: dict[tuple[int, int], Remote] = {}
         self._tool: Remote | None = None
+        self._outside: Remote | None = None
         self._port = 0
         self._is_saving = False
         self._attempts = 0
@@ -109,8 +110,9 @@ class Cluster:
     def close(self) -> None:
         """End all processes."""
         self.lose()
-        if self._tool is not None:
-            self._tool.end()
+        for tool in (self._tool, self._outside):
+            if tool is not None:
+                tool.end()
 
     def lose_host(self, host: int) -> None:
         """A host's files are gone; its workers as well."""
@@ -263,6 +265,17 @@ class Cluster:
         """The savepoint that the driver was to write; raises what :meth:`start` does."""
         self._is_saving = False
         return self._answer_of_driver()
+
+    def begin_outside(self, method: str, *arguments: Any) -> None:
+        """Have a process outside of the query do something while other things go on."""
+        if self._outside is None:
+            self._outside = Remote(partial(Tool, self._subject))
+        self._outside.ask(method, *arguments)
+
+    def end_outside(self) -> Any:
+        """The result of that process."""
+        assert self._outside is not None
+        return self._outside.answer()
 
     def look(self, run: Run) -> Stored:
         """What the location of a run holds."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -15,6 +17,7 @@ from statelog.checkpoint.batch import BatchTime
 from statelog.testing.query import new_directory
 from tests.model.keyed_commands import json_like
 from tests.model.keyed_model import Key, Model, Row
+from tests.model.stored_state import nothing_stored
 from tests.soak.cluster import Cluster, DriverDied, QueryFailed
 from tests.soak.moves import (
     BatchPlan,
@@ -38,6 +41,8 @@ _LAG: Final = 8
 _LEFT_PER_SUBTASK: Final = 6
 """Objects without an entry that names them, of jobs in progress, in a calm run."""
 _START_CALLS: Final = 60
+_HEAD_START_S: Final = 100.0
+"""By which the clocks are ahead: objects are always older than they say, and pins of readers expire later."""
 
 Answers = dict[Key, list[Any]]
 
@@ -69,9 +74,13 @@ class Life:
         self.directory = new_directory()
         rules = random_rules(rng)
         self._initial = self._initial_rows(rng) if rng.random() < 0.3 else None
-        self._subject = Subject(str(self.directory), rules, rng.random() < 0.2, self._initial)
+        has_collisions = rng.random() < 0.2
+        clock_start_s = time.time() + _HEAD_START_S
+        self._subject = Subject(str(self.directory), rules, has_collisions, self._initial, clock_start_s)
         self._cluster = Cluster(self._subject, counts)
         self._model = Model(rules)
+        self._models: dict[int, Model] = {}
+        """The models after the batches that can be gone back to."""
         self._length = rng.randint(40, 140)
         self._batch = 0
         self._now_ms = 0
@@ -191,7 +200,8 @@ class Life:
         self._guaranteed = min(self._guaranteed + 1, self._least)
         if rng.random() < self._mood.unrest / 4:
             self._repeat_in_new_run(plan, expected[-1][1], rng)
-        self._model = expected[-1][0]
+        self._model = self._models[self._batch] = expected[-1][0]
+        self._models.pop(self._batch - max(self._guaranteed, 1), None)
         self._batch += 1
         self._since_start += 1
         self._reads_all = False
@@ -213,8 +223,9 @@ class Life:
             if saves:
                 target = str(self.directory / f"savepoint-{self._savepoints}")
                 self._cluster.begin_save(self._batch - 1, target)
-            for place, (rows, answers) in enumerate(zip(plan.actions, expected, strict=True)):
-                self._run_action(plan, place, rows, answers, rng)
+            with self._outsiders(rng, may_delete=not saves):
+                for place, (rows, answers) in enumerate(zip(plan.actions, expected, strict=True)):
+                    self._run_action(plan, place, rows, answers, rng)
             if saves and self._cluster.end_save() is not None:
                 self._counts["savepoints"] += 1
             return True
@@ -223,6 +234,39 @@ class Life:
             if isinstance(failure, QueryFailed):
                 self._cluster.stop(Harm())
             return False
+
+    @contextmanager
+    def _outsiders(self, rng: Random, *, may_delete: bool) -> Iterator[None]:
+        """Meanwhile somebody may read a checkpoint from outside, or delete orphans by hand."""
+        does = rng.random() if self._models else 1.0
+        at = rng.choice([*self._models, self._batch - 1])
+        if does < 0.1:
+            self._cluster.begin_outside("read", self._run, at)
+        elif does < 0.15 and may_delete:
+            self._cluster.begin_outside("delete_orphans", self._run)
+        else:
+            yield
+            return
+        try:
+            yield
+        finally:
+            found = self._cluster.end_outside()
+        if does < 0.1:
+            self._compare_read(at, found)
+            self._counts["reads from outside"] += 1
+        else:
+            self._counts["deletions by hand"] += 1
+            self._counts["orphans deleted by hand"] += found
+
+    def _compare_read(self, at: int, found: dict[Key, dict[str, Any]] | None) -> None:
+        if found is None:
+            self._require(at < self._batch - 1, f"the newest checkpoint {at} cannot be read from outside")
+            return
+        model, nothing = self._models[at], nothing_stored()
+        self._require(set(found) <= set(model.keys), f"checkpoint {at} has other keys")
+        for key in model.keys:
+            stored, expected = found.get(key, nothing), model.seen(key)
+            self._require(stored == expected, f"checkpoint {at}, {key}\n    stored   {stored}\n    expected {expected}")
 
     def _run_action(self, plan: BatchPlan, place: int, rows: list[Row], answers: Answers, rng: Random) -> None:
         subtasks = list(range(self._run.parallelism))
@@ -262,7 +306,7 @@ class Life:
             return
         if rng.random() >= self._mood.unrest:
             return
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0 | 1:
                 self._note("stop and start")
                 self._stop(rng)
@@ -276,8 +320,22 @@ class Life:
                     self._cluster.lose_host(host)
             case 4:
                 self._go_on_from_savepoint(rng)
-            case _:
+            case 5:
                 self._branch(rng)
+            case _:
+                self._go_back(rng)
+
+    def _go_back(self, rng: Random) -> None:
+        """Have Spark's part forget batches, down to one that can be gone back to; others take their place."""
+        batch = rng.choice(list(self._models)[-self._guaranteed :])
+        if batch == self._batch - 1:
+            return
+        self._note(f"back to batch {batch}")
+        self._stop(rng)
+        self._guaranteed -= self._batch - 1 - batch
+        self._batch, self._model = batch + 1, self._models[batch]
+        self._models = {one: model for one, model in self._models.items() if one <= batch}
+        self._counts["rewinds"] += 1
 
     # ---- Savepoints and branches ----
 
@@ -345,6 +403,7 @@ class Life:
         self._left.append(self.directory / self._run.location)
         self._run = run
         self._guaranteed = 1
+        self._models = {self._batch - 1: self._model}
 
     # ---- Looking ----
 

@@ -13,7 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from statelog import FencedError, Observer, Options, Step, Ttl, Watermark
+from statelog import (
+    FencedError,
+    Observer,
+    Options,
+    PinExpiredError,
+    StateMissingError,
+    Step,
+    Ttl,
+    Watermark,
+    delete_orphans,
+)
 from statelog.checkpoint.batch import BatchTime
 from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.history import History
@@ -34,11 +44,11 @@ from statelog.testing.keyed import KeyedQuery
 from statelog.testing.query import LocalQuery
 from tests.model.engine import TickingClock
 from tests.model.keyed_commands import INPUT, OUTPUT, Commands, as_input, colliding_hash, good_hash
-from tests.model.keyed_model import Row, Rules
+from tests.model.keyed_model import Key, Row, Rules
 from tests.model.stored_files import StoredFiles
+from tests.model.stored_state import stored_state
 
 _SECRET: Final = b"s" * 32
-_CLOCK_START_S: Final = 1e10
 _CHANGING: Final = ("put", "put_if_absent", "append", "sync", "delete")
 
 
@@ -56,12 +66,15 @@ class Subject:
         Whether different keys share hashes.
     initial : list of Row or None
         The rows of the initial state.
+    clock_start_s : float
+        The time of all clocks at the begin. Pins have the file system's time, so it is near the real one.
     """
 
     directory: str
     rules: Rules
     has_collisions: bool
     initial: list[Row] | None
+    clock_start_s: float
 
     def describe(self) -> KeyedQuery:
         rules = self.rules
@@ -211,7 +224,8 @@ class Driver:
 
     def __init__(self, subject: Subject) -> None:
         self._query = _DriverQuery(subject)
-        self._query.clock = self._clock = ManualClock(_CLOCK_START_S)
+        self._query.clock = self._clock = ManualClock(subject.clock_start_s)
+        self._start_s = subject.clock_start_s
         self._server = RpcServer("127.0.0.1", 0, _SECRET, self._query.call)
 
     def start(self, run: Run, times: dict[int, BatchTime], harm: Harm) -> int:
@@ -227,7 +241,7 @@ class Driver:
         """A batch is about to begin; return the number of faults so far."""
         self._query.harmed.begin(harm)
         self._query.times[batch] = time
-        self._clock.advance(_CLOCK_START_S + now_s - self._clock.now_s())
+        self._clock.advance(self._start_s + now_s - self._clock.now_s())
         return self._query.harmed.faults
 
     def save(self, batch: int, target: str) -> SavedOperator | None:
@@ -282,6 +296,7 @@ class Worker:
     def __init__(self, subject: Subject) -> None:
         self._described = subject.describe()
         self._query = _WorkerQuery(subject)
+        self._start_s = subject.clock_start_s
 
     def run(self, task: Task) -> tuple[list[str], int]:
         """Run an attempt to its end; return its output and the number of faults in it."""
@@ -291,7 +306,7 @@ class Worker:
         query.take_over(task.run)
         query.port, query.attempts = task.port, task.attempt - 1
         query.place = lambda subtask: task.host
-        query.clock = (TickingClock if task.is_slow else ManualClock)(_CLOCK_START_S + task.now_s)
+        query.clock = (TickingClock if task.is_slow else ManualClock)(self._start_s + task.now_s)
         data = self._described.data([as_input(row) for row in task.rows])
         read = query.operator.split(data, task.run.parallelism, task.time_ms)[task.subtask]
         output = self._described.output(query.run_subtask(task.batch, task.subtask, read))
@@ -352,6 +367,19 @@ class Tool:
             else -1,
             files.is_branch,
         )
+
+    def read(self, run: Run, batch: int) -> dict[Key, dict[str, Any]] | None:
+        """The state of each key in a checkpoint; None if it is not retained any more."""
+        self._query.take_over(run)
+        try:
+            return stored_state(self._query.location, batch)
+        except (PinExpiredError, StateMissingError):
+            return None
+
+    def delete_orphans(self, run: Run) -> int:
+        """Delete by hand what nobody needs; return how many objects that were."""
+        self._query.take_over(run)
+        return len(delete_orphans(self._query.location, min_age_s=0, release=True))
 
     def restore(self, saved: SavedOperator, source: str, run: Run) -> None:
         """Begin a run's location with a savepoint of the batch before its first."""

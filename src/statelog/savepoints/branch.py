@@ -55,7 +55,9 @@ def branch_operator(history: History, parent: Parent, target: RestoreTarget) -> 
         ranges = [_linked_range(one, parent.location, target.query_id, uid) for one in record.base_map.ranges]
         entries[0] = replace(entries[0], base_ranges=ranges)
     now_ms = int(target.clock.now_s() * 1000)
-    log.claim(lambda epoch: Claim(epoch, target.query_id, target.run_id, uid, target.new_token(), now_ms))
+    # A list's elements are in the order of the epochs that appended them, so those of the branch are later ones.
+    least = record.checkpoint.epoch + 1
+    log.claim(lambda own: Claim(max(own, least), target.query_id, target.run_id, uid, target.new_token(), now_ms))
     try:
         write_parent(store, root, parent)
         start = log.number
