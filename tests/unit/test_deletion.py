@@ -112,6 +112,7 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
         "checkpoint/held_pin.py": "its own pins",
+        "checkpoint/parent.py": "a branch's own pin at its parent, and the note of it",
     }
     found = set()
     for folder in ("checkpoint", "local", "log"):
