@@ -20,6 +20,7 @@ from statelog.storage.store import ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
 from tests.contract.log_contract import make_checkpoint
 
+
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here crashes the machine, and syncing would take most of the time."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.garbage import Inventory
+from statelog.checkpoint.garbage import Inventory, Retention
 from statelog.checkpoint.history import History
+from statelog.checkpoint.parent import Parent, write_parent
 from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
 from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.log.numbered import NumberedLog
@@ -18,6 +19,7 @@ from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
+from statelog.storage.links import LinkedStore, link
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_claim
@@ -36,7 +38,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_inventory(root: Path, *, deletes_in_background: bool = False, orphan_min_age_s: float = 60.0) -> Inventory:
     options = Options(orphan_min_age_s=orphan_min_age_s)
     return Inventory(
-        LocalStore(root),
+        LinkedStore(LocalStore(root), LocalStore),
         "op",
         "operator 'op'",
         options,
@@ -226,6 +228,95 @@ def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
+class Watched(StoreWrapper):
+    """Tells when it has deleted something; a bucket, or a directory."""
+
+    def __init__(self, root: Path, is_bucket: bool) -> None:
+        super().__init__(LocalStore(root))
+        self._is_bucket = is_bucket
+        self.has_deleted = threading.Event()
+
+    @property
+    def can_append(self) -> bool:
+        return not self._is_bucket
+
+    def delete(self, names: list[str]) -> None:
+        super().delete(names)
+        self.has_deleted.set()
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_only_a_store_that_charges_for_lists_makes_deletions_wait(tmp_path: Path, is_bucket: bool) -> None:
+    store, clock = Watched(tmp_path, is_bucket), ManualClock(NOW_S)
+    names = ["op/changes/1/0/0-a.run", "op/changes/1/0/1-a.run"]
+    for name in names:
+        store.put(name, b"x")
+    made = Inventory(store, "op", "operator 'op'", Options(), clock, deletes_in_background=True)
+    for name in names[:1] * is_bucket:  # the first round is at once
+        made.deleter.delete([name])
+        assert store.has_deleted.wait(20)
+        store.has_deleted.clear()
+    made.deleter.delete(names)
+    assert store.has_deleted.wait(0.1 if is_bucket else 20) is not is_bucket
+    made.close()
+    assert store.list() == []
+
+
+# ---- Pins of the coordinator's own ----
+
+
+def pinned(root: Path) -> list[int]:
+    """The batches of the pins."""
+    return [int(Path(info.name).name.partition("-")[0]) for info in LocalStore(root).list("op/pins/")]
+
+
+def test_the_first_checkpoint_of_an_interval_is_pinned_once_it_is_certain(tmp_path: Path) -> None:
+    clock, log = ManualClock(NOW_S), claimed_log(tmp_path)
+    options = Options(retained_s={30: 1000})
+    made = Inventory(LocalStore(tmp_path), "op", "operator 'op'", options, clock, deletes_in_background=False)
+    made.open([], 1, "run", clock)
+    found: list[list[int]] = []
+    for batch in range(5):
+        made.add(log.append(replace(keyed(batch), batch_time_ms=10_000 * batch), []), None, 0)
+        found.append(pinned(tmp_path))
+    assert found == [[], [0], [0], [0], [0, 3]]
+
+
+def test_a_branch_gives_up_its_pin_once_it_needs_no_object_of_its_parents(tmp_path: Path) -> None:
+    parent, branch = LocalStore(tmp_path / "parent"), LocalStore(tmp_path / "branch")
+    parent.put("op/pins/ours.json", b"pin")
+    write_parent(branch, "op", Parent(str(tmp_path / "parent"), 0, "op/pins/ours.json"))
+    linked = SegmentRef(0, 0, b"sum", 0, 1, 1, 1, link(str(tmp_path / "parent"), "op/changes/1/0/0-a.run"))
+    made = make_inventory(tmp_path / "branch")
+    made.open([replace(keyed(0), segments=[linked])], 1, "run", ManualClock(NOW_S))
+    made.add(keyed(1, level(0, run("op/runs/1/0/1-1/0.run"))), None, 0)
+    made.deleter.look()
+    assert parent.list("op/pins/")
+    record = made.history.latest_record
+    assert record is not None
+    assert record.base_map is not None
+    latest = replace(keyed(2), base_ranges=list(record.base_map.ranges))
+    made.add(latest, None, 0)
+    made.release(latest, 2, claimed_log(tmp_path / "branch"))
+    assert parent.list("op/pins/") == []
+    assert branch.list("op/parent.json") == []
+
+
+def test_objects_of_a_parent_are_no_waste_of_the_branch(tmp_path: Path) -> None:
+    """To store their parts again would free nothing."""
+    retention = Retention(2.0, "op/log")
+    part, rest = (run(link("parent", "op/runs/1/0/a"), offset, length) for offset, length in ((0, 10), (10, 9000)))
+    own, waste = run("op/runs/2/0/b", 0, 10), run("op/runs/2/0/b", 10, 90)
+    retention.add_runs([part, rest, own, waste])
+    assert (retention.size_bytes, retention.needed_bytes) == (100, 9110)
+    retention.remove_runs([rest, waste])
+    retention.choose_wasteful("op/log/9")
+    assert retention.wasteful == {"op/runs/2/0/b"}
+    retention.remove_runs([part, own])
+    assert retention.release() == [part.name, own.name][::-1]
+    assert (retention.size_bytes, retention.needed_bytes) == (0, 0)
+
+
 # ---- The changes that consumers need ----
 
 
@@ -276,17 +367,23 @@ def test_while_a_pin_cannot_be_read_all_changes_stay(tmp_path: Path) -> None:
     assert pins.changes_from == INITIAL_BATCH
 
 
-def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
-    made = opened(tmp_path)
+def with_changes(root: Path, listed_after: int) -> Inventory:
+    """Six checkpoints, of which the last two need only the changes from batch 4 on; pins were listed once."""
+    made = opened(root)
     for batch in range(6):
         entry = keyed(batch, *([level(3, run("op/runs/1/0/3-1/0.run"))] if batch == 3 else []))
         before = made.history.record(3)
         if before is not None and before.base_map is not None:
             entry = replace(entry, base_ranges=list(before.base_map.ranges))
         made.add(entry, None, 0)
-        if batch == 0:
+        if batch == listed_after:
             made.deleter.look()
-    assert made.changes_from(1) == 1, "no other changes can go"
+    return made
+
+
+def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
+    made = with_changes(tmp_path, listed_after=2)
+    assert made.changes_from(1) == 3, "no other changes can go"
     assert made.changes_from(4) == 6
     made.release(keyed(5), 4, claimed_log(tmp_path), 3)
     assert made.history.at(3) is not None
@@ -294,7 +391,12 @@ def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
     assert made.history.at(3) is None
 
 
+def test_pins_are_not_listed_again_for_changes_that_they_were_listed_after(tmp_path: Path) -> None:
+    assert with_changes(tmp_path, listed_after=3).changes_from(4) == 4
+
+
 def test_operator_state_has_no_changes(tmp_path: Path) -> None:
     made = opened(tmp_path)
+    assert made.changes_from(0) is None
     made.add(replace(keyed(0), key_schema=b""), None, 0)
     assert made.changes_from(0) is None

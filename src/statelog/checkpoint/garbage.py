@@ -150,7 +150,8 @@ class Retention:
         """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
-            # The size of a parent's object is not the operator's, and storing its parts again frees nothing.
+            # The size of a parent's object is not the operator's, and so it is never wasteful: storing its parts again
+            # frees nothing.
             growth = 0 if is_link(segment.name) else max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
             self.size_bytes += growth
@@ -203,7 +204,7 @@ class Retention:
         closed = [
             (file.size_bytes - file.needed_bytes, name)
             for name, file in self._files.items()
-            if not is_link(name) and not (name.startswith(self._log_folder) and name >= log_from)
+            if not (name.startswith(self._log_folder) and name >= log_from)
         ]
         chosen: list[str] = []
         for wasted, name in sorted(closed, reverse=True):
