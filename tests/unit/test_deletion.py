@@ -173,6 +173,9 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, caplog
     assert {info.name for info in store.list()} == bad
     assert deleter.deleted == 98 + 3
     assert len(caplog.records) == 2, "each is told once"
+    before = store.asked
+    deleter.delete([])
+    assert store.asked == before + len(bad), "there is nothing else to ask for"
     store.undeletable = set()
     deleter.delete([])
     assert store.list() == []

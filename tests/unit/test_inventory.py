@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from statelog import StorageError
 from statelog.checkpoint.garbage import Inventory, Retention
 from statelog.checkpoint.history import History
 from statelog.checkpoint.parent import Parent, write_parent
@@ -280,6 +281,31 @@ def test_the_first_checkpoint_of_an_interval_is_pinned_once_it_is_certain(tmp_pa
         made.add(log.append(replace(keyed(batch), batch_time_ms=10_000 * batch), []), None, 0)
         found.append(pinned(tmp_path))
     assert found == [[], [0], [0], [0], [0, 3]]
+
+
+class PinsRefused(StoreWrapper):
+    """Takes no pins for a while."""
+
+    refuses = True
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        if "/pins/" in name and self.refuses:
+            raise StorageError("put failed: no.")
+        return super().put_if_absent(name, data)
+
+
+def test_a_pin_that_could_not_be_written_is_written_with_the_next_checkpoint(tmp_path: Path) -> None:
+    """Although no other is due, and nothing is to be deleted: until then all checkpoints since stay."""
+    store, clock, log = PinsRefused(LocalStore(tmp_path)), ManualClock(NOW_S), claimed_log(tmp_path)
+    made = Inventory(store, "op", "operator 'op'", Options(retained_s={3600: 7200}), clock, deletes_in_background=False)
+    made.open([], 1, "run", clock)
+    found: list[list[int]] = []
+    for batch in range(4):
+        store.refuses = batch < 3
+        made.add(log.append(replace(keyed(batch), batch_time_ms=10_000 * batch), []), None, 0)
+        found.append(pinned(tmp_path))
+    assert found == [[], [], [], [0]]
+    assert made.points.pending == []
 
 
 def test_a_branch_gives_up_its_pin_once_it_needs_no_object_of_its_parents(tmp_path: Path) -> None:

@@ -318,7 +318,9 @@ class Inventory:
         self._truncation.committed(record, base_map, payload_bytes)
         # The entry makes the checkpoint before it certain.
         certain = self.history.at(checkpoint.batch - 1)
-        if certain is not None and self.points.add(self.history, certain):
+        if certain is not None:
+            self.points.add(self.history, certain)
+        if self.points.pending:
             self.deleter.look()
 
     def base_map_to_repeat(self, batch: int) -> BaseMap | None:
