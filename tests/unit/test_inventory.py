@@ -173,6 +173,26 @@ def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_p
     assert not made.retention.wasteful
 
 
+@pytest.mark.parametrize(("needed_bytes", "is_emptied"), [(49, True), (50, False)])
+def test_a_file_is_emptied_if_it_is_larger_than_its_needed_bytes_allow(needed_bytes: int, is_emptied: bool) -> None:
+    retention = Retention(2.0, "op/log")
+    needed, rest = run("op/runs/1/0/a", 0, needed_bytes), run("op/runs/1/0/a", needed_bytes, 100 - needed_bytes)
+    retention.add_runs([rest, needed])
+    retention.remove_runs([rest])
+    retention.choose_wasteful("op/log/9")
+    assert (retention.size_bytes, retention.needed_bytes) == (100, needed_bytes)
+    assert retention.wasteful == ({"op/runs/1/0/a"} if is_emptied else set())
+
+
+def test_a_file_that_is_needed_again_stays() -> None:
+    retention, part = Retention(2.0, "op/log"), run("op/runs/1/0/a")
+    retention.add_runs([part])
+    retention.remove_runs([part])
+    retention.add_runs([part])
+    assert retention.release() == []
+    assert retention.needs(part.name)
+
+
 # ---- What is retained, and what goes ----
 
 
