@@ -324,8 +324,8 @@ def test_only_a_store_that_charges_for_lists_makes_deletions_wait(tmp_path: Path
 
     def is_soon_gone(number: int) -> bool:
         store.has_deleted.clear()
-        store.put(f"op/changes/1/0/{number}-a.run", b"x")
-        made.deleter.delete([f"op/changes/1/0/{number}-a.run"])
+        store.put(f"op/runs/1/0/{number}.run", b"x")
+        made.deleter.delete([f"op/runs/1/0/{number}.run"])
         is_soon = store.has_deleted.wait(0.5)
         assert is_soon or is_bucket or store.has_deleted.wait(60), "a slow machine"
         return is_soon
