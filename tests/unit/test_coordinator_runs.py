@@ -512,6 +512,7 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     assert runs.entries[-1].revision == 1
     assert first == second
     assert runs.store.read(second.name, offset=second.offset, length=second.length) == b"merged"
+    assert sum(runs.store.read(info.name).count(b"merged") for info in runs.store.list("op/log/")) == 1
 
 
 def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:
