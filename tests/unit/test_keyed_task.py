@@ -75,6 +75,20 @@ def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
     assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)
 
 
+@pytest.mark.parametrize("adds_floats", [False, True])
+def test_an_ack_says_whether_another_attempt_may_give_other_last_digits(
+    engine: NotingEngine, adds_floats: bool
+) -> None:
+    assert isinstance(engine.operator, LocalKeyedOperator)
+    make = engine.operator.make
+    engine.operator = dataclasses.replace(
+        engine.operator, make=lambda: dataclasses.replace(make(), adds_floats=adds_floats)
+    )
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    assert engine.ack.adds_floats is adds_floats
+
+
 def test_the_time_of_an_ack_is_that_of_the_changes_and_since_the_processor_returned(
     engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
