@@ -47,6 +47,7 @@ from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
 from tests.acks import make_ack
+from tests.unit.test_inventory import PinsRefused
 
 KEYED = OperatorConfig("query", "run", "op", 1, b"keys", [])
 WITHOUT_KEYS = dataclasses.replace(KEYED, key_schema=b"")
@@ -241,6 +242,23 @@ def test_a_repeated_batch_counts_the_log_before_it_only(runs: Runs, first_batch:
     runs.start(first_batch)
     runs.batch(first_batch, b"")
     assert runs.told.metrics[-1].log_bytes == {1: 1, 2: 11}[first_batch]
+
+
+def test_a_start_pins_the_points_in_time_that_the_one_before_could_not(runs: Runs) -> None:
+    runs.options = dataclasses.replace(runs.options, retained_s={30: 10**11}, retained_checkpoints=2)
+    runs.times = {batch: BatchTime(10_000 * batch, 0) for batch in range(9)}
+    store = runs.store
+    runs.store = PinsRefused(store)
+    runs.start(0)
+    runs.batches(0, 5)
+    assert runs.entries[-1].retained_from == 0
+    runs.store = store
+    for first_batch in (6, 7):
+        runs.start(first_batch)
+        runs.batch(first_batch)
+        pins = [int(Path(info.name).name.partition("-")[0]) for info in store.list("op/pins/")]
+        assert pins == {6: [0, 3], 7: [0, 3, 6]}[first_batch]
+    assert runs.entries[-1].retained_from == 6
 
 
 # ---- What a task is told ----
@@ -494,6 +512,7 @@ def test_materialized_runs_inside_an_entry_are_named_where_they_are_by_its_revis
     assert runs.entries[-1].revision == 1
     assert first == second
     assert runs.store.read(second.name, offset=second.offset, length=second.length) == b"merged"
+    assert sum(runs.store.read(info.name).count(b"merged") for info in runs.store.list("op/log/")) == 1
 
 
 def test_checkpoints_that_are_not_retained_any_more_go(runs: Runs) -> None:

@@ -20,6 +20,14 @@ from statelog.storage.store import ObjectInfo
 from statelog.storage.wrapper import StoreWrapper
 from tests.contract.log_contract import make_checkpoint
 
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here crashes the machine, and syncing would take most of the time."""
+    for target in ("os.fsync", "statelog.storage.local.sync_data", "statelog.storage.posix.sync_data"):
+        monkeypatch.setattr(target, lambda fd: None)
+
+
 SOURCES = Path(__file__).parents[2] / "src" / "statelog"
 
 
@@ -41,6 +49,12 @@ def test_a_file_that_a_checkpoint_needs_stays() -> None:
     needed = {"op/changes/1/0/2-a.run"}
     assert not gate(needed).may_go("op/changes/1/0/2-a.run")
     assert gate(needed).may_go("op/changes/1/0/3-a.run")
+
+
+def test_a_file_that_a_pin_needs_stays() -> None:
+    made = gate(pinned=["op/changes/1/0/2-a.run"])
+    assert not made.may_go("op/changes/1/0/2-a.run")
+    assert made.may_go("op/changes/1/0/3-a.run")
 
 
 def test_what_an_entry_in_doubt_names_stays_until_another_is_durable() -> None:
@@ -112,6 +126,7 @@ def test_nothing_but_the_deleter_deletes_objects_of_checkpoints() -> None:
         "log/numbered.py": "its only claim, when a run ends that wrote nothing",
         "checkpoint/changeset.py": "an attempt's own objects, before anybody knows their names",
         "checkpoint/held_pin.py": "its own pins",
+        "checkpoint/parent.py": "a branch's own pin at its parent, and the note of it",
     }
     found = set()
     for folder in ("checkpoint", "local", "log"):
@@ -158,6 +173,9 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(tmp_path: Path, caplog
     assert {info.name for info in store.list()} == bad
     assert deleter.deleted == 98 + 3
     assert len(caplog.records) == 2, "each is told once"
+    before = store.asked
+    deleter.delete([])
+    assert store.asked == before + len(bad), "there is nothing else to ask for"
     store.undeletable = set()
     deleter.delete([])
     assert store.list() == []
@@ -324,12 +342,13 @@ def test_a_thread_deletes_whenever_there_is_something_and_ends_with_the_deleter(
 
 def test_without_anything_to_delete_there_is_no_thread_and_no_call(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    store = Undeletable(tmp_path, set())
-    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True)
+    store, pins = Undeletable(tmp_path, set()), Pins()
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, look=pins.look)
     deleter.delete([])
     assert set(threading.enumerate()) == before
     deleter.close()
     assert store.asked == 0
+    assert pins.looks == 0, "a list of pins costs a request"
 
 
 def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
@@ -350,4 +369,106 @@ def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
     store.is_failing = False
     assert [info.name for info in store.list()] == names[:11]
     deleter.delete([])
+    assert store.list() == []
+
+
+# ---- Rounds and pins ----
+
+
+class Pins:
+    """Stands for the pins; `meanwhile` is what happens while they are listed."""
+
+    def __init__(self, expired: Sequence[str] = (), meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.expired, self.meanwhile = list(expired), meanwhile
+        self.looks = 0
+        self.seen = threading.Semaphore(0)
+
+    def look(self) -> list[str]:
+        self.looks += 1
+        self.meanwhile()
+        self.seen.release()
+        return self.expired
+
+
+def test_pins_are_listed_before_an_object_may_go_and_the_expired_ones_go(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    pinned, free, expired = fill(store, 3)
+    stands: set[str] = set()
+    pins = Pins([expired], lambda: stands.add(pinned))
+    deleter = Deleter(store, "operator 'x'", lambda name: name not in stands, in_background=False, look=pins.look)
+    deleter.delete([pinned, free])
+    assert [info.name for info in store.list()] == [pinned]
+    assert pins.looks == 1, "one list is enough for all objects of a round"
+
+
+def test_expired_pins_go_even_if_nothing_else_is_to_be_deleted(tmp_path: Path) -> None:
+    store = Undeletable(tmp_path, set())
+    [expired] = fill(store, 1)
+    pins = Pins([expired])
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, look=pins.look)
+    deleter.look()
+    assert pins.seen.acquire(timeout=20), "nobody has to close it first"
+    deleter.close()
+    assert store.list() == []
+    assert pins.looks == 1, "and once is enough"
+
+
+def test_while_pins_cannot_be_listed_nothing_goes_and_nothing_is_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Undeletable(tmp_path, set())
+    names = fill(store, 24)
+    left: list[Callable[[], None]] = []
+
+    def fail() -> None:
+        if left:
+            left.pop()()  # it comes while the list is under way
+            raise StorageError("list failed: no answer.")
+
+    pins = Pins(meanwhile=fail)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, look=pins.look)
+    left += [lambda: deleter.delete([names[12]]), lambda: deleter.delete_below("op/changes/1/0/00")]
+    with caplog.at_level(logging.WARNING):
+        deleter.delete([names[11]])
+        deleter.delete_below("op/changes/1/0/010")
+        assert pins.seen.acquire(timeout=20), "what comes meanwhile lets it look again"
+        deleter.close()
+    assert caplog.text.count("nothing is deleted until the pins can be listed") == 2
+    assert [info.name for info in store.list()] == names[13:]
+
+
+def test_a_failed_list_of_pins_keeps_the_objects_in_order(tmp_path: Path) -> None:
+    store, is_failing = Undeletable(tmp_path, set()), True
+    names = fill(store, 3)
+    order: list[str] = []
+
+    def fail() -> None:
+        if is_failing:
+            raise StorageError("list failed: no answer.")
+
+    def may_go(name: str) -> bool:
+        order.append(name)
+        return True
+
+    deleter = Deleter(store, "operator 'x'", may_go, in_background=False, look=Pins(meanwhile=fail).look)
+    deleter.delete(names[:2])
+    deleter.delete(names[2:])
+    assert (store.asked, order) == (0, [])
+    is_failing = False
+    deleter.delete([])
+    assert order == names
+    assert store.list() == []
+
+
+def test_rounds_have_a_pause_between_them_which_the_end_cuts_short(tmp_path: Path) -> None:
+    """Each costs a list of pins."""
+    store, pins = Undeletable(tmp_path, set()), Pins()
+    first, second = fill(store, 2)
+    deleter = Deleter(store, "operator 'x'", lambda name: True, in_background=True, look=pins.look, pause_s=600)
+    deleter.delete([first])
+    assert pins.seen.acquire(timeout=20)
+    deleter.delete([second])
+    assert not pins.seen.acquire(timeout=0.1)
+    deleter.close()
+    assert pins.looks == 2
     assert store.list() == []

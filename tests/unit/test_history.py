@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from statelog.checkpoint.history import History, Record, overlapping
 from statelog.local.restore_plan import SHARED_BYTES, Extent
-from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim
+from statelog.log.entry import INITIAL_BATCH, Checkpoint, Claim, encode_frame
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs import digests
 from statelog.runs.key_groups import KEY_GROUPS, hash_range
@@ -242,6 +242,44 @@ def test_only_checkpoints_that_later_ones_do_not_build_on_are_given_up() -> None
     assert batches(history.records) == [3, 4, 5, 6]
     assert history.levels(b"origin", 0, 1, 6) == base(2).levels
     assert (History().retain(3), History().log_start(3, 4)) == ([], None)
+
+
+def test_changes_that_a_consumer_needs_stay_with_all_later_ones() -> None:
+    for changes_from, kept in ((None, [3, 4, 5, 6]), (5, [3, 4, 5, 6]), (2, [2, 3, 4, 5, 6]), (-1, list(range(7)))):
+        entries = [checkpoint(batch, number=10 + batch) for batch in range(4)]
+        entries += [replace(checkpoint(4), bases=[base(2)]), replace(checkpoint(5), base_ranges=ranges(base(2)))]
+        history = History([*entries, checkpoint(6)])
+        assert history.log_start(5, 7, changes_from) == 10 + kept[0]
+        assert batches(history.retain(5, changes_from)) == [batch for batch in range(7) if batch not in kept]
+        assert batches(history.records) == kept
+
+
+def test_changes_are_there_from_the_first_batch_on_that_a_retained_checkpoint_builds_on() -> None:
+    entries = [*map(checkpoint, range(4)), replace(checkpoint(4), base_ranges=ranges(base(2)))]
+    assert History([*entries, checkpoint(5)]).changes_from == 0
+    assert History([*entries, replace(checkpoint(5), retained_from=4)]).changes_from == 3
+
+
+def test_changes_take_their_bytes_and_about_as_many_as_their_entries() -> None:
+    """Also those of a batch that has none, and those of a batch that is repeated only once."""
+    segments = [segment(subtask, length=5000) for subtask in range(40)]
+    written = [checkpoint(0, *segments[:parts], parallelism=parts) for parts in (0, 1, 7, 40)]
+    taken: list[int] = []
+    for whole in written:
+        history = History([whole, replace(whole, batch=1)])
+        own = history.changes_bytes(1)
+        assert history.changes_bytes(0) == 2 * own
+        assert history.changes_bytes(2) == 0
+        taken.append(own)
+        history.add(checkpoint(2))
+        for _ in range(2):
+            history.add(replace(whole, batch=2))
+        assert [history.changes_bytes(batch) for batch in range(4)] == [3 * own, 2 * own, own, 0]
+        history.retain(2)
+        assert history.changes_bytes(2) == own
+    for whole, own in zip(written, taken, strict=True):
+        entry_bytes = sum(map(len, encode_frame(replace(whole, token=bytes(16), run_id=16 * "run"), [])))
+        assert entry_bytes / 2 < own - 5000 * len(whole.segments) < 2 * entry_bytes
 
 
 def test_what_cannot_be_restored_is_not_kept() -> None:

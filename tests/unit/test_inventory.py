@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog.checkpoint.garbage import Inventory
+from statelog import StorageError
+from statelog.checkpoint.garbage import Inventory, Retention
 from statelog.checkpoint.history import History
+from statelog.checkpoint.parent import Parent, write_parent
 from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, pin_name, write_pin
 from statelog.log.entry import INITIAL_BATCH, Checkpoint
-from statelog.log.numbered import NumberedLog
+from statelog.log.numbered import NumberedLog, base_name
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
 from statelog.options import Options
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore
+from statelog.storage.links import LinkedStore, link
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_claim
@@ -36,7 +39,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_inventory(root: Path, *, deletes_in_background: bool = False, orphan_min_age_s: float = 60.0) -> Inventory:
     options = Options(orphan_min_age_s=orphan_min_age_s)
     return Inventory(
-        LocalStore(root),
+        LinkedStore(LocalStore(root), LocalStore),
         "op",
         "operator 'op'",
         options,
@@ -111,6 +114,18 @@ def test_what_only_a_replaced_entry_names_is_needed_no_more(tmp_path: Path) -> N
     assert (made.retention.size_bytes, made.retention.needed_bytes) == (100, 100)
 
 
+def test_the_materialized_states_are_repeated_by_the_entry_after_the_one_that_has_them(tmp_path: Path) -> None:
+    made = opened(tmp_path)
+    made.add(keyed(0), None, 0)
+    made.add(keyed(1, level(0, run("op/runs/1/0/1-1/0.run"))), None, 1 << 20)
+    record = made.history.record(1)
+    assert record is not None
+    assert record.base_map is not None
+    assert [made.base_map_to_repeat(batch) for batch in range(4)] == [None, None, record.base_map, None]
+    made.add(replace(keyed(2), base_ranges=list(record.base_map.ranges)), record.base_map, 1 << 20)
+    assert made.base_map_to_repeat(3) is None, "it was repeated already"
+
+
 # ---- Files to empty ----
 
 
@@ -170,6 +185,63 @@ def test_a_log_file_that_stays_anyway_is_not_emptied_of_materialized_state(tmp_p
     assert not made.retention.wasteful
 
 
+def with_files(**files: tuple[int, int]) -> Retention:
+    """Files of so many bytes, of which so many are needed; they may take twice as many as that."""
+    retention = Retention(2.0, "op/log")
+    for name, (size_bytes, needed_bytes) in files.items():
+        needed, rest = run(name, 0, needed_bytes), run(name, needed_bytes, size_bytes - needed_bytes)
+        retention.add_runs([rest, needed])
+        retention.remove_runs([rest])
+    retention.choose_wasteful("op/log/9")
+    return retention
+
+
+@pytest.mark.parametrize(("size_bytes", "is_emptied"), [(100, False), (101, True)])
+def test_a_file_is_emptied_if_it_is_larger_than_its_needed_bytes_allow(size_bytes: int, is_emptied: bool) -> None:
+    retention = with_files(a=(size_bytes, 50))
+    assert (retention.size_bytes, retention.needed_bytes) == (size_bytes, 50)
+    assert retention.wasteful == ({"a"} if is_emptied else set())
+
+
+def test_only_as_many_files_are_emptied_as_it_takes() -> None:
+    """The most wasteful ones: that is the least to store again."""
+    files = {"a": (100, 10), "b": (300, 20), "c": (200, 50)}
+    assert with_files(**files, d=(1000, 800)).wasteful == set(), "all together are small enough"
+    assert with_files(**files, d=(300, 230)).wasteful == {"b"}
+    assert with_files(**files, d=(301, 230)).wasteful == {"b", "c"}
+    assert with_files(**files).wasteful == {"a", "b", "c"}
+
+
+def test_a_large_file_with_little_waste_does_not_keep_small_ones_from_being_emptied() -> None:
+    assert with_files(large=(1000, 501), a=(300, 1), b=(300, 1)).wasteful == {"a", "b"}
+    assert with_files(large=(1000, 500), a=(300, 1)).wasteful == {"a"}
+
+
+def test_while_no_entry_goes_the_bytes_inside_are_not_counted() -> None:
+    """Changes in their own entry stay as long as that; a revision names some in an older entry."""
+    segments = [
+        SegmentRef(subtask, 1, b"sum", 0, 10**subtask, 1, 1, name)
+        for subtask, name in enumerate((f"op/log/{base_name(3)}", f"op/log/{base_name(2)}", "op/changes/1/2/0-a.run"))
+    ]
+    entry = replace(keyed(0), number=3, segments=segments, parallelism=3)
+    for key_schema, size_bytes in ((b"keys", 110), (b"", 111)):
+        retention, checkpoint = Retention(2.0, "op/log"), replace(entry, key_schema=key_schema)
+        retention.add(checkpoint)
+        assert retention.size_bytes == retention.needed_bytes == size_bytes
+        retention.remove(checkpoint)
+        assert retention.release() == ["op/changes/1/2/0-a.run"]
+        assert retention.size_bytes == retention.needed_bytes == 0
+
+
+def test_a_file_that_is_needed_again_stays() -> None:
+    retention, part = Retention(2.0, "op/log"), run("op/runs/1/0/a")
+    retention.add_runs([part])
+    retention.remove_runs([part])
+    retention.add_runs([part])
+    assert retention.release() == []
+    assert retention.needs(part.name)
+
+
 # ---- What is retained, and what goes ----
 
 
@@ -219,11 +291,129 @@ def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     made = make_inventory(tmp_path, deletes_in_background=True)
     made.open([], 1, "run", ManualClock(NOW_S))
     made.gate.begin(1, 0)
+    made.grants.open(0, "0-1", b"base", [])
     for name in ("op/changes/1/0/0-a.run", "op/runs/1/0/0-1/0.run"):
         store.put(name, b"x")
     made.close()
     assert store.list() == []
     assert set(threading.enumerate()) == before
+
+
+class Watched(StoreWrapper):
+    """Tells when it has deleted something; a bucket, or a directory."""
+
+    def __init__(self, root: Path, is_bucket: bool) -> None:
+        super().__init__(LocalStore(root))
+        self._is_bucket = is_bucket
+        self.has_deleted = threading.Event()
+
+    @property
+    def can_append(self) -> bool:
+        return not self._is_bucket
+
+    def delete(self, names: list[str]) -> None:
+        super().delete(names)
+        self.has_deleted.set()
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_only_a_store_that_charges_for_lists_makes_deletions_wait(tmp_path: Path, is_bucket: bool) -> None:
+    store, clock = Watched(tmp_path, is_bucket), ManualClock(NOW_S)
+    made = Inventory(store, "op", "operator 'op'", Options(), clock, deletes_in_background=True)
+    made.open([], 1, "run", clock)
+
+    def is_soon_gone(number: int) -> bool:
+        store.has_deleted.clear()
+        store.put(f"op/runs/1/0/{number}.run", b"x")
+        made.deleter.delete([f"op/runs/1/0/{number}.run"])
+        is_soon = store.has_deleted.wait(0.5)
+        assert is_soon or is_bucket or store.has_deleted.wait(60), "a slow machine"
+        return is_soon
+
+    assert is_soon_gone(0) or is_bucket, "the first round is at once"
+    assert any(map(is_soon_gone, [1] if is_bucket else range(1, 5))) is not is_bucket
+    made.close()
+    assert store.list() == []
+
+
+# ---- Pins of the coordinator's own ----
+
+
+def pinned(root: Path) -> list[int]:
+    """The batches of the pins."""
+    return [int(Path(info.name).name.partition("-")[0]) for info in LocalStore(root).list("op/pins/")]
+
+
+def test_the_first_checkpoint_of_an_interval_is_pinned_once_it_is_certain(tmp_path: Path) -> None:
+    clock, log = ManualClock(NOW_S), claimed_log(tmp_path)
+    options = Options(retained_s={30: 1000})
+    made = Inventory(LocalStore(tmp_path), "op", "operator 'op'", options, clock, deletes_in_background=False)
+    made.open([], 1, "run", clock)
+    found: list[list[int]] = []
+    for batch in range(5):
+        made.add(log.append(replace(keyed(batch), batch_time_ms=10_000 * batch), []), None, 0)
+        found.append(pinned(tmp_path))
+    assert found == [[], [0], [0], [0], [0, 3]]
+
+
+class PinsRefused(StoreWrapper):
+    """Takes no pins for a while."""
+
+    refuses = True
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        if "/pins/" in name and self.refuses:
+            raise StorageError("put failed: no.")
+        return super().put_if_absent(name, data)
+
+
+def test_a_pin_that_could_not_be_written_is_written_with_the_next_checkpoint(tmp_path: Path) -> None:
+    """Although no other is due, and nothing is to be deleted: until then all checkpoints since stay."""
+    store, clock, log = PinsRefused(LocalStore(tmp_path)), ManualClock(NOW_S), claimed_log(tmp_path)
+    made = Inventory(store, "op", "operator 'op'", Options(retained_s={3600: 7200}), clock, deletes_in_background=False)
+    made.open([], 1, "run", clock)
+    found: list[list[int]] = []
+    for batch in range(4):
+        store.refuses = batch < 3
+        made.add(log.append(replace(keyed(batch), batch_time_ms=10_000 * batch), []), None, 0)
+        found.append(pinned(tmp_path))
+    assert found == [[], [], [], [0]]
+    assert made.points.pending == []
+
+
+def test_a_branch_gives_up_its_pin_once_it_needs_no_object_of_its_parents(tmp_path: Path) -> None:
+    parent, branch = LocalStore(tmp_path / "parent"), LocalStore(tmp_path / "branch")
+    parent.put("op/pins/ours.json", b"pin")
+    write_parent(branch, "op", Parent(str(tmp_path / "parent"), 0, "op/pins/ours.json"))
+    linked = SegmentRef(0, 0, b"sum", 0, 1, 1, 1, link(str(tmp_path / "parent"), "op/changes/1/0/0-a.run"))
+    made = make_inventory(tmp_path / "branch")
+    made.open([replace(keyed(0), segments=[linked])], 1, "run", ManualClock(NOW_S))
+    made.add(keyed(1, level(0, run("op/runs/1/0/1-1/0.run"))), None, 0)
+    made.deleter.look()
+    assert parent.list("op/pins/")
+    record = made.history.latest_record
+    assert record is not None
+    assert record.base_map is not None
+    latest = replace(keyed(2), base_ranges=list(record.base_map.ranges))
+    made.add(latest, None, 0)
+    made.release(latest, 2, claimed_log(tmp_path / "branch"))
+    assert parent.list("op/pins/") == []
+    assert branch.list("op/parent.json") == []
+
+
+def test_objects_of_a_parent_are_no_waste_of_the_branch(tmp_path: Path) -> None:
+    """To store their parts again would free nothing."""
+    retention = Retention(2.0, "op/log")
+    part, rest = (run(link("parent", "op/runs/1/0/a"), offset, length) for offset, length in ((0, 10), (10, 9000)))
+    own, waste = run("op/runs/2/0/b", 0, 10), run("op/runs/2/0/b", 10, 90)
+    retention.add_runs([part, rest, own, waste])
+    assert (retention.size_bytes, retention.needed_bytes) == (100, 9110)
+    retention.remove_runs([rest, waste])
+    retention.choose_wasteful("op/log/9")
+    assert retention.wasteful == {"op/runs/2/0/b"}
+    retention.remove_runs([part, own])
+    assert retention.release() == [part.name, own.name][::-1]
+    assert (retention.size_bytes, retention.needed_bytes) == (0, 0)
 
 
 # ---- The changes that consumers need ----
@@ -256,6 +446,13 @@ def test_changes_stay_until_the_pins_were_listed_after_them(tmp_path: Path) -> N
     assert pins.changes_from == 10
 
 
+def test_pins_that_have_expired_are_deleted(tmp_path: Path) -> None:
+    consumer_pin(tmp_path, 2, 7, lasts_s=-MARGIN_S - 1)
+    standing = consumer_pin(tmp_path, 3, 7)
+    opened(tmp_path).deleter.look()
+    assert [info.name for info in LocalStore(tmp_path).list("op/pins/")] == [standing]
+
+
 def test_a_consumer_keeps_changes_up_to_its_bytes(tmp_path: Path) -> None:
     pins = StandingPins(LocalStore(tmp_path), "op", ManualClock(NOW_S))
     history = History([keyed(batch) for batch in range(12)])
@@ -276,17 +473,23 @@ def test_while_a_pin_cannot_be_read_all_changes_stay(tmp_path: Path) -> None:
     assert pins.changes_from == INITIAL_BATCH
 
 
-def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
-    made = opened(tmp_path)
+def with_changes(root: Path, listed_after: int) -> Inventory:
+    """Six checkpoints, of which the last two need only the changes from batch 4 on; pins were listed once."""
+    made = opened(root)
     for batch in range(6):
         entry = keyed(batch, *([level(3, run("op/runs/1/0/3-1/0.run"))] if batch == 3 else []))
         before = made.history.record(3)
         if before is not None and before.base_map is not None:
             entry = replace(entry, base_ranges=list(before.base_map.ranges))
         made.add(entry, None, 0)
-        if batch == 0:
+        if batch == listed_after:
             made.deleter.look()
-    assert made.changes_from(1) == 1, "no other changes can go"
+    return made
+
+
+def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
+    made = with_changes(tmp_path, listed_after=2)
+    assert made.changes_from(1) == 3, "no other changes can go"
     assert made.changes_from(4) == 6
     made.release(keyed(5), 4, claimed_log(tmp_path), 3)
     assert made.history.at(3) is not None
@@ -294,7 +497,12 @@ def test_pins_are_listed_before_changes_are_given_up(tmp_path: Path) -> None:
     assert made.history.at(3) is None
 
 
+def test_pins_are_not_listed_again_for_changes_that_they_were_listed_after(tmp_path: Path) -> None:
+    assert with_changes(tmp_path, listed_after=3).changes_from(4) == 4
+
+
 def test_operator_state_has_no_changes(tmp_path: Path) -> None:
     made = opened(tmp_path)
+    assert made.changes_from(0) is None
     made.add(replace(keyed(0), key_schema=b""), None, 0)
     assert made.changes_from(0) is None

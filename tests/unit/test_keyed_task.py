@@ -9,21 +9,27 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from statelog import Observer, ProtocolError, Step
 from statelog.checkpoint import keyed_task
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, read_initial
-from statelog.checkpoint.protocol import Ack, Acked, Begin, Fetch, JobOutcome, Reply, Request
+from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request
+from statelog.clock import Clock
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.runs import LocalRuns
 from statelog.local.shared_reads import SHARED_FOLDER
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Metric, Recorded
 from statelog.operators.keyed.changes import ChangeBuffer
+from statelog.operators.keyed.operator import BatchContext, KeyedOperator
+from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
+from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
+from statelog.tables.table import StateTable
 from statelog.testing.keyed import LocalKeyedOperator
 from tests.model.engine import Command, Engine, Key
 
@@ -37,6 +43,7 @@ class NotingEngine(Engine):
         super().__init__(directory, lambda key: 0, **options)
         self.acks: list[tuple[Ack, bytes]] = []
         self.begins: list[Begin] = []
+        self.begun: list[Begun] = []
         self.answers: dict[type[Request], Reply] = {}
         self.waits: dict[type[Request], float] = {}
 
@@ -46,7 +53,10 @@ class NotingEngine(Engine):
         if isinstance(request, Begin):
             self.begins.append(request)
         self.clock.advance(self.waits.get(type(request), 0.0))
-        return self.answers.get(type(request)) or super().call(request, payload)
+        reply = self.answers.get(type(request)) or super().call(request, payload)
+        if isinstance(reply, Begun):
+            self.begun.append(reply)
+        return reply
 
     @property
     def ack(self) -> Ack:
@@ -73,6 +83,20 @@ def test_an_ack_says_what_has_changed(engine: NotingEngine) -> None:
     assert (ack.last.rows, ack.last.input_rows, ack.has_changeset, ack.has_backlog) == (3, 3, True, False)
     assert (ack.levels, ack.job, ack.materialization_failure, len(ack.segments)) == ([], "", "", 1)
     assert (engine.begins[-1].input_rows, engine.begins[-1].batch_time_ms) == (3, 1000)
+
+
+@pytest.mark.parametrize("adds_floats", [False, True])
+def test_an_ack_says_whether_another_attempt_may_give_other_last_digits(
+    engine: NotingEngine, adds_floats: bool
+) -> None:
+    assert isinstance(engine.operator, LocalKeyedOperator)
+    make = engine.operator.make
+    engine.operator = dataclasses.replace(
+        engine.operator, make=lambda: dataclasses.replace(make(), adds_floats=adds_floats)
+    )
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    assert engine.ack.adds_floats is adds_floats
 
 
 def test_the_time_of_an_ack_is_that_of_the_changes_and_since_the_processor_returned(
@@ -142,6 +166,35 @@ def test_without_changelog_no_part_of_one_is_written(engine: NotingEngine) -> No
     engine.run_commands(0, 0, [((number, None), ("set", number)) for number in range(100)])
     assert not engine.ack.has_changeset
     assert LocalStore(engine.location).list("op/changes/") == []
+
+
+def test_a_batch_has_the_times_that_the_coordinator_tells(
+    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a repetition fires the same timers, and looks for none that an earlier batch has fired."""
+    contexts: list[BatchContext] = []
+
+    class Noted(KeyedSubtask):
+        def __init__(self, operator: KeyedOperator, table: StateTable, context: BatchContext, clock: Clock) -> None:
+            contexts.append(context)
+            super().__init__(operator, table, context, clock)
+
+    monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    begun = engine.begun[-1]
+    times = {"watermark_ms": 950, "late_watermark_ms": 900, "timers_after_ms": 850, "closed_ms": 800}
+    engine.answers = {Begin: replace(begun, epoch=7, batch_time_ms=1000, **times), Ack: Acked()}
+    run(engine, 0, ("set", 1))
+    assert contexts[-1] == BatchContext(7, 0, Moment(1000, 950, 900), timers_after_ms=850, closed_ms=800)
+
+
+def test_a_state_is_materialized_after_the_ack(engine: NotingEngine) -> None:
+    engine.options = dataclasses.replace(engine.options, materialization_interval_s=0)
+    engine.start(1, 0)
+    for batch in range(4):
+        run(engine, batch, ("set", batch))
+    assert any(ack.levels for ack, _ in engine.acks)
 
 
 # ---- Answers that are refused ----

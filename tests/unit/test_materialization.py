@@ -80,7 +80,7 @@ class Reads(FaultPlan):
 
     def of_tasks(self) -> list[str]:
         """The objects that tasks have read."""
-        return [name for name in self._names if "/log/" not in name]
+        return [name for name in self._names if "/log/" not in name and not name.endswith("/parent.json")]
 
 
 def clock_of(harness: Harness) -> ManualClock:
@@ -354,7 +354,7 @@ def test_a_damaged_run_is_named(damage: str) -> None:
 
 
 def test_a_valid_local_copy_is_used_again() -> None:
-    """After a restart on the host only the log is read; on another host everything that is needed, each once."""
+    """After a restart on the host tasks read nothing; on another host everything that is needed, each once."""
     reads = Reads()
     with texts(reads, file_merging="off", materialization_interval_s=0) as harness:
         for _ in range(9):

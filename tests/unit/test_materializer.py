@@ -26,6 +26,7 @@ from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.runs.times import Moment
+from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.sealed import seal
 from statelog.storage import LocalStore, Store
 from statelog.testing.faults import FaultPlan, FaultStore
@@ -386,6 +387,22 @@ def test_a_slice_that_dies_is_done_again(tmp_path: Path, slice_rows: int, slice_
     assert b"died" not in (subtask.local.directory / merged.file_name).read_bytes()
 
 
+def test_blocks_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """Those of the merged local run as its slices are; those of a stored run, because a look-up reads one of each."""
+    subtask = Subtask(tmp_path, budget=Budget(slice_bytes=100_000))
+    for first in (0, 1):
+        subtask.batch({key: "x" * (40_000 if key < 20 else 10) for key in range(first, 250, 2)})
+    done = subtask.materialize("1-7")
+    [merged] = subtask.here()
+    assert max(block_bytes(subtask.local.open(merged))) <= 100_000
+    [stored] = done.levels[0].runs
+    assert max(block_bytes(Run(pa.py_buffer(subtask.store.read(stored.name)), stored.name))) <= STORED_BLOCK_BYTES
+
+
+def block_bytes(run: Run) -> list[int]:
+    return [block.batch.nbytes for section in run.sections.values() for block in section.blocks]
+
+
 @pytest.mark.parametrize(("oldest", "rows"), [(0, 1), (1, 3)])
 def test_a_merge_keeps_removals_of_what_is_below_it(subtask: Subtask, oldest: int, rows: int) -> None:
     for changes in ({1: "a", 2: "a"}, {3: "b"}, {1: None, 3: "c", 2: None}, {2: None}):
@@ -427,9 +444,12 @@ def test_a_failure_that_cannot_be_noted_fails_no_batch(subtask: Subtask) -> None
 
 
 def test_what_a_job_keeps_is_for_the_user_only(subtask: Subtask) -> None:
-    subtask.batch({1: "a"})
-    subtask.work(subtask.grant())
-    assert stat.S_IMODE(subtask.job.stat().st_mode) == 0o700
+    """Also the job of a state that has not changed since it was stored."""
+    for number, changes in enumerate(({1: "a"}, {})):
+        subtask.batch(changes)
+        subtask.work(subtask.grant(f"{number}-6"))
+        assert stat.S_IMODE(subtask.job.stat().st_mode) == 0o700
+        subtask.materialize(f"{number}-7")
 
 
 def test_a_folder_that_cannot_be_removed_holds_no_job_up(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:

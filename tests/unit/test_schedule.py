@@ -170,6 +170,36 @@ def test_no_subtask_waits_for_ever_however_many_are_due(slots: int) -> None:
         assert batch - min(last) <= 2 * -(-parallelism // slots)
 
 
+def test_a_materialization_in_progress_takes_one_slot() -> None:
+    """Though its subtask is due, and has more changesets than the others."""
+    planned = schedule(parallelism=2, slots=2)
+    commit(planned, LARGE, LARGE)
+    assert grants(planned, 0, 2) == [True, True]
+    planned.materialized(1, 1, 0, 0.0)
+    commit(planned, 1, LARGE)
+    assert grants(planned, 1, 2) == [True, True]
+
+
+def test_no_subtask_waits_for_one_that_is_not_due() -> None:
+    """Though that has more changesets."""
+    planned = schedule(parallelism=2)
+    commit(planned, 1, 1)
+    assert planned.grant(1, 0, 0.0, is_forced=True) is True
+    planned.materialized(1, 1, 0, 0.0)
+    commit(planned, 1, LARGE)
+    assert grants(planned, 1, 2) == [None, True]
+
+
+def test_a_free_slot_is_left_to_the_subtask_with_more_changesets() -> None:
+    """Also if its task begins later."""
+    planned = schedule(parallelism=3, slots=2, materialization_interval_s=0)
+    commit(planned, 1, 1, 1)
+    assert planned.grant(1, 0, 0.0) is True
+    planned.materialized(1, 1, 0, 0.0)
+    commit(planned, 1, 1, 1)
+    assert [planned.grant(subtask, 1, 0.0) for subtask in (2, 1, 0)] == [True, None, True]
+
+
 # ---- What is counted ----
 
 

@@ -129,7 +129,8 @@ class Retention:
     later checkpoints build on it.
 
     `max_space_amplification` limits the size of all files divided by their needed bytes (`size_bytes / needed_bytes`).
-    Above the limit the most wasteful files are emptied: their needed bytes are stored again elsewhere.
+    Above the limit the most wasteful files are emptied: their needed bytes are stored again elsewhere. A file that is
+    within the limit by itself stays.
     """
 
     def __init__(self, max_space_amplification: float, log_folder: str) -> None:
@@ -150,7 +151,8 @@ class Retention:
         """Count stored runs or segments, each as often as it occurs."""
         for segment in runs:
             file = self._files.setdefault(segment.name, _File())
-            # The size of a parent's object is not the operator's, and storing its parts again frees nothing.
+            # The size of a parent's object is not the operator's, and so it is never wasteful: storing its parts again
+            # frees nothing.
             growth = 0 if is_link(segment.name) else max(segment.offset + segment.length - file.size_bytes, 0)
             file.size_bytes += growth
             self.size_bytes += growth
@@ -192,23 +194,20 @@ class Retention:
         return name in self._files
 
     def choose_wasteful(self, log_from: str) -> None:
-        """Choose the files to empty: the most wasteful ones, until the others together are small enough.
+        """Choose the files to empty: of those above the limit the most wasteful, until the others are small enough.
 
         Log files from `log_from` on are never emptied.
         """
-        self.wasteful = frozenset()
         excess = self.size_bytes - self.needed_bytes * self._max_amplification
-        if excess <= 0:
-            return
         closed = [
             (file.size_bytes - file.needed_bytes, name)
             for name, file in self._files.items()
-            if not is_link(name) and not (name.startswith(self._log_folder) and name >= log_from)
+            if file.size_bytes > file.needed_bytes * self._max_amplification
+            and not (name.startswith(self._log_folder) and name >= log_from)
         ]
         chosen: list[str] = []
         for wasted, name in sorted(closed, reverse=True):
-            size = self._files[name].size_bytes
-            if excess <= 0 or size <= (size - wasted) * self._max_amplification:
+            if excess <= 0:
                 break
             chosen.append(name)
             excess -= wasted
@@ -317,7 +316,9 @@ class Inventory:
         self._truncation.committed(record, base_map, payload_bytes)
         # The entry makes the checkpoint before it certain.
         certain = self.history.at(checkpoint.batch - 1)
-        if certain is not None and self.points.add(self.history, certain):
+        if certain is not None:
+            self.points.add(self.history, certain)
+        if self.points.pending:
             self.deleter.look()
 
     def base_map_to_repeat(self, batch: int) -> BaseMap | None:

@@ -97,7 +97,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     target: str = ""
-    """File name of the local run that the merge makes, or that is stored."""
+    """File name of the local run that the merge makes, or that is stored; empty if nothing is left to do."""
     merging: _Merging = _Merging([])
     garbage: Garbage
     grant: str = ""
@@ -264,8 +264,7 @@ class Materializer:
         self.local.link(chain[newest], target)
         levels[newest] = replace(levels[newest], last=target.last, after=target.after)
         self._folder.mkdir(exist_ok=True, mode=0o700)
-        job = _Job(run_id=self.run_id, target=target.file_name, garbage=self.garbage, grant=grant.job, levels=levels)
-        return self._save(replace(job, is_done=True))
+        return self._save(_Job(run_id=self.run_id, garbage=self.garbage, grant=grant.job, levels=levels, is_done=True))
 
     def _fits(self, job: _Job, chain: Sequence[LocalRun]) -> bool:
         """Whether all local runs that a job reads are in the chain."""
