@@ -9,6 +9,7 @@ import pytest
 
 import statelog
 from statelog import Step
+from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.checkpoint.query_operators import operators_of
 from statelog.errors import ConfigurationError
 from statelog.log.entry import Checkpoint, encode_frame
@@ -101,6 +102,14 @@ class Stored:
         )
         self.put(f"op/log/{number:020}.log", b"".join(encode_frame(entry, [])))
 
+    def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
+        """Put a pin of some objects; returns its name."""
+        made = Pin("uid", "query", 0, b"", 0, "test", 0, lasts_s, [], [], sorted(names), 0, branch=branch)
+        name = pin_name("op", 0, token)
+        write_pin(self.store, name, made)
+        os.utime(self.directory / name, (1000, 1000))
+        return name
+
     def orphans(self, *, age_s: float = 60.0, min_age_s: float = 60.0) -> list[str]:
         """Those at a time when everything has an age."""
         clock = ManualClock(1000 + age_s)
@@ -136,6 +145,17 @@ def test_objects_of_a_run_that_is_about_to_claim_are_no_leftovers(stored: Stored
     stored.put("another/log/file", b"of an operator without entries")
     stored.put("another/changes/1/0/a")
     assert [name for name in stored.orphans() if name.startswith("another/")] == [], "its first claim is still to come"
+
+
+def test_what_a_pin_keeps_is_no_leftover_until_it_has_expired(stored: Stored) -> None:
+    log_file, object_name = f"op/log/{1:020}.log", "op/changes/1/0/a"
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 2)
+    stored.put(object_name)
+    stored.pin(b"pin", object_name, log_file)
+    assert stored.orphans(age_s=100 + MARGIN_S) == []
+    assert stored.orphans(age_s=101 + MARGIN_S) == [object_name, log_file]
 
 
 def test_without_a_checkpoint_all_of_the_log_may_be_needed(stored: Stored) -> None:
