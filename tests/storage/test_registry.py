@@ -78,7 +78,7 @@ def test_an_unknown_scheme_names_the_known_ones() -> None:
 
 def test_requests_of_a_registered_store_are_repeated(tmp_path: Path) -> None:
     store = open_retrying_store(f"kept:{tmp_path}", Options(), SystemClock(), Measurements())
-    assert isinstance(store, RetryingStore)
+    assert isinstance(store.own, RetryingStore)
 
 
 def test_a_directory_is_asked_for_where_one_is_needed() -> None:

@@ -159,6 +159,7 @@ def put_branch(directory: Path, pin: str) -> str:
 def test_pins_of_branches_that_are_gone_go_only_on_request_and_after_a_while(orphan: Stored, tmp_path: Path) -> None:
     """A branch that is about to be made has no note yet."""
     gone = orphan.pin(b"gone", "op/changes/1/0/a", lasts_s=None, branch=link(str(tmp_path / "gone"), "op"))
+    assert statelog.delete_orphans(orphan.directory, min_age_s=0) == []
     assert deleted(orphan, age_s=1000) == []
     assert deleted(orphan, age_s=59.9, release=True) == []
     assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", gone]

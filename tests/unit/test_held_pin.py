@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from statelog import CorruptionError, PinExpiredError, StorageError
-from statelog.checkpoint.held_pin import HeldPin
+from statelog.checkpoint.held_pin import HeldPin, is_retained
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import MARGIN_S, Pin, StandingPins, read_pin
 from statelog.storage import Store
@@ -228,6 +228,14 @@ def test_a_checkpoint_can_be_pinned_while_the_newest_entry_retains_it(log: Short
     give_up(log, 5)
     hold(log, history=history, is_shared=is_shared).release()
     refused(log, history, 4, is_shared=is_shared)
+
+
+def test_without_a_pin_the_log_alone_tells_what_is_retained(log: ShortLog) -> None:
+    pin = Pin.of(ROOT, log.history(), 5, owner="", made_ms=0, lasts_s=None)
+    assert is_retained(log.store, ROOT, pin)
+    hold(log, is_shared=True)
+    give_up(log, 6)
+    assert not is_retained(log.store, ROOT, pin)
 
 
 def test_a_checkpoint_that_was_replaced_or_set_back_cannot_be_pinned(log: ShortLog) -> None:
