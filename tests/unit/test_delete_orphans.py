@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from statelog.checkpoint.pins import MARGIN_S
 from statelog.storage import LocalStore, Store
 from statelog.storage.links import link
 from statelog.testing.clock import ManualClock
+from statelog.testing.faults import FaultPlan, FaultStore
+from tests.contract.log_contract import make_claim
+from tests.stores import KeptStore
 from tests.unit.test_list_orphans import Stored
 
 
@@ -72,6 +76,21 @@ def test_what_the_checkpoint_before_the_newest_needs_stays(stored: Stored) -> No
     assert deleted(stored) == []
     stored.checkpoint(5, 2, 1, 3, "op/changes/2/0/b")
     assert deleted(stored) == ["op/changes/1/0/a", f"op/log/{1:020}.log", f"op/log/{2:020}.log"]
+
+
+@pytest.mark.parametrize("scheme", ["", "kept:"], ids=["directory", "without appends"])
+def test_what_an_entry_before_the_newest_one_in_the_same_file_needs_stays(stored: Stored, scheme: str) -> None:
+    """Also in a log that was copied to where nobody can append."""
+    statelog.register_store("kept", KeptStore)
+    first, second, third = (f"op/changes/1/0/{name}" for name in "abc")
+    for name in (first, second, third):
+        stored.put(name)
+    stored.log_file(1, make_claim("run")(1), stored.entry(1, 0, 1, first))
+    stored.log_file(2, make_claim("run")(2), stored.entry(2, 0, 2, second), stored.entry(2, 0, 2, third))
+    location, clock = f"{scheme}{stored.directory}", ManualClock(1060)
+    found = statelog.delete_orphans(location, min_age_s=60, clock=clock)
+    assert [info.name for info in found] == [first, f"op/log/{1:020}.log"]
+    assert statelog.delete_orphans(location, min_age_s=60, clock=clock) == []
 
 
 def test_log_files_go_up_to_the_first_that_stays(stored: Stored) -> None:
@@ -209,6 +228,28 @@ def test_a_failed_deletion_can_be_repeated(stored: Stored, monkeypatch: pytest.M
         with pytest.raises(StorageError):
             deleted(stored)
     assert deleted(stored) == ["op/runs/1/0/a", "op/runs/1/0/b"]
+
+
+def test_nothing_goes_if_the_store_fails_to_tell_what_is_needed(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        stored.claim(number, number)
+    stored.checkpoint(3, 2, 0, 1)
+    stored.checkpoint(4, 2, 1, 3)
+    stored.put("op/runs/1/0/a")
+    stored.pin(b"pin")
+    before = stored.store.list()
+    for number in itertools.count(1):
+        faults = FaultStore(LocalStore(stored.directory), FaultPlan.at(call=number))
+        monkeypatch.setattr("statelog.reading.source.open_location", lambda location, faults=faults: faults)
+        try:
+            statelog.delete_orphans(stored.directory, min_age_s=60, clock=ManualClock(1060), dry_run=True)
+        except StorageError:
+            continue
+        break
+    assert number == faults.calls + 1 > 10
+    assert stored.store.list() == before
 
 
 def fail(self: Store, names: list[str]) -> None:

@@ -12,7 +12,7 @@ from statelog import Step
 from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.checkpoint.query_operators import operators_of
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Checkpoint, encode_frame
+from statelog.log.entry import Checkpoint, Entry, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -90,17 +90,25 @@ class Stored:
         os.utime(self.directory / name, (1000, 1000))
 
     def claim(self, number: int, epoch: int, run: str = "run") -> None:
-        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(make_claim(run)(epoch), [])))
+        self.log_file(number, make_claim(run)(epoch))
+
+    def log_file(self, number: int, *entries: Entry) -> None:
+        """Put a file of the log."""
+        parts = [part for entry in entries for part in encode_frame(entry, [])]
+        self.put(f"op/log/{number:020}.log", b"".join(parts))
 
     def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> None:
-        """A checkpoint that needs some objects."""
+        """Put the file of a checkpoint that needs some objects."""
+        self.log_file(number, self.entry(epoch, batch, log_start, *names, run=run))
+
+    def entry(self, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> Checkpoint:
+        """The entry of a checkpoint that needs some objects."""
         segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
-        entry = Checkpoint(
+        return Checkpoint(
             *(epoch, batch, 0, "query", run, "uid", len(names), segments, b"", [], 0, 0, b""),
             element_counts=[[]] * len(names),
             log_start=log_start,
         )
-        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(entry, [])))
 
     def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
         """Put a pin of some objects; returns its name."""
