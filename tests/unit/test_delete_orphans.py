@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import statelog
-from statelog import ConfigurationError, StorageError
+from statelog import ConfigurationError, CorruptionError, StorageError
 from statelog.checkpoint.parent import Parent, write_parent
 from statelog.checkpoint.pins import MARGIN_S
 from statelog.storage import LocalStore, Store
@@ -91,6 +92,20 @@ def test_what_an_entry_before_the_newest_one_in_the_same_file_needs_stays(stored
     found = statelog.delete_orphans(location, min_age_s=60, clock=clock)
     assert [info.name for info in found] == [first, f"op/log/{1:020}.log"]
     assert statelog.delete_orphans(location, min_age_s=60, clock=clock) == []
+
+
+def test_if_the_log_of_the_entry_before_the_newest_is_gone_what_is_left_of_it_counts(stored: Stored) -> None:
+    """The query deletes files that only older entries need as soon as the newest one lasts."""
+    first, second, third = (f"op/changes/1/0/{name}" for name in "abc")
+    for name in (first, second, third):
+        stored.put(name)
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1, first)
+    stored.claim(3, 2)
+    stored.checkpoint(4, 2, 0, 1, second)
+    stored.checkpoint(5, 2, 0, 4, third)
+    stored.store.delete([f"op/log/{1:020}.log"])
+    assert deleted(stored) == [first]
 
 
 def test_log_files_go_up_to_the_first_that_stays(stored: Stored) -> None:
@@ -193,6 +208,31 @@ def test_pins_that_a_branch_relies_on_stay_and_those_of_nobody_else_go(orphan: S
     assert deleted(orphan, age_s=60, release=True) == [former]
     put_branch(tmp_path / "branch", "op/pins/another.json")
     assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", kept]
+
+
+def test_a_pin_that_cannot_be_read_stops_everything(orphan: Stored) -> None:
+    name = orphan.pin(b"pin")
+    orphan.put(name, b"{}")
+    with pytest.raises(CorruptionError, match="nobody knows what a pin keeps") as stopped:
+        statelog.delete_orphans(orphan.directory, min_age_s=0)
+    assert f"statelog unpin LOCATION {name}" in stopped.value.hint
+    assert (orphan.directory / "op/changes/1/0/a").exists()
+
+
+def test_a_pin_that_goes_after_it_was_listed_keeps_nothing(orphan: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = orphan.pin(b"pin", "op/changes/1/0/a")
+    store = LocalStore(orphan.directory)
+    read = store.read
+
+    def going(asked: str, **part: Any) -> bytes:
+        if asked == name:
+            store.delete([name])
+        return read(asked, **part)
+
+    monkeypatch.setattr(store, "read", going)
+    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: store)
+    found = statelog.delete_orphans(orphan.directory, min_age_s=60, clock=ManualClock(1060))
+    assert [info.name for info in found] == ["op/changes/1/0/a"]
 
 
 # ---- Arguments, mistakes and failures ----

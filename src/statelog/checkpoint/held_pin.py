@@ -76,7 +76,7 @@ class HeldPin:
         """See whether the pin that was written holds; a shared one says so then. PinExpiredError if it does not."""
         later = self._pin.with_later(self._root, self._read_retaining())
         if later != self._pin:
-            # The query may have listed the pins after these batches and before this pin. It names them while it is seen.
+            # The query may have listed the pins after these batches and before the pin. Later lists have one of both.
             self._pin = later
             self._replace()
             self._read_retaining()
