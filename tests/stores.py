@@ -1,6 +1,8 @@
 """Stores around others, for tests of several kinds."""
 
-from statelog.storage import LocalStore
+from statelog.clock import Clock
+from statelog.errors import ErrorKind, StorageError
+from statelog.storage import LocalStore, ObjectInfo, Store
 from statelog.storage.wrapper import StoreWrapper
 
 
@@ -17,3 +19,55 @@ class KeptStore(WholeObjects):
 
     def __init__(self, location: str) -> None:
         super().__init__(LocalStore(location.removeprefix("kept:")))
+
+
+class MemoryStore(Store):
+    """Objects in memory, which can be appended to. `requests` notes the operations and the names."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.objects: dict[str, tuple[bytes, float]] = {}
+        """Content, and when it was written."""
+        self.requests: list[tuple[str, str]] = []
+
+    @property
+    def can_append(self) -> bool:
+        return True
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self.requests.append(("read", name))
+        return self._content(name)[offset : None if length is None else offset + length]
+
+    def size_bytes(self, name: str) -> int:
+        self.requests.append(("size_bytes", name))
+        return len(self._content(name))
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self.requests.append(("put", name))
+        self.objects[name] = (bytes(data), self._clock.now_s())
+
+    def put_if_absent(self, name: str, data: bytes | memoryview) -> bool:
+        self.requests.append(("put_if_absent", name))
+        is_absent = name not in self.objects
+        if is_absent:
+            self.objects[name] = (bytes(data), self._clock.now_s())
+        return is_absent
+
+    def append(self, name: str, parts: list[bytes | memoryview], *, at: int) -> None:
+        self.requests.append(("append", name))
+        self.objects[name] = (b"".join([self._content(name)[:at], *parts]), self._clock.now_s())
+
+    def delete(self, names: list[str]) -> None:
+        self.requests += [("delete", name) for name in names]
+        for name in names:
+            self.objects.pop(name, None)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        self.requests.append(("list", prefix))
+        found = sorted(item for item in self.objects.items() if item[0].startswith(prefix))
+        return [ObjectInfo(name, len(data), modified_s) for name, (data, modified_s) in found]
+
+    def _content(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise StorageError(f"{name} is missing.", kind=ErrorKind.OBJECT_MISSING)
+        return self.objects[name][0]

@@ -10,6 +10,7 @@ from statelog.clock import SystemClock
 from statelog.errors import ErrorKind
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
+from statelog.storage.links import LinkedStore
 from statelog.storage.races import Ended, Race, Races
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.testing.clock import ManualClock
@@ -28,6 +29,12 @@ class TestFaultStoreWithoutFaults(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return FaultStore(LocalStore(tmp_path), FaultPlan())
+
+
+class TestLinkedStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return LinkedStore(LocalStore(tmp_path), LocalStore)
 
 
 class TestRetryingStore(StoreContract):

@@ -14,20 +14,19 @@ from typing import Any
 import pytest
 
 import statelog
-from statelog import ConfigurationError, CorruptionError, StateMissingError, Step, StorageError
+from statelog import CorruptionError, StateMissingError, Step
 from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER
 from statelog.clock import Clock
 from statelog.log.entry import Checkpoint
 from statelog.log.numbered import base_name
 from statelog.log.open import open_log
 from statelog.options import Options
-from statelog.storage import LocalStore, Store
+from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import FaultStore
 from statelog.testing.query import Crash
 from tests.reading.story import Story, random_commands, rows, value_rows
 from tests.reading.test_pins import Stop
-from tests.unit.test_list_orphans import Stored
 
 RETAINED = 2
 
@@ -187,101 +186,6 @@ def test_nothing_is_lost_when_others_work_between_two_requests(tmp_path: Path, m
     assert number > 5
 
 
-# ---- What may go, one by one ----
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    return Stored(tmp_path)
-
-
-def deleted(stored: Stored, *, age_s: float = 60.0, min_age_s: float = 60.0) -> list[str]:
-    """The names that are deleted at a time when everything has an age; checks that they are, and nothing else."""
-    before = {info.name for info in stored.store.list()}
-    clock = ManualClock(1000 + age_s)
-    found = delete(str(stored.directory), min_age_s=min_age_s, clock=clock, dry_run=True)
-    assert {info.name for info in stored.store.list()} == before
-    assert delete(str(stored.directory), min_age_s=min_age_s, clock=clock) == found
-    assert before - {info.name for info in stored.store.list()} == set(found)
-    return found
-
-
-def test_objects_of_starts_before_the_newest_checkpoints_go(stored: Stored) -> None:
-    """Not those of its own start, which may come to need them, nor those of a claim without a checkpoint."""
-    stored.claim(1, 1)
-    stored.claim(2, 2)
-    stored.checkpoint(3, 2, 0, 1, "op/changes/1/0/needed")
-    stored.claim(4, 3)
-    for epoch in (1, 2, 3, 4):
-        stored.put(f"op/changes/{epoch}/0/needed")
-        stored.put(f"op/runs/{epoch}/0/a")
-    assert deleted(stored, age_s=59.9) == [], "all are young"
-    assert deleted(stored) == ["op/runs/1/0/a"]
-
-
-def test_without_a_checkpoint_nothing_goes(stored: Stored) -> None:
-    stored.claim(1, 1)
-    stored.claim(2, 2)
-    stored.put("op/changes/1/0/a")
-    stored.put("op/initial/run/0.arrow")
-    assert deleted(stored) == []
-
-
-def test_what_the_checkpoint_before_the_newest_needs_stays(stored: Stored) -> None:
-    """The newest may be lost with the machine. The one after it tells that it was not."""
-    stored.claim(1, 1)
-    stored.checkpoint(2, 1, 0, 1, "op/changes/1/0/a")
-    stored.claim(3, 2)
-    stored.checkpoint(4, 2, 0, 3, "op/changes/2/0/b")
-    for name in ("op/changes/1/0/a", "op/changes/2/0/b"):
-        stored.put(name)
-    assert deleted(stored) == []
-    stored.checkpoint(5, 2, 1, 3, "op/changes/2/0/b")
-    assert deleted(stored) == ["op/changes/1/0/a", f"op/log/{1:020}.log", f"op/log/{2:020}.log"]
-
-
-def test_log_files_go_up_to_the_first_that_stays(stored: Stored) -> None:
-    """Later ones may be claims, by which an older driver sees that it is fenced as long as its own file exists."""
-    for number in range(1, 5):
-        stored.claim(number, number)
-    stored.checkpoint(5, 4, 0, 4, f"op/log/{3:020}.log")
-    stored.checkpoint(6, 4, 1, 5, f"op/log/{2:020}.log")
-    assert deleted(stored) == [f"op/log/{1:020}.log"]
-    stored.checkpoint(7, 4, 2, 7)
-    stored.checkpoint(8, 4, 3, 7)
-    os.utime(stored.directory / f"op/log/{3:020}.log", (1001, 1001))
-    assert deleted(stored) == [f"op/log/{2:020}.log"]
-    assert deleted(stored, age_s=61) == [f"op/log/{number:020}.log" for number in (3, 4, 5, 6)]
-
-
-def test_objects_that_a_start_has_written_before_its_claim_go_when_it_is_fenced(stored: Stored) -> None:
-    for run in ("old", "new", "unknown"):
-        stored.put(f"op/changes/0/0/{run}-7.run")
-        stored.put(f"op/initial/{run}/0.arrow")
-    stored.claim(1, 1, "old")
-    stored.claim(2, 2, "new")
-    assert deleted(stored) == []
-    stored.checkpoint(3, 2, 0, 1, run="new")
-    assert deleted(stored) == ["op/changes/0/0/old-7.run", "op/initial/old/0.arrow"]
-
-
-def test_a_start_that_has_claimed_twice_is_not_fenced(stored: Stored) -> None:
-    stored.put("op/initial/run/0.arrow")
-    stored.claim(1, 1)
-    stored.claim(2, 2)
-    stored.checkpoint(3, 2, 0, 1)
-    assert deleted(stored) == []
-
-
-def test_objects_that_are_not_ours_stay(stored: Stored) -> None:
-    stored.claim(1, 1)
-    stored.claim(2, 2)
-    stored.checkpoint(3, 2, 0, 1)
-    for name in ("op/notes.txt", "op/changes/notes.txt", "op/runs/-1/a", "op/other/1/a", "elsewhere/changes/1/0/a"):
-        stored.put(name)
-    assert deleted(stored) == []
-
-
 # ---- Pins ----
 
 
@@ -319,28 +223,3 @@ def test_nothing_goes_while_a_pin_cannot_be_read(tmp_path: Path) -> None:
     assert (Path(query.location) / first).exists()
     statelog.unpin(query.location, name)
     assert first in delete(query.location)
-
-
-# ---- Mistakes and failures ----
-
-
-def test_a_location_without_operators_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="holds no state"):
-        statelog.delete_orphans(tmp_path)
-
-
-def test_a_failed_deletion_can_be_repeated(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored.claim(1, 1)
-    stored.claim(2, 2)
-    stored.checkpoint(3, 2, 0, 1)
-    for name in "ab":
-        stored.put(f"op/runs/1/0/{name}")
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "delete", fail)
-        with pytest.raises(StorageError):
-            deleted(stored)
-    assert deleted(stored) == ["op/runs/1/0/a", "op/runs/1/0/b"]
-
-
-def fail(self: Store, names: list[str]) -> None:
-    raise StorageError("The disk is gone.")

@@ -16,6 +16,7 @@ from statelog.log.entry import Checkpoint, QueryOperators
 from statelog.log.references import Base, BaseRange, Level, SegmentRef, StoredRun
 from statelog.runs.key_groups import hash_range
 from statelog.storage import LocalStore, Store
+from statelog.storage.links import LinkedStore, link
 
 HOME = "/home/of/the/query"
 
@@ -239,3 +240,21 @@ def test_of_many_objects_the_first_three_are_named(tmp_path: Path) -> None:
     entry = checkpoint(0, key_schema=b"", parallelism=4, segments=[segment(*one) for one in enumerate(names)])
     with pytest.raises(StateMissingError, match=r"4 of its objects .*: op/0, op/1, op/2, \.\.\."):
         require_restorable(tmp_path, 0, OperatorLog("a", HOME, "op", History([entry])))
+
+
+def test_a_branch_needs_the_objects_of_its_parents_where_they_are(tmp_path: Path) -> None:
+    parent, branch = tmp_path / "parent", tmp_path / "branch"
+    names = [link(str(parent), name) for name in ("op/a", "op/b")]
+    parts = [segment(0, names[0], 0, 1), segment(1, names[1], 2, 3), segment(2, "op/own", 0, 1)]
+    entry = checkpoint(0, key_schema=b"", parallelism=3, segments=parts)
+    target = RewindTarget(0, [OperatorLog("a", HOME, "op", History([entry]))], [])
+    stores = LinkedStore(LocalStore(branch), lambda location: LocalStore(Path(location)))
+    for gone in ((names[0], names[1], "op/own"), (names[1], "op/own"), ("op/own",)):
+        with pytest.raises(StateMissingError, match=rf"but {len(gone)} of its objects .* short: {', '.join(gone)}\."):
+            target.require_restorable(lambda location: stores)
+        LocalStore(parent).put("op/b" if len(gone) == 2 else "op/a", bytes(5))
+    LocalStore(branch).put("op/own", b"x")
+    target.require_restorable(lambda location: stores)
+    (parent / "op/b").write_bytes(bytes(4))
+    with pytest.raises(StateMissingError, match=r"but 1 of its objects .* short: /.*!/op/b\."):
+        target.require_restorable(lambda location: stores)

@@ -13,6 +13,7 @@ from statelog.clock import SystemClock
 from statelog.errors import ErrorKind, StorageError
 from statelog.metrics import Measurements
 from statelog.storage import LocalStore, Store
+from statelog.storage.links import LinkedStore
 from statelog.storage.retry import RetryingStore, RetryPolicy
 from statelog.storage.wrapper import StoreWrapper
 from statelog.testing.faults import FaultPlan, FaultStore
@@ -39,6 +40,7 @@ CONTRACT = {name for name in vars(Store) if not name.startswith("_")}
 WRAPPERS: dict[str, Callable[[Store], Store]] = {
     "wrapper": StoreWrapper,
     "faults": lambda inner: FaultStore(inner, FaultPlan()),
+    "links": lambda inner: LinkedStore(inner, Mock()),
     "retries": lambda inner: RetryingStore(inner, RetryPolicy.none(), clock=SystemClock(), recorder=Measurements()),
 }
 

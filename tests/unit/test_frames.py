@@ -97,6 +97,12 @@ def test_a_whole_header_that_is_damaged_is_damage_also_at_the_end(tmp_path: Path
         entries(Noted(tmp_path, data), len(data))
 
 
+def test_zeros_to_the_end_of_a_file_are_no_entry_for_a_reader_that_does_not_know_its_size(tmp_path: Path) -> None:
+    zeros = bytes(FRAME_HEADER_BYTES)
+    assert FrameReader(Noted(tmp_path, zeros), NAME).frame_at(0, 1 << 62) is None
+    assert FrameReader(Noted(tmp_path, zeros + bytes(1 << 16)), NAME).frame_at(0, 1 << 62) is None
+
+
 def test_a_file_that_becomes_shorter_can_be_read_again(tmp_path: Path) -> None:
     store = Noted(tmp_path, frame(0))
     with pytest.raises(StorageError, match="became shorter"):

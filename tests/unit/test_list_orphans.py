@@ -9,9 +9,10 @@ import pytest
 
 import statelog
 from statelog import Step
+from statelog.checkpoint.pins import MARGIN_S, Pin, pin_name, write_pin
 from statelog.checkpoint.query_operators import operators_of
 from statelog.errors import ConfigurationError
-from statelog.log.entry import Checkpoint, encode_frame
+from statelog.log.entry import Checkpoint, Entry, encode_frame
 from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -89,17 +90,33 @@ class Stored:
         os.utime(self.directory / name, (1000, 1000))
 
     def claim(self, number: int, epoch: int, run: str = "run") -> None:
-        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(make_claim(run)(epoch), [])))
+        self.log_file(number, make_claim(run)(epoch))
+
+    def log_file(self, number: int, *entries: Entry) -> None:
+        """Put a file of the log."""
+        parts = [part for entry in entries for part in encode_frame(entry, [])]
+        self.put(f"op/log/{number:020}.log", b"".join(parts))
 
     def checkpoint(self, number: int, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> None:
-        """A checkpoint that needs some objects."""
+        """Put the file of a checkpoint that needs some objects."""
+        self.log_file(number, self.entry(epoch, batch, log_start, *names, run=run))
+
+    def entry(self, epoch: int, batch: int, log_start: int, *names: str, run: str = "run") -> Checkpoint:
+        """The entry of a checkpoint that needs some objects."""
         segments = [SegmentRef(subtask, 1, b"sum", 0, 1, 1, 1, name) for subtask, name in enumerate(names)]
-        entry = Checkpoint(
+        return Checkpoint(
             *(epoch, batch, 0, "query", run, "uid", len(names), segments, b"", [], 0, 0, b""),
             element_counts=[[]] * len(names),
             log_start=log_start,
         )
-        self.put(f"op/log/{number:020}.log", b"".join(encode_frame(entry, [])))
+
+    def pin(self, token: bytes, *names: str, lasts_s: float | None = 100.0, branch: str = "") -> str:
+        """Put a pin of some objects; returns its name."""
+        made = Pin("uid", "query", 0, b"", 0, "test", 0, lasts_s, [], [], sorted(names), 0, branch=branch)
+        name = pin_name("op", 0, token)
+        write_pin(self.store, name, made)
+        os.utime(self.directory / name, (1000, 1000))
+        return name
 
     def orphans(self, *, age_s: float = 60.0, min_age_s: float = 60.0) -> list[str]:
         """Those at a time when everything has an age."""
@@ -136,6 +153,17 @@ def test_objects_of_a_run_that_is_about_to_claim_are_no_leftovers(stored: Stored
     stored.put("another/log/file", b"of an operator without entries")
     stored.put("another/changes/1/0/a")
     assert [name for name in stored.orphans() if name.startswith("another/")] == [], "its first claim is still to come"
+
+
+def test_what_a_pin_keeps_is_no_leftover_until_it_has_expired(stored: Stored) -> None:
+    log_file, object_name = f"op/log/{1:020}.log", "op/changes/1/0/a"
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 2)
+    stored.put(object_name)
+    stored.pin(b"pin", object_name, log_file)
+    assert stored.orphans(age_s=100 + MARGIN_S) == []
+    assert stored.orphans(age_s=101 + MARGIN_S) == [object_name, log_file]
 
 
 def test_without_a_checkpoint_all_of_the_log_may_be_needed(stored: Stored) -> None:

@@ -1,19 +1,24 @@
-"""From the options to the log: whether checkpoints share its files, how large these become, and when they may go."""
+"""From the options to log and store: which files checkpoints share, when these may go, how requests are repeated."""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from statelog import ConfigurationError, Options
+import statelog
+from statelog import ConfigurationError, ErrorKind, Options, StorageError
+from statelog.clock import SystemClock
 from statelog.log.numbered import NumberedLog
-from statelog.log.open import open_log
+from statelog.log.open import open_log, open_retrying_store
+from statelog.metrics import Measurements, Metric
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
 from tests.contract.log_contract import make_checkpoint, make_claim
-from tests.stores import WholeObjects
+from tests.stores import KeptStore, WholeObjects
 
 
 def opened(root: Path, clock: ManualClock | None = None, *, appends: bool = True, **options: Any) -> NumberedLog:
@@ -65,3 +70,68 @@ def test_files_that_older_writers_may_look_for_stay_for_as_long_as_the_options_s
     assert log.removable(99) == []
     clock.advance(1)
     assert log.removable(99) == [log.name_of(1)]
+
+
+# ---- Stores ----
+
+
+class Busy(KeptStore):
+    """Two of three reads of each object fail for a moment. Notes which threads write."""
+
+    writers: ClassVar[list[int]] = []
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location.replace("busy:", "kept:"))
+        self._reads: Counter[str] = Counter()
+
+    def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        self._reads[name] += 1
+        if self._reads[name] % 3:
+            raise StorageError(f"{name}: try again later.", kind=ErrorKind.STORE_BUSY)
+        return super().read(name, offset=offset, length=length)
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        self.writers.append(threading.get_ident())
+        super().put(name, data)
+
+
+@pytest.fixture
+def recorder() -> Measurements:
+    statelog.register_store("busy", Busy)
+    return Measurements()
+
+
+def test_requests_are_repeated_as_often_as_the_options_say_also_for_links(
+    tmp_path: Path, recorder: Measurements
+) -> None:
+    options = Options(upload_attempts=3, upload_retry_delay_s=0)
+    store = open_retrying_store(f"busy:{tmp_path}/own", options, SystemClock(), recorder)
+    for location in ("own", "other"):
+        LocalStore(tmp_path / location).put("x", location.encode())
+    assert store.read("x") == b"own"
+    assert store.read(f"busy:{tmp_path}/other!/x") == b"other"
+    assert recorder.take().counts[Metric.READ_RETRIES] == 4
+    store = open_retrying_store(f"busy:{tmp_path}/own", Options(upload_attempts=2), SystemClock(), recorder)
+    with pytest.raises(StorageError, match="try again later"):
+        store.read("x")
+
+
+def test_with_one_attempt_nothing_is_repeated_and_the_caller_itself_writes(
+    tmp_path: Path, recorder: Measurements
+) -> None:
+    """A second attempt at a write would need another thread."""
+    Busy.writers.clear()
+    for attempts in (1, 2):
+        store = open_retrying_store(f"busy:{tmp_path}", Options(upload_attempts=attempts), SystemClock(), recorder)
+        store.put(f"{attempts}", b"x")
+    own = threading.get_ident()
+    assert [writer == own for writer in Busy.writers] == [True, False]
+    store = open_retrying_store(f"busy:{tmp_path}", Options(upload_attempts=1), SystemClock(), recorder)
+    with pytest.raises(StorageError, match="try again later"):
+        store.read("1")
+
+
+def test_a_directory_is_asked_once(tmp_path: Path, recorder: Measurements) -> None:
+    """The operating system repeats whatever can be repeated."""
+    assert isinstance(open_retrying_store(str(tmp_path), Options(), SystemClock(), recorder).own, LocalStore)
+    assert not isinstance(open_retrying_store(f"busy:{tmp_path}", Options(), SystemClock(), recorder).own, Busy)

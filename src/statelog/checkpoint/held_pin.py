@@ -9,9 +9,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import MARGIN_S, PINS_FOLDER, Pin, has_expired, pin_name, read_pin, write_pin
+from statelog.checkpoint.pins import Pin, holding_pins, pin_name, write_pin
 from statelog.clock import Clock, SystemClock
-from statelog.errors import PinExpiredError, StatelogError, StorageError
+from statelog.errors import PinExpiredError, StorageError
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import Store
@@ -49,12 +49,12 @@ class HeldPin:
         self._clock = clock or SystemClock()
         self._new_token = new_token
         self._lasts_s = lasts_s
-        self._is_shared = is_shared
         now_ms = int(self._clock.now_s() * 1000)
-        if max_bytes is None or since is None:
+        if max_bytes is None:
             made = Pin.of(root, history, batch, owner=owner, made_ms=now_ms, lasts_s=lasts_s, since=since)
             self._pin = replace(made, branch=branch)
         else:
+            assert since is not None, "every consumer begins with some batch"
             self._pin = Pin.of_changes(
                 root,
                 history,
@@ -65,37 +65,47 @@ class HeldPin:
                 since=since,
                 max_bytes=max_bytes,
             )
-        self.name = ""
-        self._made_s = 0.0
-        self._make()
-
-    def _make(self) -> None:
-        """Write a pin, and see whether it holds; one that does not is removed."""
-        name, made_s = self._write(self._pin)
+        self.name, self._made_s = self._write()
         try:
-            holds = is_retained(self._store, self._root, self._pin) or self._another_stands(name)
-        except StatelogError:
-            self._remove(name)
+            self._require_hold(is_shared)
+        except BaseException:
+            self.release()
             raise
-        if not holds:
-            self._remove(name)
-            raise gone(self._root, self._pin.batch)
-        self.name, self._made_s = name, made_s
-        self._pin = replace(self._pin, holds=self._is_shared)
-        if self._is_shared:
+
+    def _require_hold(self, is_shared: bool) -> None:
+        """See whether the pin that was written holds; a shared one says so then. PinExpiredError if it does not."""
+        later = self._pin.with_later(self._root, self._read_retaining())
+        if later != self._pin:
+            # The query may have listed the pins after these batches and before the pin. Later lists have one of both.
+            self._pin = later
             self._replace()
+            self._read_retaining()
+        if is_shared:
+            self._pin = replace(self._pin, holds=True)
+            self._replace()
+
+    def _read_retaining(self) -> History:
+        """Read the log; PinExpiredError unless it, or another pin, keeps all that the pin names."""
+        history = _read_log(self._store, self._root)
+        if not (_retains(history, self._pin) or self._another_stands()):
+            raise gone(self._root, self._pin.batch)
+        return history
 
     def _replace(self) -> None:
         """Write the pin anew while it holds, and remove the former one."""
         former, former_s = self.name, self._made_s
-        self.name, self._made_s = self._write(self._pin)
+        self.name, self._made_s = self._write()
         self._remove(former)
         self._require_time_left(former_s)  # it must have stood until the new one did
 
-    def _write(self, pin: Pin) -> tuple[str, float]:
-        """Store a pin under a new name; returns it, and a time before the pin's own."""
-        name, before_s = pin_name(self._root, pin.batch, self._new_token()), self._clock.monotonic_s()
-        write_pin(self._store, name, pin)
+    def _write(self) -> tuple[str, float]:
+        """Store the pin under a new name; returns it, and a time before the pin's own."""
+        name, before_s = pin_name(self._root, self._pin.batch, self._new_token()), self._clock.monotonic_s()
+        try:
+            write_pin(self._store, name, self._pin)
+        except BaseException:
+            self._remove(name)  # it may be there all the same
+            raise
         return name, before_s
 
     def _require_time_left(self, made_s: float) -> None:
@@ -108,22 +118,15 @@ class HeldPin:
                 hint="Read the rows faster, or read from a savepoint.",
             )
 
-    def _another_stands(self, name: str) -> bool:
+    def _another_stands(self) -> bool:
         """Whether another pin, which holds, names the same objects."""
-        now_s = self._clock.now_s()
-        for info in self._store.list(f"{self._root}/{PINS_FOLDER}/"):
-            other = None if info.name == name else read_pin(self._store, info.name)
-            if other is None or not other.holds or not other.covers(self._pin):
-                continue
-            if not has_expired(other, info, now_s, -MARGIN_S):
-                return True
-        return False
+        found = holding_pins(self._store, self._root, self._clock.now_s())
+        return any(other.covers(self._pin) for _, other in found)
 
     def keep(self) -> None:
         """Make the pin anew once half of its time is over; PinExpiredError if all of it is."""
         if self._lasts_s is None:
             return
-        self._require_time_left(self._made_s)
         if self._clock.monotonic_s() - self._made_s > self._lasts_s / 2:
             self._replace()
 
@@ -138,7 +141,14 @@ class HeldPin:
 
 def is_retained(store: Store, root: str, pin: Pin) -> bool:
     """Whether the log still retains the checkpoint that a pin names, or the changes if it is a consumer's."""
-    history = History(open_log(store, root, Options(), SystemClock()).read())
+    return _retains(_read_log(store, root), pin)
+
+
+def _read_log(store: Store, root: str) -> History:
+    return History(open_log(store, root, Options(), SystemClock()).read())
+
+
+def _retains(history: History, pin: Pin) -> bool:
     checkpoint = history.at(pin.batch)
     if checkpoint is None or checkpoint.token != pin.token:
         return False

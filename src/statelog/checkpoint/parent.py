@@ -14,7 +14,7 @@ import msgspec
 
 from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import StandingPins
-from statelog.errors import CorruptionError, StorageError
+from statelog.errors import CorruptionError, StatelogError
 from statelog.log.open import open_location
 from statelog.sealed import seal, unseal
 from statelog.storage import Store
@@ -61,7 +61,6 @@ class ParentObjects:
         self._root = root
         self._name = name
         self._parent: Parent | None = None
-        self._needed: set[str] = set()
 
     def open(self, history: History) -> None:
         """Take over the links that the log names."""
@@ -69,7 +68,7 @@ class ParentObjects:
             self._parent = read_parent(self._store, self._root)
         except CorruptionError as error:
             _log.warning("%s: the pin at its parent stays for ever: %s", self._name, error)
-        self._needed = {name for name in history.object_names() if is_link(name)}
+        self._needed: set[str] = {name for name in history.object_names() if is_link(name)}
 
     def release(self, may_go: Callable[[str], bool], pins: StandingPins) -> None:
         """Remove the pin at the parent if no object of the parent's is needed any more; it never is again.
@@ -84,7 +83,7 @@ class ParentObjects:
         try:
             open_location(self._parent.location).delete([self._parent.pin])
             self._store.delete([_name(self._root)])
-        except StorageError as error:
+        except StatelogError as error:
             _log.warning("%s: the pin at its parent could not be removed yet: %s", self._name, error)
             return
         _log.info("%s: it needs no object of its parent %s any more", self._name, self._parent.location)

@@ -9,6 +9,7 @@ go. So whatever a pin that holds names is not deleted before the pin is removed 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -35,7 +36,6 @@ MARGIN_S: Final = 60.0
 
 _KIND: Final = "statelog pin"
 _VERSION: Final = 1
-_WHOLE_FRAME: Final = 1 << 62
 
 
 class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -103,7 +103,7 @@ class Pin(msgspec.Struct, frozen=True):
         own = record.checkpoint
         first = record.needed_from if since is None else min(record.needed_from, since)
         needed = list(history.between(first, batch))
-        ranges = [] if own.is_whole or record.base_map is None else list(record.base_map.ranges)
+        ranges = [] if record.base_map is None else list(record.base_map.ranges)
         parts: list[StoredRun | SegmentRef] = [segment for checkpoint in needed for segment in checkpoint.segments]
         parts += [run for base_range in ranges for run in base_range.runs]
         names = {part.name for part in parts} | {_log_file(root, checkpoint.number) for checkpoint in needed}
@@ -159,6 +159,29 @@ class Pin(msgspec.Struct, frozen=True):
             max_bytes=max_bytes,
         )
 
+    def with_later(self, root: str, history: History) -> Pin:
+        """A consumer's pin that names the changes of later batches of a history too; other pins as they are."""
+        last = self.batch if history.latest is None else history.latest.batch
+        if self.max_bytes is None or last <= self.batch:
+            return self
+        later = Pin.of_changes(
+            root,
+            history,
+            last,
+            owner=self.owner,
+            made_ms=self.made_ms,
+            lasts_s=self.lasts_s,
+            since=self.batch + 1,
+            max_bytes=self.max_bytes,
+        )
+        return replace(
+            later,
+            entries=self.entries + later.entries,
+            objects=sorted({*self.objects, *later.objects}),
+            state_bytes=self.state_bytes + later.state_bytes,
+            since=self.since,
+        )
+
     @property
     def changes_from(self) -> int | None:
         """The first batch whose changes a consumer's pin keeps, with those of all later ones; None for other pins."""
@@ -177,20 +200,19 @@ class Pin(msgspec.Struct, frozen=True):
         for place in self.entries:
             name = _log_file(root, place.number)
             reader = readers.setdefault(place.number, FrameReader(store, name, place.number))
-            frame = reader.frame_at(place.offset, _WHOLE_FRAME)
+            frame = reader.frame_at(place.offset, sys.maxsize)
             if frame is None or not isinstance(frame.entry, Checkpoint):
                 raise CorruptionError(
                     f"{name}: the entry at offset {place.offset}, which a pin names, is no checkpoint.",
                     hint="Restore the file from a copy.",
                 )
             found.append(frame.entry)
-        if not found or found[-1].token != self.token:
+        if found[-1].token != self.token:
             raise CorruptionError(
                 f"{root}: the entries that a pin of checkpoint {self.batch} names are not those of its time.",
                 hint="Restore the log from a copy.",
             )
-        if not found[-1].is_whole:
-            found[-1] = replace(found[-1], bases=[], base_ranges=self.base_ranges)
+        found[-1] = replace(found[-1], base_ranges=self.base_ranges)
         return History([replace(entry, retained_from=self.batch) for entry in found])
 
 
@@ -210,21 +232,19 @@ def standing_pins(store: Store, root: str, now_s: float, batch: int | None = Non
 
     They come in order of their batches. Raises the errors of :func:`read_pin`.
     """
-    for info in store.list(f"{root}/{PINS_FOLDER}/" if batch is None else f"{root}/{PINS_FOLDER}/{batch:020}-"):
-        pin = read_pin(store, info.name)
-        if pin is None or not pin.holds or pin.max_bytes is not None:
-            continue
-        if not has_expired(pin, info, now_s, -MARGIN_S):
-            yield info, pin
+    return ((info, pin) for info, pin in holding_pins(store, root, now_s, batch) if pin.max_bytes is None)
 
 
 def consumer_pins(store: Store, root: str, now_s: float) -> Iterator[tuple[ObjectInfo, Pin]]:
     """The pins of consumers that hold and stand for a while yet; raises the errors of :func:`read_pin`."""
-    for info in store.list(f"{root}/{PINS_FOLDER}/"):
+    return ((info, pin) for info, pin in holding_pins(store, root, now_s) if pin.max_bytes is not None)
+
+
+def holding_pins(store: Store, root: str, now_s: float, batch: int | None = None) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """The pins of both kinds that hold for others and stand for a while yet; raises the errors of :func:`read_pin`."""
+    for info in store.list(f"{root}/{PINS_FOLDER}/" if batch is None else f"{root}/{PINS_FOLDER}/{batch:020}-"):
         pin = read_pin(store, info.name)
-        if pin is None or not pin.holds or pin.max_bytes is None:
-            continue
-        if not has_expired(pin, info, now_s, -MARGIN_S):
+        if pin is not None and pin.holds and not has_expired(pin, info, now_s, -MARGIN_S):
             yield info, pin
 
 
@@ -261,9 +281,8 @@ class StandingPins:
         self._behind: set[str] = set()
         self._consumers_from: int | None = None
         self._seen_through = INITIAL_BATCH - 1
-        # Replaced as a whole, so that other threads see either the old or the new names.
-        self._names: frozenset[str] = frozenset()
-        self._holds_all = False
+        # Of all objects that pins name; None while a pin cannot be read. Replaced as a whole: other threads look here.
+        self._names: frozenset[str] | None = frozenset()
 
     def look(self, history: History) -> list[str]:
         """List the pins; return the names of those that are over. StorageError if they cannot be listed.
@@ -292,8 +311,7 @@ class StandingPins:
             else:
                 standing[info.name] = pin
         self._pins, self._unreadable = standing, unreadable
-        self._holds_all = bool(unreadable)
-        self._names = frozenset(name for pin in standing.values() for name in pin.objects)
+        self._names = None if unreadable else frozenset(name for pin in standing.values() for name in pin.objects)
         consumers = [pin.changes_from for pin in standing.values() if pin.changes_from is not None]
         self._consumers_from = INITIAL_BATCH if unreadable else min(consumers, default=None)
         if latest is not None:
@@ -302,8 +320,9 @@ class StandingPins:
 
     def _is_behind(self, name: str, pin: Pin, history: History) -> bool:
         """Whether the changes that a consumer's pin keeps have become too many."""
-        if pin.max_bytes is None or pin.since is None:
+        if pin.max_bytes is None:
             return False
+        assert pin.since is not None, "every consumer begins with some batch"
         kept_bytes = history.changes_bytes(pin.since)
         if kept_bytes <= pin.max_bytes:
             return False
@@ -332,8 +351,8 @@ class StandingPins:
 
     def need(self, name: str) -> bool:
         """Whether a standing pin, or one that cannot be read, needs an object."""
-        return self._holds_all or name in self._names
+        return self._names is None or name in self._names
 
     def need_any(self, is_meant: Callable[[str], bool]) -> bool:
         """Whether a standing pin needs an object of some kind, or one that cannot be read may."""
-        return self._holds_all or any(map(is_meant, self._names))
+        return self._names is None or any(map(is_meant, self._names))

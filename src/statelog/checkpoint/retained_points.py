@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +13,7 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
 from statelog.clock import Clock
 from statelog.errors import PinExpiredError, StatelogError
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import INITIAL_BATCH, Checkpoint
 from statelog.storage import Store
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class RetainedPoints:
         self._name = name
         self._retained_s = dict(retained_s)
         self._clock = clock
-        self._kept: dict[float, int] = {}
+        self._kept: dict[float, float] = dict.fromkeys(self._retained_s, -math.inf)
         """The newest interval of each length that has its checkpoint."""
         # Filled under the coordinator's lock and emptied by the thread that deletes.
         self._pending: dict[int, _Point] = {}
@@ -63,7 +64,7 @@ class RetainedPoints:
     def open(self, history: History, first_batch: int) -> None:
         """Go on with the pins of earlier starts, and with the retained checkpoints before the first batch.
 
-        Raises StorageError if the pins cannot be listed or read.
+        Raises StorageError if the pins cannot be listed.
         """
         if not self._retained_s:
             return
@@ -76,18 +77,23 @@ class RetainedPoints:
             if pin is None or not pin.holds or pin.owner != OWNER or has_expired(pin, info, now_s):
                 continue
             for every_s, lasts_s in self._retained_s.items():
-                if pin.lasts_s is not None and pin.lasts_s >= lasts_s:
+                if pin.lasts_s is None or pin.lasts_s >= lasts_s:
                     self._keep(every_s, pin.batch_time_ms)
         for checkpoint in list(history.checkpoints):
-            if 0 <= checkpoint.batch < first_batch and history.has_batch(checkpoint.batch):
+            if checkpoint.batch < first_batch and history.has_batch(checkpoint.batch):
                 self.add(history, checkpoint)
 
     def add(self, history: History, checkpoint: Checkpoint) -> bool:
-        """Whether a certain checkpoint is the first of an interval, so that it will be pinned."""
+        """Whether a certain checkpoint is the first of an interval, so that it will be pinned.
+
+        The initial checkpoint has no time.
+        """
+        if checkpoint.batch == INITIAL_BATCH:
+            return False
         due = [
             (every_s, lasts_s)
             for every_s, lasts_s in self._retained_s.items()
-            if _interval(every_s, checkpoint.batch_time_ms) > self._kept.get(every_s, -1)
+            if _interval(every_s, checkpoint.batch_time_ms) > self._kept[every_s]
         ]
         for every_s, _ in due:
             self._keep(every_s, checkpoint.batch_time_ms)
@@ -97,7 +103,7 @@ class RetainedPoints:
         return bool(due)
 
     def _keep(self, every_s: float, time_ms: int) -> None:
-        self._kept[every_s] = max(_interval(every_s, time_ms), self._kept.get(every_s, -1))
+        self._kept[every_s] = max(_interval(every_s, time_ms), self._kept[every_s])
 
     def pin(self) -> None:
         """Pin the checkpoints that wait for it; those whose pin cannot be written wait for the next call."""

@@ -295,7 +295,9 @@ class FrameReader:
 
     def _is_zero(self, offset: int, size_bytes: int) -> bool:
         for start in range(offset, size_bytes, _READ_AHEAD_BYTES):
-            length = min(_READ_AHEAD_BYTES, size_bytes - start)
-            if any(self._store.read(self._name, offset=start, length=length)):
+            data = self._store.read(self._name, offset=start, length=min(_READ_AHEAD_BYTES, size_bytes - start))
+            if not data:
+                break  # the object is shorter than `size_bytes`, which a caller may not know
+            if any(data):
                 return False
         return True

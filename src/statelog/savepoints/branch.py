@@ -50,7 +50,8 @@ def branch_operator(history: History, parent: Parent, target: RestoreTarget) -> 
         )
         for checkpoint in history.between(record.needed_from, target.batch)
     ]
-    if record.base_map is not None and not record.checkpoint.is_whole:
+    if not record.checkpoint.is_whole:
+        assert record.base_map is not None, f"checkpoint {target.batch} cannot be restored"
         # Before all of them, so that the base map counts as one that the log begins with.
         ranges = [_linked_range(one, parent.location, target.query_id, uid) for one in record.base_map.ranges]
         entries[0] = replace(entries[0], base_ranges=ranges)
@@ -62,7 +63,7 @@ def branch_operator(history: History, parent: Parent, target: RestoreTarget) -> 
         write_parent(store, root, parent)
         start = log.number
         for entry in entries:
-            log.append(replace(entry, epoch=log.epoch, log_start=start, number=0, offset=0), [])
+            log.append(replace(entry, epoch=log.epoch, log_start=start), [])
     finally:
         log.close()
 

@@ -16,7 +16,7 @@ from statelog.checkpoint.parent import read_parent
 from statelog.checkpoint.pins import PINS_FOLDER, has_expired, read_pin
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import Clock, SystemClock
-from statelog.errors import CorruptionError, ErrorKind, StatelogError, StorageError
+from statelog.errors import CorruptionError, StatelogError, StorageError
 from statelog.log.entry import Checkpoint, Entry, Fence
 from statelog.log.numbered import LOG_FILE, base_name
 from statelog.log.open import CHANGES_FOLDER, INITIAL_FOLDER, LOG_FOLDER, RUNS_FOLDER, open_location, open_log
@@ -226,9 +226,7 @@ def _before_newest(store: Store, root: str, entries: Sequence[Entry], clock: Clo
     earlier = _EarlierLog(store, f"{root}/{LOG_FOLDER}/", newest.number, newest.offset)
     try:
         return open_log(earlier, root, Options(), clock).read()
-    except (CorruptionError, StorageError) as error:
-        if isinstance(error, StorageError) and error.kind is not ErrorKind.OBJECT_MISSING:
-            raise
+    except CorruptionError:
         # Its files are gone. Whoever has deleted them knows that the newest checkpoint lasts.
         return list(checkpoints[:-1])
 

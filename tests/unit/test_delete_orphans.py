@@ -1,0 +1,296 @@
+"""``statelog.delete_orphans``, object by object: what goes, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statelog
+from statelog import ConfigurationError, CorruptionError, StorageError
+from statelog.checkpoint.parent import Parent, write_parent
+from statelog.checkpoint.pins import MARGIN_S
+from statelog.storage import LocalStore, Store
+from statelog.storage.links import link
+from statelog.testing.clock import ManualClock
+from statelog.testing.faults import FaultPlan, FaultStore
+from tests.contract.log_contract import make_claim
+from tests.stores import KeptStore
+from tests.unit.test_list_orphans import Stored
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path / "location")
+
+
+def deleted(stored: Stored, *, age_s: float = 60.0, min_age_s: float = 60.0, release: bool = False) -> list[str]:
+    """The names that are deleted at a time when everything has an age; checks that they are, and nothing else."""
+    before = {info.name for info in stored.store.list()}
+    clock = ManualClock(1000 + age_s)
+    [reported, found] = [
+        [
+            info.name
+            for info in statelog.delete_orphans(
+                stored.directory, min_age_s=min_age_s, release=release, dry_run=dry_run, clock=clock
+            )
+        ]
+        for dry_run in (True, False)
+    ]
+    assert reported == found
+    assert before - {info.name for info in stored.store.list()} == set(found)
+    return found
+
+
+def test_objects_of_starts_before_the_newest_checkpoints_go(stored: Stored) -> None:
+    """Not those of its own start, which may come to need them, nor those of a claim without a checkpoint."""
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1, "op/changes/1/0/needed")
+    stored.claim(4, 3)
+    for epoch in (1, 2, 3, 4):
+        stored.put(f"op/changes/{epoch}/0/needed")
+        stored.put(f"op/runs/{epoch}/0/a")
+    assert deleted(stored, age_s=59.9) == [], "all are young"
+    assert deleted(stored) == ["op/runs/1/0/a"]
+
+
+def test_without_a_checkpoint_nothing_goes(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.put("op/changes/1/0/a")
+    stored.put("op/initial/run/0.arrow")
+    assert deleted(stored) == []
+
+
+def test_what_the_checkpoint_before_the_newest_needs_stays(stored: Stored) -> None:
+    """The newest may be lost with the machine. The one after it tells that it was not."""
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1, "op/changes/1/0/a")
+    stored.claim(3, 2)
+    stored.checkpoint(4, 2, 0, 3, "op/changes/2/0/b")
+    for name in ("op/changes/1/0/a", "op/changes/2/0/b"):
+        stored.put(name)
+    assert deleted(stored) == []
+    stored.checkpoint(5, 2, 1, 3, "op/changes/2/0/b")
+    assert deleted(stored) == ["op/changes/1/0/a", f"op/log/{1:020}.log", f"op/log/{2:020}.log"]
+
+
+@pytest.mark.parametrize("scheme", ["", "kept:"], ids=["directory", "without appends"])
+def test_what_an_entry_before_the_newest_one_in_the_same_file_needs_stays(stored: Stored, scheme: str) -> None:
+    """Also in a log that was copied to where nobody can append."""
+    statelog.register_store("kept", KeptStore)
+    first, second, third = (f"op/changes/1/0/{name}" for name in "abc")
+    for name in (first, second, third):
+        stored.put(name)
+    stored.log_file(1, make_claim("run")(1), stored.entry(1, 0, 1, first))
+    stored.log_file(2, make_claim("run")(2), stored.entry(2, 0, 2, second), stored.entry(2, 0, 2, third))
+    location, clock = f"{scheme}{stored.directory}", ManualClock(1060)
+    found = statelog.delete_orphans(location, min_age_s=60, clock=clock)
+    assert [info.name for info in found] == [first, f"op/log/{1:020}.log"]
+    assert statelog.delete_orphans(location, min_age_s=60, clock=clock) == []
+
+
+def test_if_the_log_of_the_entry_before_the_newest_is_gone_what_is_left_of_it_counts(stored: Stored) -> None:
+    """The query deletes files that only older entries need as soon as the newest one lasts."""
+    first, second, third = (f"op/changes/1/0/{name}" for name in "abc")
+    for name in (first, second, third):
+        stored.put(name)
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1, first)
+    stored.claim(3, 2)
+    stored.checkpoint(4, 2, 0, 1, second)
+    stored.checkpoint(5, 2, 0, 4, third)
+    stored.store.delete([f"op/log/{1:020}.log"])
+    assert deleted(stored) == [first]
+
+
+def test_log_files_go_up_to_the_first_that_stays(stored: Stored) -> None:
+    """Later ones may be claims, by which an older driver sees that it is fenced as long as its own file exists."""
+    for number in range(1, 5):
+        stored.claim(number, number)
+    stored.checkpoint(5, 4, 0, 4, f"op/log/{3:020}.log")
+    stored.checkpoint(6, 4, 1, 5, f"op/log/{2:020}.log")
+    assert deleted(stored) == [f"op/log/{1:020}.log"]
+    stored.checkpoint(7, 4, 2, 7)
+    stored.checkpoint(8, 4, 3, 7)
+    os.utime(stored.directory / f"op/log/{3:020}.log", (1001, 1001))
+    assert deleted(stored) == [f"op/log/{2:020}.log"]
+    assert deleted(stored, age_s=61) == [f"op/log/{number:020}.log" for number in (3, 4, 5, 6)]
+
+
+def test_log_files_go_one_after_the_other_after_all_else(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the call ends, a claim is there as long as the file before it, and each file as long as its objects."""
+    for number in (1, 2):
+        stored.claim(number, number)
+        stored.put(f"op/runs/1/0/{number}")
+    stored.checkpoint(3, 2, 0, 3)
+    stored.checkpoint(4, 2, 1, 3)
+    requests: list[list[str]] = []
+    monkeypatch.setattr(LocalStore, "delete", lambda self, names: requests.append(names))
+    clock = ManualClock(1060)
+    statelog.delete_orphans(stored.directory, min_age_s=60, clock=clock)
+    assert requests == [["op/runs/1/0/1", "op/runs/1/0/2"], [f"op/log/{1:020}.log"], [f"op/log/{2:020}.log"]]
+
+
+def test_objects_that_a_start_has_written_before_its_claim_go_when_it_is_fenced(stored: Stored) -> None:
+    for run in ("old", "new", "unknown"):
+        stored.put(f"op/changes/0/0/{run}-7.run")
+        stored.put(f"op/initial/{run}/0.arrow")
+    stored.claim(1, 1, "old")
+    stored.claim(2, 2, "new")
+    assert deleted(stored) == []
+    stored.checkpoint(3, 2, 0, 1, run="new")
+    assert deleted(stored) == ["op/changes/0/0/old-7.run", "op/initial/old/0.arrow"]
+
+
+def test_a_start_that_has_claimed_twice_is_not_fenced(stored: Stored) -> None:
+    stored.put("op/initial/run/0.arrow")
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1)
+    assert deleted(stored) == []
+
+
+def test_objects_that_are_not_ours_stay(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1)
+    for name in ("op/notes.txt", "op/changes/notes.txt", "op/runs/-1/a", "op/other/1/a", "elsewhere/changes/1/0/a"):
+        stored.put(name)
+    assert deleted(stored) == []
+
+
+# ---- Pins ----
+
+
+@pytest.fixture
+def orphan(stored: Stored) -> Stored:
+    """An orphan of a start that is fenced, at second 1000."""
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1)
+    stored.put("op/changes/1/0/a")
+    return stored
+
+
+def test_an_expired_pin_goes_at_any_age_and_frees_what_it_kept(orphan: Stored) -> None:
+    pin = orphan.pin(b"pin", "op/changes/1/0/a", lasts_s=100.0)
+    assert deleted(orphan, age_s=100 + MARGIN_S) == []
+    assert deleted(orphan, age_s=101 + MARGIN_S, min_age_s=10**6) == [pin]
+    assert deleted(orphan, age_s=101 + MARGIN_S) == ["op/changes/1/0/a"]
+
+
+def put_branch(directory: Path, pin: str) -> str:
+    """Put the note of a branch that relies on a pin; returns the link to the branch's folder."""
+    write_parent(LocalStore(directory), "op", Parent("/parent", 0, pin))
+    return link(str(directory), "op")
+
+
+def test_pins_of_branches_that_are_gone_go_only_on_request_and_after_a_while(orphan: Stored, tmp_path: Path) -> None:
+    """A branch that is about to be made has no note yet."""
+    gone = orphan.pin(b"gone", "op/changes/1/0/a", lasts_s=None, branch=link(str(tmp_path / "gone"), "op"))
+    assert statelog.delete_orphans(orphan.directory, min_age_s=0) == []
+    assert deleted(orphan, age_s=1000) == []
+    assert deleted(orphan, age_s=59.9, release=True) == []
+    assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", gone]
+
+
+def test_pins_that_a_branch_relies_on_stay_and_those_of_nobody_else_go(orphan: Stored, tmp_path: Path) -> None:
+    own = link(str(tmp_path / "branch"), "op")
+    kept = orphan.pin(b"kept", "op/changes/1/0/a", lasts_s=None, branch=own)
+    former = orphan.pin(b"former", lasts_s=None, branch=own)
+    orphan.pin(b"by hand", lasts_s=None)
+    assert put_branch(tmp_path / "branch", kept) == own
+    assert deleted(orphan, age_s=60, release=True) == [former]
+    put_branch(tmp_path / "branch", "op/pins/another.json")
+    assert deleted(orphan, age_s=60, release=True) == ["op/changes/1/0/a", kept]
+
+
+def test_a_pin_that_cannot_be_read_stops_everything(orphan: Stored) -> None:
+    name = orphan.pin(b"pin")
+    orphan.put(name, b"{}")
+    with pytest.raises(CorruptionError, match="nobody knows what a pin keeps") as stopped:
+        statelog.delete_orphans(orphan.directory, min_age_s=0)
+    assert f"statelog unpin LOCATION {name}" in stopped.value.hint
+    assert (orphan.directory / "op/changes/1/0/a").exists()
+
+
+def test_a_pin_that_goes_after_it_was_listed_keeps_nothing(orphan: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = orphan.pin(b"pin", "op/changes/1/0/a")
+    store = LocalStore(orphan.directory)
+    read = store.read
+
+    def going(asked: str, **part: Any) -> bytes:
+        if asked == name:
+            store.delete([name])
+        return read(asked, **part)
+
+    monkeypatch.setattr(store, "read", going)
+    monkeypatch.setattr("statelog.reading.source.open_location", lambda location: store)
+    found = statelog.delete_orphans(orphan.directory, min_age_s=60, clock=ManualClock(1060))
+    assert [info.name for info in found] == ["op/changes/1/0/a"]
+
+
+# ---- Arguments, mistakes and failures ----
+
+
+def test_it_deletes_unless_it_is_told_only_to_report(orphan: Stored) -> None:
+    clock = ManualClock(1060)
+    reported = statelog.delete_orphans(orphan.directory, min_age_s=60, clock=clock, dry_run=True)
+    assert orphan.store.read("op/changes/1/0/a") == b"x"
+    assert statelog.delete_orphans(orphan.directory, min_age_s=60, clock=clock) == reported
+    with pytest.raises(StorageError):
+        orphan.store.read("op/changes/1/0/a")
+
+
+def test_the_age_is_told_by_the_machines_clock_unless_there_is_another(orphan: Stored) -> None:
+    orphan.store.put("op/changes/1/0/young", b"x")
+    assert [info.name for info in statelog.delete_orphans(orphan.directory)] == ["op/changes/1/0/a"]
+
+
+def test_a_location_without_operators_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no state"):
+        statelog.delete_orphans(tmp_path)
+
+
+def test_a_failed_deletion_can_be_repeated(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.claim(1, 1)
+    stored.claim(2, 2)
+    stored.checkpoint(3, 2, 0, 1)
+    for name in "ab":
+        stored.put(f"op/runs/1/0/{name}")
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "delete", fail)
+        with pytest.raises(StorageError):
+            deleted(stored)
+    assert deleted(stored) == ["op/runs/1/0/a", "op/runs/1/0/b"]
+
+
+def test_nothing_goes_if_the_store_fails_to_tell_what_is_needed(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        stored.claim(number, number)
+    stored.checkpoint(3, 2, 0, 1)
+    stored.checkpoint(4, 2, 1, 3)
+    stored.put("op/runs/1/0/a")
+    stored.pin(b"pin")
+    before = stored.store.list()
+    for number in itertools.count(1):
+        faults = FaultStore(LocalStore(stored.directory), FaultPlan.at(call=number))
+        monkeypatch.setattr("statelog.reading.source.open_location", lambda location, faults=faults: faults)
+        try:
+            statelog.delete_orphans(stored.directory, min_age_s=60, clock=ManualClock(1060), dry_run=True)
+        except StorageError:
+            continue
+        break
+    assert number == faults.calls + 1 > 10
+    assert stored.store.list() == before
+
+
+def fail(self: Store, names: list[str]) -> None:
+    raise StorageError("The disk is gone.")
