@@ -19,7 +19,7 @@ import statelog
 from statelog.__main__ import main
 from statelog.checkpoint.batch import BatchTime
 from statelog.storage import open_store
-from tests.reading.story import Story, map_rows, rows, value_rows
+from tests.reading.story import STATES, Story, map_rows, rows, value_rows
 from tests.s3.server import BUCKET
 
 pytest_plugins = ("tests.s3.plugin",)
@@ -151,6 +151,20 @@ def test_pins_are_made_listed_and_removed(story: Story, run: Any) -> None:
     assert run("unpin", made["name"]) == ""
     assert run("pins") == "none\n"
     assert "has no pin" in run("unpin", made["name"], code=1)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_stats_measures_the_state(story: Story, run: Any, scan: bool) -> None:
+    options = ["--scan"] if scan else []
+    [found] = run("stats", "--json", *options)
+    assert [found] == plain(statelog.stats(story.location, scan=scan))
+    stored = open_store(story.location).list("op/")
+    assert found["stored_bytes"] == sum(info.size_bytes for info in stored)
+    rows_of = {one["state"]: one["rows"] for one in found["states"]}
+    assert rows_of == {name: len(rows_at(story.models[-1])) if scan else None for name, rows_at in STATES.items()}
+    table = run("stats", *options)
+    assert "space amplification" in table
+    assert ("largest keys" in table) == scan
 
 
 def test_verify_reads_all(story: Story, run: Any) -> None:

@@ -6,6 +6,7 @@ fields of the function's result. So whatever a command does, a program can do wi
 - `main`: the group of all commands, and what becomes of errors.
 - `state_commands`: what is there, and its rows: ``ls``, ``show``, ``get``, ``scan``, ``changes``, ``history``,
   ``diff``, ``export``.
+- `stats_command`: ``stats`` measures what is stored.
 - `verify_command`: ``verify`` reads and checks all that is stored.
 - `pin_commands`: ``pin``, ``pins``, ``unpin``.
 - `query_commands`: stopped queries: ``savepoint``, ``restore``, ``rewind``, ``fall-back``; also ``branch``, ``gc``.

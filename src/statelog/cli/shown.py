@@ -46,7 +46,7 @@ def show_results(results: Sequence[Any], columns: Mapping[str, str], *, as_json:
     if as_json:
         write_json(rows)
         return
-    show_table(list(columns.values()), [[_cell(name, row[name]) for name in columns] for row in rows])
+    show_table(list(columns.values()), [[cell_text(name, row[name]) for name in columns] for row in rows])
 
 
 def show_result(result: Any, *, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def show_result(result: Any, *, as_json: bool) -> None:
     if as_json:
         write_json(fields)
         return
-    show_table(["", ""], [[name.replace("_", " "), _cell(name, value)] for name, value in fields.items()])
+    show_table(["", ""], [[name.replace("_", " "), cell_text(name, value)] for name, value in fields.items()])
 
 
 def show_rows(batches: Iterable[pa.RecordBatch], *, as_json: bool) -> None:
@@ -91,7 +91,8 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def _cell(name: str, value: Any) -> str:
+def cell_text(name: str, value: Any) -> str:
+    """A field of a result for people; the end of its name is its unit."""
     if value is None:
         return "-"
     for suffix, text in _MADE_BY_SUFFIX.items():
@@ -99,7 +100,9 @@ def _cell(name: str, value: Any) -> str:
             return text(value)
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
-    return str(value)
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else str(value)
 
 
 def _value(value: Any) -> str:
