@@ -19,6 +19,7 @@ import statelog
 from statelog.__main__ import main
 from statelog.checkpoint.batch import BatchTime
 from statelog.storage import open_store
+from tests.cli.spark_files import write_spark_files
 from tests.reading.story import STATES, Story, map_rows, rows, value_rows
 from tests.s3.server import BUCKET
 
@@ -177,13 +178,7 @@ def test_verify_reads_all(story: Story, run: Any) -> None:
 def checkpoint(story: Story) -> str:
     """A checkpointLocation beside the state, whose query has committed seven batches."""
     location = f"{story.location}-checkpoint"
-    store = open_store(location)
-    store.put("metadata", json.dumps({"id": "query"}).encode())
-    for batch in range(8):
-        offsets = f'v1\n{{"batchTimestampMs":{START_MS + 1000 * batch},"batchWatermarkMs":0}}\n{batch}\n'
-        store.put(f"offsets/{batch}", offsets.encode())
-        if batch < 7:
-            store.put(f"commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    write_spark_files(location, story, 7)
     return location
 
 

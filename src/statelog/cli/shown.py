@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -58,22 +57,6 @@ def show_result(result: Any, *, as_json: bool) -> None:
     show_table(["", ""], [[name.replace("_", " "), cell_text(name, value)] for name, value in fields.items()])
 
 
-def show_rows(batches: Iterable[pa.RecordBatch], *, as_json: bool) -> None:
-    """Show rows: as one table, or as a JSON object per line."""
-    if as_json:
-        for batch in batches:
-            for row in batch.to_pylist():
-                sys.stdout.buffer.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
-        sys.stdout.buffer.flush()
-        return
-    names: list[str] = []
-    rows: list[list[str]] = []
-    for batch in batches:
-        names = batch.schema.names
-        rows += [[_value(value) for value in row.values()] for row in batch.to_pylist()]
-    show_table(names, rows)
-
-
 def write_json(value: Any) -> None:
     """Write a value as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
@@ -103,9 +86,3 @@ def cell_text(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}"
     return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else str(value)
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value)

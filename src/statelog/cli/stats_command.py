@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from statelog.cli.arguments import JSON, LOCATION, UID
+from statelog.cli.progress import shown_progress
 from statelog.cli.shown import cell_text, show_results, show_table
 from statelog.reading import stats as measures
 from statelog.reading.stats import OperatorStats, StateStats
@@ -36,7 +37,8 @@ _SCANNED: Final = {
 @JSON
 def stats(location: str, uid: str | None, scan: bool, as_json: bool) -> None:
     """Show how large the state is: per operator and state, by subtask and key group, and what keeps it."""
-    found = measures.stats(location, uid, scan=scan)
+    with shown_progress():
+        found = measures.stats(location, uid, scan=scan)
     if as_json:
         show_results(found, {}, as_json=True)
         return

@@ -16,12 +16,13 @@ from statelog.errors import PinExpiredError
 from statelog.local.restore import read_segment
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.progress import tracked
 from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, measure_unkeyed
 from statelog.reading.key_sizes import KeySizes
 from statelog.reading.pinned import reading
 from statelog.reading.pinning import stored_pins
 from statelog.reading.read import shown_name
-from statelog.reading.scan import cut_parts, scan_part
+from statelog.reading.scan import cut_parts, part_sizes, scan_part
 from statelog.reading.source import Source, choose_checkpoint, find_operator, find_operators, read_history
 from statelog.runs.byte_slices import bytes_before
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, hash_range
@@ -346,7 +347,7 @@ def _scanned_keys(source: Source, by_name: dict[str, StateStats], keep: Callable
         stored.name: KeySizes(len(StateDescriptor.from_stored(stored).value_schema), _LARGEST_KEYS)
         for stored in source.states
     }
-    for part in cut_parts(source.history, source.checkpoint):
+    for part in tracked(cut_parts(source.history, source.checkpoint), part_sizes):
         for state, changes in scan_part(source.store, part, source.checkpoint, list(found)):
             found[state.name].add(changes)
             keep()
