@@ -11,7 +11,7 @@ from tests.reading.story import Story
 def write_spark_files(checkpoint: str, story: Story, committed: int) -> None:
     """Write the offsets of all batches of a query, and the commits of the first ones."""
     store = open_store(checkpoint)
-    store.put("metadata", json.dumps({"id": "query"}).encode())
+    store.put("metadata", json.dumps({"id": story.engine.query_id}).encode())
     for batch in range(len(story.models)):
         time_ms = story.engine.times[batch].time_ms
         offsets = f'v1\n{{"batchTimestampMs":{time_ms},"batchWatermarkMs":0}}\n{batch}\n'
