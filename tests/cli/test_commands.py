@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,6 +19,7 @@ import pytest
 import statelog
 from statelog.__main__ import main
 from statelog.checkpoint.batch import BatchTime
+from statelog.cli.main import commands
 from statelog.storage import open_store
 from tests.cli.spark_files import write_spark_files
 from tests.reading.story import STATES, Story, map_rows, rows, value_rows
@@ -69,6 +71,11 @@ def run(story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
 def plain(results: list[Any]) -> Any:
     """Dataclass instances as JSON has them."""
     return json.loads(json.dumps([asdict(one) for one in results]))
+
+
+def test_the_page_lists_every_command() -> None:
+    page = Path(__file__).parents[2] / "docs" / "command-line.md"
+    assert sorted(re.findall(r"^\| `([a-z-]+) ", page.read_text(), re.MULTILINE)) == sorted(commands.commands)
 
 
 def test_ls_and_show_have_the_fields_of_the_lists(story: Story, run: Any) -> None:
