@@ -295,6 +295,22 @@ def test_only_footers_are_read_without_a_scan(in_files: Story, monkeypatch: pyte
     assert read <= sum(min(file.stat().st_size, (64 << 10) + 8) for file in files) < found.state_bytes / 4
 
 
+def test_changesets_side_by_side_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are a hundred in ten objects of the log."""
+    query = Story(tmp_path / "query", parallelism=10, file_merging="within")
+    query.run_batches(10, random.Random(7))
+    reads = Reads()
+    monkeypatch.setattr(
+        "statelog.reading.source.open_location", lambda location: FaultStore(LocalStore(location), reads)
+    )
+    statelog.list_checkpoints(query.location)
+    of_the_log = reads.requests
+    found = stats(query)
+    assert found.changesets > 60
+    # The log is read again once the pin is written; then comes one request for each object.
+    assert reads.requests - of_the_log <= 2 * of_the_log + 10 + 10
+
+
 # ---- Beside the query ----
 
 

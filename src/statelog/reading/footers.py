@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from statelog.errors import StorageError
+from statelog.local.restore_plan import SHARED_BYTES
 from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_ahead, read_threads
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import section_sizes
 from statelog.reading.scan import ReadPart
+from statelog.runs import digests
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, HashRange
 from statelog.runs.reader import Run
 from statelog.runs.schema import plain_name
@@ -61,7 +67,8 @@ def measure_keyed(store: Store, parts: list[ReadPart], keep: Callable[[], None])
     that fails.
     """
     sizes = StoredSizes()
-    for file, run in read_ahead(_files_of(parts), partial(_opened, store), read_threads(store)):
+    groups = read_ahead(_groups(_files_of(parts)), partial(_opened, store), read_threads(store))
+    for file, run in itertools.chain.from_iterable(groups):
         if isinstance(file.stored, StoredRun):
             sizes.runs += 1
             sizes.base_bytes += file.stored.length
@@ -96,7 +103,7 @@ def measure_unkeyed(store: Store, checkpoint: Checkpoint, keep: Callable[[], Non
     return sizes
 
 
-def _files_of(parts: list[ReadPart]) -> Iterator[_File]:
+def _files_of(parts: list[ReadPart]) -> list[_File]:
     """All files of some parts, each once."""
     found: dict[tuple[str, int], _File] = {}
     for part in parts:
@@ -106,13 +113,48 @@ def _files_of(parts: list[ReadPart]) -> Iterator[_File]:
         for clip in part.plan.segments:
             if (segment := clip.segment).rows:
                 found.setdefault((segment.name, segment.offset), _File(segment)).within.append(clip.within)
-    yield from found.values()
+    return [found[place] for place in sorted(found)]
 
 
-def _opened(store: Store, file: _File) -> tuple[_File, Run]:
-    stored = file.stored
+def _groups(files: list[_File]) -> Iterator[list[_File]]:
+    """Files that are read together: small ones side by side in an object, such as those of one log entry."""
+    group: list[_File] = []
+    for file in files:
+        if group and not _are_near(group[0].stored, group[-1].stored, file.stored):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _are_near(first: SegmentRef | StoredRun, last: SegmentRef | StoredRun, added: SegmentRef | StoredRun) -> bool:
+    end = added.offset + added.length
+    return (
+        first.name == added.name
+        and max(last.length, added.length, added.offset - last.offset - last.length) <= TAIL_BYTES
+        and end - first.offset <= SHARED_BYTES
+    )
+
+
+def _opened(store: Store, group: list[_File]) -> list[tuple[_File, Run]]:
+    """Open the files of a group."""
+    first, last = group[0].stored, group[-1].stored
+    data = b""
+    if len(group) > 1:
+        # Whatever fails is read once more by itself, for its error.
+        with suppress(StorageError):
+            data = store.read(first.name, offset=first.offset, length=last.offset + last.length - first.offset)
+    return [(file, _opened_file(store, file.stored, data, file.stored.offset - first.offset)) for file in group]
+
+
+def _opened_file(store: Store, stored: SegmentRef | StoredRun, data: bytes, start: int) -> Run:
+    """Open a file that should be in `data` from `start` on."""
+    own = data[start : start + stored.length]
+    if own and digests.checksum(own) == stored.checksum:
+        return Run(pa.py_buffer(own), stored.name, stored.offset, is_stored=True)
     what = "a materialized run" if isinstance(stored, StoredRun) else f"the changeset of subtask {stored.subtask}"
-    return file, Run(StoredBytes(store, stored, what, TAIL_BYTES), stored.name, stored.offset, is_stored=True)
+    return Run(StoredBytes(store, stored, what, TAIL_BYTES), stored.name, stored.offset, is_stored=True)
 
 
 def _head(store: Store, segment: SegmentRef, count: int) -> bytes:
