@@ -57,6 +57,7 @@ from .reading.listing import (
 from .reading.pinning import PinInfo, list_pins, pin, unpin
 from .reading.read import read_state
 from .reading.reader import StateReader, open_state
+from .reading.stats import KeyStats, OperatorStats, StateStats, stats
 from .reading.verify import Damage, Verified, verify
 from .runs.times import Ttl, Watermark
 from .spark.data_source import StateSource
@@ -101,6 +102,7 @@ __all__ = [
     "FellBack",
     "FencedError",
     "First",
+    "KeyStats",
     "KeyedStream",
     "Last",
     "Max",
@@ -114,6 +116,7 @@ __all__ = [
     "OperatorInfo",
     "OperatorListState",
     "OperatorProcessor",
+    "OperatorStats",
     "Options",
     "PinExpiredError",
     "PinInfo",
@@ -134,6 +137,7 @@ __all__ = [
     "StateMissingError",
     "StateReader",
     "StateSource",
+    "StateStats",
     "StatelogError",
     "Step",
     "StorageError",
@@ -174,6 +178,7 @@ __all__ = [
     "rewind",
     "savepoint",
     "spark_conf",
+    "stats",
     "unpin",
     "verify",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,8 +19,10 @@ import pytest
 import statelog
 from statelog.__main__ import main
 from statelog.checkpoint.batch import BatchTime
+from statelog.cli.main import commands
 from statelog.storage import open_store
-from tests.reading.story import Story, map_rows, rows, value_rows
+from tests.cli.spark_files import write_spark_files
+from tests.reading.story import STATES, Story, map_rows, rows, value_rows
 from tests.s3.server import BUCKET
 
 pytest_plugins = ("tests.s3.plugin",)
@@ -68,6 +71,11 @@ def run(story: Story, capsys: pytest.CaptureFixture[str]) -> Any:
 def plain(results: list[Any]) -> Any:
     """Dataclass instances as JSON has them."""
     return json.loads(json.dumps([asdict(one) for one in results]))
+
+
+def test_the_page_lists_every_command() -> None:
+    page = Path(__file__).parents[2] / "docs" / "command-line.md"
+    assert sorted(re.findall(r"^\| `([a-z-]+) ", page.read_text(), re.MULTILINE)) == sorted(commands.commands)
 
 
 def test_ls_and_show_have_the_fields_of_the_lists(story: Story, run: Any) -> None:
@@ -153,6 +161,20 @@ def test_pins_are_made_listed_and_removed(story: Story, run: Any) -> None:
     assert "has no pin" in run("unpin", made["name"], code=1)
 
 
+@pytest.mark.parametrize("scan", [False, True])
+def test_stats_measures_the_state(story: Story, run: Any, scan: bool) -> None:
+    options = ["--scan"] if scan else []
+    [found] = run("stats", "--json", *options)
+    assert [found] == plain(statelog.stats(story.location, scan=scan))
+    stored = open_store(story.location).list("op/")
+    assert found["stored_bytes"] == sum(info.size_bytes for info in stored)
+    rows_of = {one["state"]: one["rows"] for one in found["states"]}
+    assert rows_of == {name: len(rows_at(story.models[-1])) if scan else None for name, rows_at in STATES.items()}
+    table = run("stats", *options)
+    assert "space amplification" in table
+    assert ("largest keys" in table) == scan
+
+
 def test_verify_reads_all(story: Story, run: Any) -> None:
     done = run("verify", "--json")
     assert (done["operators"], done["checkpoints"], done["whole"], done["damages"]) == (1, 4, {"op": 7}, [])
@@ -163,13 +185,7 @@ def test_verify_reads_all(story: Story, run: Any) -> None:
 def checkpoint(story: Story) -> str:
     """A checkpointLocation beside the state, whose query has committed seven batches."""
     location = f"{story.location}-checkpoint"
-    store = open_store(location)
-    store.put("metadata", json.dumps({"id": "query"}).encode())
-    for batch in range(8):
-        offsets = f'v1\n{{"batchTimestampMs":{START_MS + 1000 * batch},"batchWatermarkMs":0}}\n{batch}\n'
-        store.put(f"offsets/{batch}", offsets.encode())
-        if batch < 7:
-            store.put(f"commits/{batch}", b'v1\n{"nextBatchWatermarkMs":0}')
+    write_spark_files(location, story, 7)
     return location
 
 

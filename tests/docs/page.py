@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.docs.reading_state import Prepared
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(?!# \w+\.py\n)(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -36,18 +39,32 @@ def files(page: str) -> dict[str, str]:
 
 
 def run(page: str) -> None:
-    """Run the blocks of a page."""
+    """Run the blocks of a page; ``/data`` in them is a folder of the current directory."""
     text = (REPOSITORY / page).read_text()
+    prepared = _prepared(page)
     # As in a program of the user's own, so that its classes are sent to the workers by value.
     names: dict[str, Any] = {"__name__": "__main__"}
     if uses_spark(page) and not _makes_session(page):
         from tests.spark.support import make_session
 
         names["spark"] = make_session()
+    names |= prepared.names if prepared else {}
+    data = f'"{Path("data").absolute()}/'
     for found in BLOCK.finditer(text):
         # Blank lines in front, so that a traceback has the page's line numbers.
         lines = text.count("\n", 0, found.start(1))
-        exec(compile("\n" * lines + found[1], page, "exec"), names)
+        exec(compile("\n" * lines + found[1].replace('"/data/', data), page, "exec"), names)
+    if prepared:
+        prepared.check(names)
+
+
+def _prepared(page: str) -> Prepared | None:
+    """The state that a page reads, if it reads some that it does not make."""
+    if page != "docs/reading-state.md":
+        return None
+    from tests.docs.reading_state import Prepared
+
+    return Prepared(Path("data"))
 
 
 if __name__ == "__main__":

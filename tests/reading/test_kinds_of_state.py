@@ -170,3 +170,59 @@ def test_operator_state_is_read_by_subtask(options: Options) -> None:
         assert [(row["mapkey_name"], row["value_n"]) for row in read(harness, state="rules")] == [("a", 5)]
         with pytest.raises(ConfigurationError, match="has no keys"):
             read(harness, state="sums", keys=[1])
+
+
+def measured(harness: Harness, state: str, kind: str | None = None, *, scan: bool = True) -> statelog.StateStats:
+    [operator] = statelog.stats(parts_of(harness).query.location, scan=scan)
+    [found] = [one for one in operator.states if one.state == state and kind in (None, one.kind)]
+    return found
+
+
+def test_timers_are_measured_and_what_has_expired_is_not_live() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1), ("b", 2)], processingTimeMs=10)
+        harness.push([("b", 3)], processingTimeMs=60)
+        harness.push([], processingTimeMs=120)
+        timers = measured(harness, "timers", "timer")
+        # Offset, null flag, length and letter; offset and time; and the time as the value.
+        key_bytes, entry_bytes, value_bytes = 4 + 1 + 4 + 1, 4 + 8, 8
+        row_bytes = key_bytes + entry_bytes + value_bytes
+        assert (timers.state, timers.stored_rows, timers.rows, timers.keys, timers.most_rows) == ("timers", 3, 3, 2, 2)
+        assert (timers.key_bytes, timers.value_bytes) == (3 * (key_bytes + entry_bytes), 3 * value_bytes)
+        assert timers.largest_keys == (
+            statelog.KeyStats(("b",), 2, 2 * row_bytes),
+            statelog.KeyStats(("a",), 1, row_bytes),
+        )
+        last = measured(harness, "timers", "value")
+        assert (last.stored_rows, last.rows, last.keys) == (3, 1, 1)
+
+
+def test_a_deleted_state_is_not_measured() -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        harness.restart(processor=Visits("old"))
+        harness.push([("a", 2)], processingTimeMs=20)
+        [operator] = statelog.stats(parts_of(harness).query.location, scan=True)
+        assert "old" not in [one.state for one in operator.states]
+        harness.restart(processor=Visits())
+        harness.push([("b", 3)], processingTimeMs=30)
+        assert (measured(harness, "old").stored_rows, measured(harness, "old").rows) == (2, 1)
+
+
+@pytest.mark.parametrize("options", [Options(), Options(inline_budget_bytes=0)])
+def test_operator_state_is_measured(options: Options) -> None:
+    with Harness(
+        Sums(), input="n long", broadcast="name string, n long", output="n long", parallelism=2, options=options
+    ) as harness:
+        harness.push([(number,) for number in range(5)], broadcast=[("a", 5), ("b", 6), ("c", 7)])
+        [operator] = statelog.stats(parts_of(harness).query.location)
+        [listed] = statelog.list_operators(parts_of(harness).query.location)
+        assert operator.state_bytes == listed.state_bytes > operator.states[0].stored_bytes > 0
+        assert (operator.base_bytes, operator.log_bytes, operator.levels, operator.largest_groups) == (0, 0, 0, None)
+        assert operator.subtask_skew == 1.0
+        rules, sums = measured(harness, "rules"), measured(harness, "sums")
+        assert (rules.stored_rows, rules.rows) == (6, 3), "each subtask stores all of them"
+        assert (rules.key_bytes, rules.value_bytes) == (3 * (4 + 1 + 4 + 1), 3 * 8)
+        assert (sums.stored_rows, sums.rows, sums.key_bytes, sums.value_bytes) == (2, 2, 0, 2 * 8)
+        assert (sums.keys, sums.largest_keys) == (None, None)
+        assert measured(harness, "sums", scan=False).rows is None

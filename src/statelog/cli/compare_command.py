@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from statelog.cli.arguments import AT, JSON, LOCATION, UID, AtType
+from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_table, write_json
 from statelog.reading import compare as comparison
 from statelog.reading.source import At
@@ -37,7 +38,8 @@ def compare(
     as_json: bool,
 ) -> None:
     """Compare all states of an operator with those of an OTHER query. The exit code is 4 if one is different."""
-    found = comparison.compare(location, other, uid, other_uid=other_uid, at=at, other_at=other_at, ignore=ignore)
+    with shown_progress():
+        found = comparison.compare(location, other, uid, other_uid=other_uid, at=at, other_at=other_at, ignore=ignore)
     if as_json:
         write_json([asdict(one) for one in found])
     else:

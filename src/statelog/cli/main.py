@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from statelog.cli import compare_command, pin_commands, query_commands, state_commands, verify_command
+from statelog.cli import compare_command, pin_commands, query_commands, state_commands, stats_command, verify_command
 from statelog.errors import StatelogError
 
 
@@ -25,6 +25,7 @@ for _command in (
     state_commands.history,
     state_commands.diff,
     state_commands.export,
+    stats_command.stats,
     verify_command.verify,
     compare_command.compare,
     pin_commands.pin,

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from statelog.cli.arguments import JSON
+from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_result, show_results, size_text
 from statelog.cli.verify_command import DAMAGE_COLUMNS
 from statelog.streams import branch as branch_module
@@ -28,7 +29,9 @@ _PLACE: Final = click.option("--location", help="Where the operators' state is, 
 @JSON
 def savepoint(query: str, target: str, batch: int | None, location: str | None, as_json: bool) -> None:
     """Copy all state of a stopped query, with its source offsets, from its CHECKPOINT location to a SAVEPOINT."""
-    show_result(save_restore.savepoint(query, target, location=location, batch=batch), as_json=as_json)
+    with shown_progress():
+        made = save_restore.savepoint(query, target, location=location, batch=batch)
+    show_result(made, as_json=as_json)
 
 
 @click.command()
@@ -39,7 +42,9 @@ def savepoint(query: str, target: str, batch: int | None, location: str | None, 
 @JSON
 def restore(source: str, checkpoint_location: str, claim: bool, location: str | None, as_json: bool) -> None:
     """Write a CHECKPOINT location from which a query continues after a SAVEPOINT."""
-    show_result(save_restore.restore(source, checkpoint_location, location=location, claim=claim), as_json=as_json)
+    with shown_progress():
+        made = save_restore.restore(source, checkpoint_location, location=location, claim=claim)
+    show_result(made, as_json=as_json)
 
 
 @click.command()
@@ -58,9 +63,10 @@ def branch(
     as_json: bool,
 ) -> None:
     """Write a NEW_CHECKPOINT location: a query that goes on from the state of another one, without copying it."""
-    made = branch_module.branch(
-        checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
-    )
+    with shown_progress():
+        made = branch_module.branch(
+            checkpoint_location, new_checkpoint, at=at, location=location, new_location=new_location
+        )
     show_result(made, as_json=as_json)
 
 
@@ -96,9 +102,10 @@ def fall_back(
     checkpoint_location: str, dry_run: bool, operators: tuple[str, ...], location: str | None, as_json: bool
 ) -> None:
     """Set a stopped query with damaged state back to its newest checkpoint without damage."""
-    done = fall_back_module.fall_back(
-        checkpoint_location, location=location, operators=list(operators) or None, dry_run=dry_run
-    )
+    with shown_progress():
+        done = fall_back_module.fall_back(
+            checkpoint_location, location=location, operators=list(operators) or None, dry_run=dry_run
+        )
     if as_json:
         show_result(done, as_json=True)
         return
@@ -114,7 +121,8 @@ def fall_back(
 @JSON
 def gc(location: str, delete: bool, min_age_s: float, release: bool, as_json: bool) -> None:
     """List, or delete, the objects of a LOCATION that no checkpoint or pin needs. The query may run meanwhile."""
-    found = orphans.delete_orphans(location, min_age_s=min_age_s, release=release, dry_run=not delete)
+    with shown_progress():
+        found = orphans.delete_orphans(location, min_age_s=min_age_s, release=release, dry_run=not delete)
     show_results(found, {"name": "name", "size_bytes": "size", "modified_s": "modified (Unix s)"}, as_json=as_json)
     if not as_json:
         total = size_text(sum(info.size_bytes for info in found))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -46,7 +45,7 @@ def show_results(results: Sequence[Any], columns: Mapping[str, str], *, as_json:
     if as_json:
         write_json(rows)
         return
-    show_table(list(columns.values()), [[_cell(name, row[name]) for name in columns] for row in rows])
+    show_table(list(columns.values()), [[cell_text(name, row[name]) for name in columns] for row in rows])
 
 
 def show_result(result: Any, *, as_json: bool) -> None:
@@ -55,23 +54,7 @@ def show_result(result: Any, *, as_json: bool) -> None:
     if as_json:
         write_json(fields)
         return
-    show_table(["", ""], [[name.replace("_", " "), _cell(name, value)] for name, value in fields.items()])
-
-
-def show_rows(batches: Iterable[pa.RecordBatch], *, as_json: bool) -> None:
-    """Show rows: as one table, or as a JSON object per line."""
-    if as_json:
-        for batch in batches:
-            for row in batch.to_pylist():
-                sys.stdout.buffer.write(msgspec.json.encode(row, enc_hook=str) + b"\n")
-        sys.stdout.buffer.flush()
-        return
-    names: list[str] = []
-    rows: list[list[str]] = []
-    for batch in batches:
-        names = batch.schema.names
-        rows += [[_value(value) for value in row.values()] for row in batch.to_pylist()]
-    show_table(names, rows)
+    show_table(["", ""], [[name.replace("_", " "), cell_text(name, value)] for name, value in fields.items()])
 
 
 def write_json(value: Any) -> None:
@@ -91,7 +74,8 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-def _cell(name: str, value: Any) -> str:
+def cell_text(name: str, value: Any) -> str:
+    """A field of a result for people; the end of its name is its unit."""
     if value is None:
         return "-"
     for suffix, text in _MADE_BY_SUFFIX.items():
@@ -99,10 +83,6 @@ def _cell(name: str, value: Any) -> str:
             return text(value)
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
-    return str(value)
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value)
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if type(value) is int and name.endswith(("rows", "keys")) else str(value)

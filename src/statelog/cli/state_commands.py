@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.cli.arguments import AT, COLUMNS, JSON, KEYS, LIMIT, LOCATION, STATE, UID, AtType, keys_of, names_of
-from statelog.cli.shown import show_results, show_rows, write_json
-from statelog.clock import SystemClock
+from statelog.cli.progress import shown_progress
+from statelog.cli.rows import show_rows
+from statelog.cli.shown import show_results, write_json
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.changes import read_changes
 from statelog.reading.diff import read_diff
@@ -23,9 +21,6 @@ from statelog.reading.read import read_state
 from statelog.reading.savepoint import open_operator
 from statelog.reading.source import At, is_savepoint
 from statelog.runs.schema import decode_schema
-
-_PROGRESS_S: Final = 1.0
-"""Seconds until progress is shown, and between two messages."""
 
 
 @click.command()
@@ -114,7 +109,7 @@ def scan(
 ) -> None:
     """Show the rows of a state."""
     rows = read_state(location, uid, state, at=at, columns=names_of(columns))
-    show_rows(_first(rows, limit), as_json=as_json)
+    show_rows(rows, limit=limit, as_json=as_json)
 
 
 @click.command()
@@ -141,7 +136,7 @@ def changes(
     """Show what each batch has changed in a state."""
     table = _keys(location, uid, up_to, keys) if keys else None
     rows = read_changes(location, uid, state, after=after, up_to=up_to, keys=table, columns=names_of(columns))
-    show_rows(_first(rows, limit), as_json=as_json)
+    show_rows(rows, limit=limit, as_json=as_json)
 
 
 @click.command()
@@ -178,7 +173,7 @@ def diff(
 ) -> None:
     """Show what is different in a state between the checkpoints BEFORE and AFTER, by default the newest one."""
     rows = read_diff(location, before, after, uid, state, columns=names_of(columns))
-    show_rows(_first(rows, limit), as_json=as_json)
+    show_rows(rows, limit=limit, as_json=as_json)
 
 
 @click.command()
@@ -205,8 +200,8 @@ def export(
     count = 0
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
-        with pq.ParquetWriter(unfinished, rows.schema) as writer:
-            for batch in _with_progress(rows):
+        with shown_progress(), pq.ParquetWriter(unfinished, rows.schema) as writer:
+            for batch in rows:
                 writer.write_batch(batch)
                 count += batch.num_rows
         unfinished.rename(target)
@@ -228,29 +223,3 @@ def _keys(location: str, uid: str | None, at: At | None, texts: tuple[str, ...])
     if not source.key_schema:
         raise ConfigurationError(f"{source.name} has no keys.", hint="Show its rows with scan.")
     return keys_of(texts, decode_schema(source.key_schema))
-
-
-def _first(rows: pa.RecordBatchReader, limit: int) -> Iterator[pa.RecordBatch]:
-    """The first rows, and a note if there are more."""
-    left = limit
-    for batch in rows:
-        if not limit:
-            yield batch
-            continue
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-        if left < 0:
-            print(f"Only the first {limit:,} rows are shown; --limit 0 shows all.", file=sys.stderr)
-            return
-
-
-def _with_progress(rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """The rows; says on the standard error how many there are by now, if it takes longer."""
-    clock = SystemClock()
-    total, shown_s = 0, clock.monotonic_s()
-    for batch in rows:
-        total += batch.num_rows
-        yield batch
-        if clock.monotonic_s() - shown_s > _PROGRESS_S:
-            shown_s = clock.monotonic_s()
-            print(f"{total:,} rows ...", file=sys.stderr)

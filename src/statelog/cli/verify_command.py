@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from statelog.cli.arguments import JSON, LOCATION, UID
+from statelog.cli.progress import shown_progress
 from statelog.cli.shown import show_results, size_text, write_json
 from statelog.reading import verify as checks
 
@@ -23,7 +24,8 @@ DAMAGE_COLUMNS: Final = {"uid": "operator", "kind": "kind", "batches": "checkpoi
 @JSON
 def verify(location: str, uid: str | None, as_json: bool) -> None:
     """Read and check all that is stored. The exit code is 3 if something is damaged."""
-    done = checks.verify(location, uid)
+    with shown_progress():
+        done = checks.verify(location, uid)
     if as_json:
         write_json(asdict(done))
     else:

@@ -20,7 +20,8 @@ from statelog.runs.key_groups import HashRange
 from statelog.runs.reader import Run
 from statelog.storage import Store
 
-_TAIL_BYTES: Final = 64 << 10
+TAIL_BYTES: Final = 64 << 10
+"""What is read at once of the end of a large run: its footer, unless that is larger."""
 _RESTORE_HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 _READ_THREADS: Final = 4
 """Reads from an object store at a time. One is enough for a directory, which answers at once."""
@@ -44,16 +45,18 @@ class RunMemory:
 class StoredBytes:
     """The bytes of a stored run, read as they are needed: a small run at once, of a large one its end at first.
 
-    A small run is checked as a whole; of a large one the blocks and the footer have checksums of their own. Raises the
-    errors of :func:`read_stored`.
+    A small run is checked as a whole; of a large one the blocks and the footer have checksums of their own. One of more
+    than `small_bytes`, which are at least 64 KiB, is large. Raises the errors of :func:`read_stored`.
     """
 
-    def __init__(self, store: Store, stored: SegmentRef | StoredRun, what: str) -> None:
+    def __init__(
+        self, store: Store, stored: SegmentRef | StoredRun, what: str, small_bytes: int = SHARED_BYTES
+    ) -> None:
         self.size = stored.length
         self._store = store
         self._stored = stored
         self._what = what
-        self._tail_at = 0 if stored.length <= SHARED_BYTES else stored.length - _TAIL_BYTES
+        self._tail_at = 0 if stored.length <= small_bytes else stored.length - TAIL_BYTES
         self._tail = pa.py_buffer(read_stored(store, stored, what)) if not self._tail_at else self._read(self._tail_at)
 
     def slice(self, offset: int = 0, length: int | None = None) -> pa.Buffer:
@@ -118,13 +121,13 @@ def read_run(
         if digests.checksum(held) != stored.checksum:
             raise _damaged(stored, what)
         return Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True)
-    tail_at = stored.length - _TAIL_BYTES
+    tail_at = stored.length - TAIL_BYTES
     fill(0, len(MAGIC))
     fill(tail_at, stored.length)
     footer_bytes = TAIL.unpack(held[-TAIL.size :])[0] + TAIL.size
-    if _TAIL_BYTES < footer_bytes <= stored.length:
+    if TAIL_BYTES < footer_bytes <= stored.length:
         tail_at = stored.length - footer_bytes
-        fill(tail_at, stored.length - _TAIL_BYTES)
+        fill(tail_at, stored.length - TAIL_BYTES)
     run = Run(pa.py_buffer(held), stored.name, stored.offset, is_stored=True).of_states(states)
     for start, end in _joined(run.byte_ranges(within)):
         if start < tail_at:

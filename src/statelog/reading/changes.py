@@ -15,6 +15,7 @@ from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
 from statelog.local.stored_reader import StoredBytes, read_run
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
+from statelog.progress import tracked
 from statelog.reading.change_columns import ChangeColumns
 from statelog.reading.lookup import Keys, encoded_keys
 from statelog.reading.pinned import open_pinned, reading
@@ -133,7 +134,7 @@ def change_rows(
     last = source.checkpoint.batch
     with reading(source.store, source.root, source.history, last, min(first, last)) as keep:
         yield None
-        for checkpoint in source.history.between(first, last):
+        for checkpoint in tracked([*source.history.between(first, last)], change_sizes):
             if not checkpoint.segments:
                 raise ConfigurationError(
                     f"{source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
@@ -144,6 +145,11 @@ def change_rows(
             for changes in batch_changes(source.store, checkpoint, stored, wanted):
                 yield table.to_rows(changes, checkpoint.batch, checkpoint.batch_time_ms)
                 keep()
+
+
+def change_sizes(checkpoints: Sequence[Checkpoint]) -> list[int]:
+    """The stored bytes of the changes of each batch."""
+    return [sum(segment.length for segment in checkpoint.segments) for checkpoint in checkpoints]
 
 
 @dataclass(frozen=True)

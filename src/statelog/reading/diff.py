@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.changes import batch_changes, change_table
+from statelog.progress import tracked
+from statelog.reading.changes import batch_changes, change_sizes, change_table
 from statelog.reading.lookup import Lookup
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.read import chosen_columns, chosen_state, shown_name
-from statelog.reading.scan import ReadPart, cut_parts, scan_part
+from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.source import At, Source, open_source
 from statelog.reading.tables import EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
@@ -215,7 +216,7 @@ def _changed_keys(newer: Source, first: int, last: int, stored: StateSchema) -> 
     """The keys that changed after a batch, until another, in order; None if they are too many."""
     found: list[pa.Table] = []
     size_bytes = 0
-    for checkpoint in newer.history.between(first + 1, last):
+    for checkpoint in tracked([*newer.history.between(first + 1, last)], change_sizes):
         for changes in batch_changes(newer.store, checkpoint, stored, None):
             keys = pa.table({"hash": changes.column(0), "key": changes.column(1)})
             keys = keys.group_by(["hash", "key"]).aggregate([])
@@ -245,8 +246,13 @@ def _scanned(old: Source, new: Source, stored: StateSchema, table: _DiffColumns)
     sources = (old, new)
     count = max(len(cut_parts(source.history, source.checkpoint)) for source in sources)
     parts = [cut_parts(source.history, source.checkpoint, count=count) for source in sources]
-    for both in zip(*parts, strict=True):
+    for both in tracked(list(zip(*parts, strict=True)), _sizes):
         yield from table.compare(*(_entries(source, part, stored) for source, part in zip(sources, both, strict=True)))
+
+
+def _sizes(pairs: Sequence[Sequence[ReadPart]]) -> list[int]:
+    shares = part_sizes([part for pair in pairs for part in pair])
+    return [first + second for first, second in zip(shares[::2], shares[1::2], strict=True)]
 
 
 def _entries(source: Source, part: ReadPart, stored: StateSchema) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from statelog.progress import tracked
 from statelog.runs.key_groups import HashRange, hash_range
 
 _Item = TypeVar("_Item")
@@ -28,11 +29,18 @@ class Part:
 class RunAll(Protocol):
     """Applies a function to each of several items, here or elsewhere; both must be picklable."""
 
-    def __call__(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Return the results in the order of the items."""
+    def __call__(
+        self,
+        work: Callable[[_Item], _Result],
+        items: Sequence[_Item],
+        sizes: Callable[[Sequence[_Item]], Sequence[int]],
+    ) -> list[_Result]:
+        """Return the results in the order of the items; `sizes` are their bytes, for the progress."""
         ...
 
 
-def one_by_one(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+def one_by_one(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Callable[[Sequence[_Item]], Sequence[int]]
+) -> list[_Result]:
     """Apply the function here, to one item after the other."""
-    return [work(item) for item in items]
+    return [work(item) for item in tracked(items, sizes)]

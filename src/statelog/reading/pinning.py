@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from statelog.checkpoint.pins import PINS_FOLDER, Pin, has_expired, read_pin
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.source import At, find_operator, find_operators, open_source
-from statelog.storage import ObjectInfo
+from statelog.storage import ObjectInfo, Store
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,18 @@ def list_pins(location: str | Path, uid: str | None = None) -> list[PinInfo]:
     CorruptionError, StorageError
         If a pin is damaged or cannot be read.
     """
-    found: list[PinInfo] = []
-    for store, _, root in find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]:
-        now_s = SystemClock().now_s()
-        for info in store.list(f"{root}/{PINS_FOLDER}/"):
-            stored = read_pin(store, info.name)
-            if stored is not None and not has_expired(stored, info, now_s, 0.0):
-                found.append(PinInfo.of(info, stored))
+    operators = find_operators(str(location)) if uid is None else [find_operator(str(location), uid)]
+    found = [PinInfo.of(info, stored) for store, _, root in operators for info, stored in stored_pins(store, root)]
     return sorted(found, key=lambda one: (one.uid, one.batch, one.name))
+
+
+def stored_pins(store: Store, root: str) -> Iterator[tuple[ObjectInfo, Pin]]:
+    """All pins of an operator that have not expired, with their objects; raises the errors of :func:`read_pin`."""
+    now_s = SystemClock().now_s()
+    for info in store.list(f"{root}/{PINS_FOLDER}/"):
+        stored = read_pin(store, info.name)
+        if stored is not None and not has_expired(stored, info, now_s, 0.0):
+            yield info, stored
 
 
 def unpin(location: str | Path, name: str) -> None:

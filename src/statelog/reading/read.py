@@ -13,10 +13,11 @@ from statelog.local.restore import read_segment
 from statelog.operators.keyed.timers import TIMERS
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
+from statelog.progress import tracked
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
-from statelog.reading.scan import ReadPart, cut_parts, scan_part
+from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.source import At, Source, StoredOperator, is_savepoint, open_source
 from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
@@ -209,7 +210,7 @@ def _entries(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a keyed state, or of a part of it."""
     positions = Positions()
-    for one in cut_parts(source.history, source.checkpoint) if part is None else [part]:
+    for one in tracked(cut_parts(source.history, source.checkpoint) if part is None else [part], part_sizes):
         for _, changes in scan_part(source.store, one, source.checkpoint, [stored.name]):
             yield table.to_rows(changes, positions)
 

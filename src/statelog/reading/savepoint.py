@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
 from statelog.log.open import open_location
+from statelog.progress import tracked
 from statelog.reading.lookup import Keys, encoded_keys
 from statelog.reading.manifest import (
     Manifest,
@@ -161,7 +162,7 @@ def _rows_of(
 ) -> Iterator[pa.RecordBatch]:
     names = [*(wanted.columns if wanted else ()), *chosen] or columns.names[:1]  # batches of no columns have no length
     read = pa.schema([columns.field(name) for name in dict.fromkeys(names)])
-    for file in files:
+    for file in tracked(files, lambda found: [one.length for one in found]):
         with reading_parquet(file, source.location), _opened(source, file) as table:
             if table.schema_arrow.names != columns.names:
                 raise CorruptionError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,6 +65,16 @@ def cut_parts(
         if count == 1:
             return [whole]
     return [cut(Part(number, count)) for number in range(count)]
+
+
+def part_sizes(parts: Sequence[ReadPart]) -> list[int]:
+    """The stored bytes of all parts, as equal shares: files of several parts count once."""
+    found: dict[tuple[str, int], int] = {}
+    for part in parts:
+        found |= {(run.name, run.offset): run.length for level in part.plan.levels for run in level.runs}
+        found |= {(clip.segment.name, clip.segment.offset): clip.segment.length for clip in part.plan.segments}
+    whole, count = sum(found.values()), len(parts)
+    return [whole * (number + 1) // count - whole * number // count for number in range(count)]
 
 
 def scan_part(

@@ -106,7 +106,11 @@ def open_source(location: str, uid: str | None, at: At | None) -> Source:
     StorageError if the log cannot be read.
     """
     store, place, root = find_operator(location, uid)
-    history = read_history(store, root)
+    return choose_checkpoint(store, place, root, read_history(store, root), at)
+
+
+def choose_checkpoint(store: Store, place: str, root: str, history: History, at: At | None = None) -> Source:
+    """Choose a checkpoint from an operator's history; the rest is that of :func:`open_source`."""
     if history.latest is None:
         raise StateMissingError(f"{place}/{root} has no checkpoint yet.", hint="Read it after the query's first batch.")
     if isinstance(at, datetime):

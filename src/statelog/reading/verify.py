@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from statelog.local.restore import read_segment
 from statelog.local.stored_reader import read_ahead, read_run, read_threads
 from statelog.log.references import SegmentRef, StoredRun
 from statelog.operators.unkeyed.snapshot import Snapshot
+from statelog.progress import tracked
 from statelog.reading.source import find_operator, find_operators, read_history
 from statelog.storage import Store
 
@@ -170,7 +171,9 @@ class _Check:
                     self._add(pin, pin.history(self._store, self._root))
         except StatelogError as error:
             self._note(error)
-        for part, damage in read_ahead(self.parts.values(), self._checked, read_threads(self._store)):
+        for part, damage in read_ahead(
+            tracked([*self.parts.values()], _sizes), self._checked, read_threads(self._store)
+        ):
             if damage is not None:
                 self._note(damage, part.stored.name, part.users)
         self._forget_given_up()
@@ -226,6 +229,10 @@ class _Check:
             if batches or not damage.batches:
                 left.append(replace(damage, batches=batches))
         self.damages = left
+
+
+def _sizes(parts: Sequence[_Part]) -> list[int]:
+    return [part.stored.length for part in parts]
 
 
 def _parts_of(pin: Pin, history: History) -> Iterator[tuple[SegmentRef | StoredRun, bool]]:

@@ -70,8 +70,7 @@ class Run:
     ) -> None:
         self.name = name
         self.size_bytes: int = buffer.size
-        footer = self._read_footer(buffer, offset)
-        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        footer, has_expiry = self._read_footer(buffer, offset)
         source = _Source(buffer, name, offset, has_expiry, is_stored, on_damage)
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
@@ -82,21 +81,23 @@ class Run:
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> Footer:
+    def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> tuple[Footer, bool]:
+        """The footer, and whether rows have an expiry."""
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        magic = buffer.slice(0, len(MAGIC)).to_pybytes()
+        if magic not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - TAIL.size
-        length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
-        if magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
+        length, checksum, tail_magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
+        if tail_magic != TAIL_MAGIC or length > tail_at - len(MAGIC):
             raise _damaged(f"{where}: its last {TAIL.size} bytes are damaged.", ErrorKind.FORMAT)
         data = buffer.slice(tail_at - length, length).to_pybytes()
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
         try:
-            return _footer_decoder.decode(data)
+            return _footer_decoder.decode(data), magic == MAGIC
         except msgspec.MsgspecError as error:
             raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
 

@@ -74,7 +74,7 @@ def restore_operator(saved: SavedOperator, source: str, target: RestoreTarget, r
         if saved.key_schema:
             loads = keyed_loads(saved, f"{root}/{RUNS_FOLDER}/{entry.epoch}")
             load = partial(load_keyed, saved.key_schema, target.options.codec, source, target.location)
-            runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads), strict=True)}
+            runs = {one.part.number: [run] for one, run in zip(loads, run_all(load, loads, _sizes), strict=True)}
             log.append(initial_checkpoint(entry, runs), [])
         else:
             snapshots, counts = _load_elements(saved, open_location(source), source)
@@ -142,6 +142,10 @@ def keyed_loads(saved: SavedOperator, folder: str) -> list[KeyedLoad]:
         if tables:
             loads.append(KeyedLoad(Part(number, saved.parts), f"{folder}/{number}/savepoint.run", tables))
     return loads
+
+
+def _sizes(loads: Sequence[KeyedLoad]) -> list[int]:
+    return [sum(file.length for _, files in load.tables for file in files) for load in loads]
 
 
 def load_keyed(

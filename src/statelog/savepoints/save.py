@@ -16,7 +16,7 @@ from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.reading.manifest import SavedFile, SavedOperator, SavedState
 from statelog.reading.parts import Part, RunAll
-from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, scan_part
+from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.tables import ElementColumns, Positions, StateColumns
 from statelog.runs.byte_slices import BUDGET
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema, decode_schema
@@ -50,7 +50,7 @@ def save_operator(
         files = _export_elements(checkpoint, path, open_location(location), open_location(target))
         return _saved_operator(checkpoint, folder, checkpoint.parallelism, [files])
     parts = cut_parts(history, checkpoint, part_bytes)
-    found = run_all(partial(_export_keyed, checkpoint, path, location, target, slice_bytes), parts)
+    found = run_all(partial(_export_keyed, checkpoint, path, location, target, slice_bytes), parts, part_sizes)
     return _saved_operator(checkpoint, folder, len(parts), found)
 
 

@@ -312,9 +312,11 @@ def _run_all(session: SparkSession | None) -> RunAll:
     if session is None:
         return one_by_one
 
-    def run(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    def run(
+        work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Callable[[Sequence[_Item]], Sequence[int]]
+    ) -> list[_Result]:
         if len(items) < 2:
-            return one_by_one(work, items)
+            return one_by_one(work, items, sizes)
         outcomes: list[Any] = (
             session.sparkContext.parallelize(list(items), len(items)).map(with_stores(_reporting(work))).collect()
         )

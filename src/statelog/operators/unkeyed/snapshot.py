@@ -7,7 +7,7 @@ subtask by its row numbers alone, whatever it means. ``docs/format.md`` specifie
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -23,6 +23,8 @@ from statelog.runs.schema import StateSchema, decode_schema
 _MAGIC: Final = b"SLSNP\x00\x00\x01"
 _HEADER: Final = struct.Struct("<8sIQ")
 _ALIGNMENT: Final = 64
+_HEAD_BYTES: Final = 4096
+"""Enough for the index of a snapshot with few states."""
 _HINT: Final = "Restore the file from a copy; the state cannot be rebuilt without it."
 
 
@@ -132,36 +134,50 @@ class Snapshot:
     def __init__(self, data: bytes, name: str) -> None:
         self._where = f"{name}, snapshot of {len(data)} bytes"
         view = memoryview(data)
-        base, index = self._read_index(view)
+        base, index = _read_index(view, self._where)
         self.sections: dict[str, StateElements] = {}
         for stored in index:
             start = base + stored.offset
             section = view[start : start + stored.length]
             if len(section) != stored.length:
-                raise self._unknown(f"state '{stored.state.name}' reaches beyond the end")
+                raise _unknown(self._where, f"state '{stored.state.name}' reaches beyond the end")
             self.sections[stored.state.name] = StateElements(
                 stored.state, section, stored.count, stored.checksum, f"{self._where}, offset {start}"
             )
 
-    def _read_index(self, view: memoryview) -> tuple[int, list[_StoredSection]]:
-        """The offset of the first section, and the index of all."""
-        if len(view) < _HEADER.size:
-            raise self._unknown("it is too short")
-        magic, length, checksum = _HEADER.unpack(view[: _HEADER.size])
-        if magic != _MAGIC:
-            raise self._unknown(f"it starts with {magic!r}")
-        end = _HEADER.size + length
-        data = view[_HEADER.size : end]
-        if len(data) != length or xxhash.xxh3_64_intdigest(data) != checksum:
-            raise CorruptionError(f"{self._where}: its index is damaged.", hint=_HINT)
-        try:
-            return end + -end % _ALIGNMENT, _index_decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise self._unknown(f"its index has another form: {error}") from error
 
-    def _unknown(self, reason: str) -> CorruptionError:
-        return CorruptionError(
-            f"{self._where}: no snapshot of a known version is here: {reason}.",
-            kind=ErrorKind.FORMAT,
-            hint="The file is damaged or was written by another version of statelog.",
-        )
+def section_sizes(read: Callable[[int], bytes], name: str) -> dict[str, tuple[int, int]]:
+    """The number of elements and the bytes of each state in a snapshot; `read` returns so many of its first bytes.
+
+    Only the index is read and checked. Raises the errors of :class:`Snapshot`.
+    """
+    where = f"{name}, snapshot"
+    head = read(_HEAD_BYTES)
+    if len(head) >= _HEADER.size and (end := _HEADER.size + _HEADER.unpack(head[: _HEADER.size])[1]) > len(head):
+        head = read(end)
+    return {stored.state.name: (stored.count, stored.length) for stored in _read_index(memoryview(head), where)[1]}
+
+
+def _read_index(view: memoryview, where: str) -> tuple[int, list[_StoredSection]]:
+    """The offset of the first section, and the index of all."""
+    if len(view) < _HEADER.size:
+        raise _unknown(where, "it is too short")
+    magic, length, checksum = _HEADER.unpack(view[: _HEADER.size])
+    if magic != _MAGIC:
+        raise _unknown(where, f"it starts with {magic!r}")
+    end = _HEADER.size + length
+    data = view[_HEADER.size : end]
+    if len(data) != length or xxhash.xxh3_64_intdigest(data) != checksum:
+        raise CorruptionError(f"{where}: its index is damaged.", hint=_HINT)
+    try:
+        return end + -end % _ALIGNMENT, _index_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _unknown(where, f"its index has another form: {error}") from error
+
+
+def _unknown(where: str, reason: str) -> CorruptionError:
+    return CorruptionError(
+        f"{where}: no snapshot of a known version is here: {reason}.",
+        kind=ErrorKind.FORMAT,
+        hint="The file is damaged or was written by another version of statelog.",
+    )

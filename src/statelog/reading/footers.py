@@ -1,0 +1,176 @@
+"""Measures the stored files of a checkpoint by their footers; their blocks are not read."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from statelog.errors import StorageError
+from statelog.local.restore_plan import SHARED_BYTES
+from statelog.local.stored_reader import TAIL_BYTES, StoredBytes, read_ahead, read_threads
+from statelog.log.entry import Checkpoint
+from statelog.log.references import SegmentRef, StoredRun
+from statelog.operators.unkeyed.snapshot import section_sizes
+from statelog.reading.scan import ReadPart
+from statelog.runs import digests
+from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, HashRange
+from statelog.runs.reader import Run
+from statelog.runs.schema import plain_name
+from statelog.storage import Store
+
+
+@dataclass
+class SectionSizes:
+    """The rows of a state in stored files, and their bytes."""
+
+    rows: int = 0
+    stored_bytes: int = 0
+    uncompressed_bytes: int = 0
+
+
+@dataclass
+class StoredSizes:
+    """The stored files of a checkpoint by kind, by state and by key group."""
+
+    base_bytes: int = 0
+    log_bytes: int = 0
+    snapshot_bytes: int = 0
+    runs: int = 0
+    changesets: int = 0
+    states: dict[str, SectionSizes] = field(default_factory=lambda: defaultdict(SectionSizes))
+    group_bytes: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(KEY_GROUPS))
+    """Bytes by key group; those of a block are spread evenly over its key hashes."""
+    subtask_bytes: list[int] = field(default_factory=list)
+    """Of the snapshots of an unkeyed operator."""
+
+
+@dataclass
+class _File:
+    """A stored run or changeset, and the key hashes for which it counts."""
+
+    stored: SegmentRef | StoredRun
+    within: list[HashRange] = field(default_factory=list)
+
+
+def measure_keyed(store: Store, parts: list[ReadPart], keep: Callable[[], None]) -> StoredSizes:
+    """The sizes of a keyed operator's files, from the parts of a checkpoint; `keep` is called between two reads.
+
+    Of each file its footer is read, or all of a file of up to TAIL_BYTES. Raises CorruptionError or StorageError if
+    that fails.
+    """
+    sizes = StoredSizes()
+    groups = read_ahead(_groups(_files_of(parts)), partial(_opened, store), read_threads(store))
+    for file, run in itertools.chain.from_iterable(groups):
+        if isinstance(file.stored, StoredRun):
+            sizes.runs += 1
+            sizes.base_bytes += file.stored.length
+        else:
+            sizes.changesets += 1
+            sizes.log_bytes += file.stored.length
+        for name, section in run.sections.items():
+            state = sizes.states[plain_name(name)]
+            state.rows += section.rows
+            state.uncompressed_bytes += section.size_bytes
+            for block in section.blocks:
+                start, end = block.byte_range
+                state.stored_bytes += end - start
+                for within in file.within:
+                    _spread(sizes.group_bytes, end - start, HashRange(block.first_hash, block.last_hash), within)
+        keep()
+    return sizes
+
+
+def measure_unkeyed(store: Store, checkpoint: Checkpoint, keep: Callable[[], None]) -> StoredSizes:
+    """The sizes of an unkeyed operator's snapshots, of which the indexes are read; the rest is as for keyed ones."""
+    sizes = StoredSizes(subtask_bytes=[0] * checkpoint.parallelism)
+    for segment in checkpoint.segments:
+        sizes.snapshot_bytes += segment.length
+        sizes.subtask_bytes[segment.subtask] += segment.length
+        for name, (count, length) in section_sizes(partial(_head, store, segment), segment.name).items():
+            state = sizes.states[name]
+            state.rows += count
+            state.stored_bytes += length
+            state.uncompressed_bytes += length
+        keep()
+    return sizes
+
+
+def _files_of(parts: list[ReadPart]) -> list[_File]:
+    """All files of some parts, each once."""
+    found: dict[tuple[str, int], _File] = {}
+    for part in parts:
+        for level in part.plan.levels:
+            for run in level.runs:
+                found.setdefault((run.name, run.offset), _File(run)).within.append(level.within)
+        for clip in part.plan.segments:
+            if (segment := clip.segment).rows:
+                found.setdefault((segment.name, segment.offset), _File(segment)).within.append(clip.within)
+    return [found[place] for place in sorted(found)]
+
+
+def _groups(files: list[_File]) -> Iterator[list[_File]]:
+    """Files that are read together: small ones side by side in an object, such as those of one log entry."""
+    group: list[_File] = []
+    for file in files:
+        if group and not _are_near(group[0].stored, group[-1].stored, file.stored):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _are_near(first: SegmentRef | StoredRun, last: SegmentRef | StoredRun, added: SegmentRef | StoredRun) -> bool:
+    end = added.offset + added.length
+    return (
+        first.name == added.name
+        and max(last.length, added.length, added.offset - last.offset - last.length) <= TAIL_BYTES
+        and end - first.offset <= SHARED_BYTES
+    )
+
+
+def _opened(store: Store, group: list[_File]) -> list[tuple[_File, Run]]:
+    """Open the files of a group."""
+    first, last = group[0].stored, group[-1].stored
+    data = b""
+    if len(group) > 1:
+        # Whatever fails is read once more by itself, for its error.
+        with suppress(StorageError):
+            data = store.read(first.name, offset=first.offset, length=last.offset + last.length - first.offset)
+    return [(file, _opened_file(store, file.stored, data, file.stored.offset - first.offset)) for file in group]
+
+
+def _opened_file(store: Store, stored: SegmentRef | StoredRun, data: bytes, start: int) -> Run:
+    """Open a file that should be in `data` from `start` on."""
+    own = data[start : start + stored.length]
+    if own and digests.checksum(own) == stored.checksum:
+        return Run(pa.py_buffer(own), stored.name, stored.offset, is_stored=True)
+    what = "a materialized run" if isinstance(stored, StoredRun) else f"the changeset of subtask {stored.subtask}"
+    return Run(StoredBytes(store, stored, what, TAIL_BYTES), stored.name, stored.offset, is_stored=True)
+
+
+def _head(store: Store, segment: SegmentRef, count: int) -> bytes:
+    return store.read(segment.name, offset=segment.offset, length=min(count, segment.length))
+
+
+def _spread(group_bytes: npt.NDArray[np.float64], size_bytes: int, block: HashRange, within: HashRange) -> None:
+    """Spread a block's bytes evenly over its hashes, and add those `within` a range to their key groups."""
+    first, last = max(block.first, within.first), min(block.last, within.last)
+    if first > last:
+        return
+    density = size_bytes / (block.last - block.first + 1)
+    first_group, last_group = first >> GROUP_SHIFT, last >> GROUP_SHIFT
+    if first_group == last_group:
+        group_bytes[first_group] += density * (last - first + 1)
+        return
+    group_bytes[first_group] += density * ((first_group + 1 << GROUP_SHIFT) - first)
+    group_bytes[first_group + 1 : last_group] += density * (1 << GROUP_SHIFT)
+    group_bytes[last_group] += density * (last - (last_group << GROUP_SHIFT) + 1)
