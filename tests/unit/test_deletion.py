@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog import StorageError
+from statelog import ErrorKind, StorageError
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -351,3 +351,23 @@ def test_a_search_that_fails_is_made_again(tmp_path: Path) -> None:
     assert [info.name for info in store.list()] == names[:11]
     deleter.delete([])
     assert store.list() == []
+
+
+def test_pins_that_cannot_be_listed_are_told_once_per_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"x")
+    kinds = [ErrorKind.STORE_BUSY, ErrorKind.STORE_BUSY, ErrorKind.STORE_FAILED, None, ErrorKind.STORE_FAILED, None]
+
+    def look() -> list[str]:
+        kind = kinds.pop(0)
+        if kind is not None:
+            raise StorageError("no", kind=kind)
+        return []
+
+    deleter = Deleter(store, "op", lambda name: name != "a", in_background=False, look=look)
+    told: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        while kinds:
+            deleter.delete(["a"])
+            told.append(len(caplog.records))
+    assert told == [1, 1, 2, 2, 3, 3]
