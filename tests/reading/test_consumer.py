@@ -59,10 +59,10 @@ class Feed:
         """Go on from the same position with another consumer."""
         self.consumer = self._make()
 
-    def step(self) -> int:
+    def step(self, max_bytes: int | None = None) -> int:
         """Read on; returns how many batches there were."""
         source = self.consumer.source
-        end = self.consumer.newest(self.position)
+        end = self.consumer.newest(self.position, max_bytes=max_bytes)
         found: Rows = []
         for own in self.consumer.changes(self.position, end) if end != self.position else []:
             for changes in own:
@@ -131,6 +131,26 @@ def test_a_step_has_batches_of_one_parallelism(tmp_path: Path) -> None:
     feed = Feed(query.location)
     assert [feed.step(), feed.step(), feed.step()] == [3, 3, 0]
     require_all(feed, query)
+
+
+def test_a_step_has_no_more_bytes_than_it_may_but_at_least_one_batch(tmp_path: Path) -> None:
+    query = Story(tmp_path)
+    query.run_batches(12, random.Random(1))
+    sizes = [
+        sum(segment.length for segment in checkpoint.segments)
+        for checkpoint in open_source(query.location, None, None).history.checkpoints
+    ]
+    feed = Feed(query.location)
+    steps: list[int] = []
+    while count := feed.step(max_bytes=sum(sizes[:3])):
+        steps.append(count)
+    assert steps[0] == 3
+    assert sum(steps) == 11
+    places = itertools.accumulate(steps, initial=0)
+    assert all(sum(sizes[at : at + count]) <= sum(sizes[:3]) for at, count in zip(places, steps, strict=False))
+    require_all(feed, query)
+    slow = Feed(query.location)
+    assert [slow.step(max_bytes=1) for _ in range(12)] == [1] * 11 + [0]
 
 
 def test_a_new_consumer_begins_with_the_oldest_stored_changes(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from pyspark.sql.streaming import StreamingQuery
 
 import statelog
 from statelog.reading.consumer import OWNER
+from statelog.spark.change_source import ChangeReader
+from statelog.spark.source_options import SourceOptions
 from tests.reading.story import STATES, Story
 from tests.reading.test_changes import Rows, replayed
 from tests.spark.support import Job, make_orders
@@ -49,9 +51,9 @@ class Feed:
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         return (writer.trigger(**trigger) if trigger else writer).start()
 
-    def run(self) -> None:
+    def run(self, **trigger: Any) -> None:
         """Read the changes that are there."""
-        self.start(availableNow=True).awaitTermination()
+        self.start(**(trigger or {"availableNow": True})).awaitTermination()
 
     def fail(self) -> str:
         """Run, and return the error."""
@@ -63,6 +65,11 @@ class Feed:
         """Wait until the changes of a batch are there."""
         with self._has_rows:
             assert self._has_rows.wait_for(lambda: batch in {row["batch"] for row in self.rows}, timeout=60)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many batches each micro-batch had."""
+        return [len({row["batch"] for row in rows}) for _, rows in sorted(self._batches.items())]
 
     @property
     def rows(self) -> Rows:
@@ -109,6 +116,46 @@ def test_a_stream_follows_its_query(spark: SparkSession, tmp_path: Path) -> None
         finally:
             stream.stop()
         require_all(feed, query, "value")
+
+
+def test_a_stream_that_was_away_reads_on_in_small_steps(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    options = {"state": "value", "max_batch_bytes": "1"}
+    feed = Feed(spark, query.location, tmp_path / "feed", **options)
+    feed.run()
+    query.run_batches(6, rng)
+    feed.run()
+    assert feed.sizes == [1] * 7
+    query.run_batches(5, rng)
+    stream = feed.start()
+    try:
+        feed.wait_for(len(query.models) - 2)
+    finally:
+        stream.stop()
+    assert feed.sizes == [1] * 12
+    query.run_batches(3, rng)
+    feed.run(once=True)
+    assert feed.sizes == [*[1] * 12, 3], "this trigger wants everything"
+    require_all(feed, query, "value")
+
+
+def test_where_a_restarted_stream_was_is_no_reason_to_give_up_what_it_may_repeat(tmp_path: Path) -> None:
+    """Spark tells a source the end of the last micro-batch, and then may repeat that micro-batch."""
+    rng = random.Random(10)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(3, rng)
+    options = SourceOptions.of({"path": query.location, "show": "changes", "state": "value"})
+    first = ChangeReader(options, ["batch"])
+    start = first.initialOffset()
+    query.run_batches(3, rng)
+    end = first.latestOffset(start)
+    again = ChangeReader(options, ["batch"])
+    assert again.partitions(end, end) == []
+    query.run_batches(8, rng)
+    batches = {changes.batch for part in again.partitions(start, end) for changes in part.changes}  # type: ignore[attr-defined]
+    assert batches == set(range(start["batch"] + 1, end["batch"] + 1))
 
 
 def test_with_last_the_committed_batch_comes_too(spark: SparkSession, tmp_path: Path) -> None:

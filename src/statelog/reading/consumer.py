@@ -104,11 +104,12 @@ class ChangeConsumer:
         self._keep(history, position)
         return position
 
-    def newest(self, since: Position | None, up_to: int | None = None) -> Position:
+    def newest(self, since: Position | None, up_to: int | None = None, max_bytes: int | None = None) -> Position:
         """The newest position that can be read up to in one step, from another one whose changes have been read.
 
-        A step ends at batch `up_to`, and has batches of one parallelism if `since` is known. Raises StateMissingError
-        if changes after `since` are gone, or if its batch was replaced.
+        A step ends at batch `up_to`. If `since` is known, it has batches of one parallelism, and no more batches than
+        have `max_bytes` of stored changes, of all states, but at least one. Raises StateMissingError if changes after
+        `since` are gone, or if its batch was replaced.
         """
         history = self._history()
         last = self._last_certain(history)
@@ -121,9 +122,11 @@ class ChangeConsumer:
             return since
         self._require_kept(history, since)
         self._keep(history, since)
-        end = parallelism = 0
+        end = parallelism = size_bytes = 0
         for checkpoint in self._checkpoints(history, since.batch + 1, last):
-            if parallelism not in (0, checkpoint.parallelism):
+            size_bytes += sum([segment.length for segment in checkpoint.segments])
+            is_full = max_bytes is not None and size_bytes > max_bytes
+            if parallelism and (is_full or checkpoint.parallelism != parallelism):
                 break
             parallelism, end = checkpoint.parallelism, checkpoint.batch
         return self._position(history, end, since.consumer)

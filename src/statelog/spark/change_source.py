@@ -17,7 +17,7 @@ from statelog.reading.consumer import ChangeConsumer, Position, open_consumer
 from statelog.reading.read import chosen_columns, shown_name
 from statelog.reading.source import Source
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
-from statelog.spark.available_now import SupportsTriggerAvailableNow
+from statelog.spark.newer_streaming import ReadMaxBytes, SupportsTriggerAvailableNow
 from statelog.spark.source_options import SourceOptions
 
 _POLL_S: Final = 1.0
@@ -67,6 +67,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._ends_when_idle = True
 
+    def getDefaultReadLimit(self) -> ReadMaxBytes:
+        """The limit with which Spark 4.2 and later call :meth:`latestOffset`, unless the trigger wants everything."""
+        return ReadMaxBytes(self._options.max_batch_bytes)
+
     def latestOffset(self, start: Offset | None = None, limit: object = None) -> Offset:
         since = self._end if start is None else Position(**start)
         if self._ends_when_idle:
@@ -74,12 +78,17 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._last = self._opened().newest(None).batch
         elif since is not None and self._is_asked_too_soon(since):
             return asdict(since)
-        found = self._opened().newest(since, self._last)
+        max_bytes: int | None = self._options.max_batch_bytes
+        if limit is not None:
+            max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        found = self._opened().newest(since, self._last, max_bytes)
         self._idle = (found, self._clock.monotonic_s()) if found == since else None
         return asdict(found)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         self._end = Position(**end)
+        if start == end:  # a restarted query says where it was, and may repeat what it has read up to there
+            return []
         consumer = self._opened()
         source = consumer.source
         return [

@@ -69,7 +69,8 @@ class StateSource(DataSource):
     next batch has begun, or with ``with_last=true`` as soon as Spark has committed theirs; then the path must be a
     checkpointLocation. The changes that a stream has not read stay while it runs and for ``pin_s`` seconds after, by
     default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than its
-    longest micro-batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
+    longest micro-batch. A micro-batch has at most ``max_batch_bytes`` of stored changes (256 MiB by default), but at
+    least one batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
     batch before those that were read.
 
     Examples
