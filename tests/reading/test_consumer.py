@@ -15,6 +15,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError, StateMissingError
 from statelog.checkpoint.pins import MARGIN_S
+from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import OWNER, ChangeConsumer, Position
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
@@ -45,10 +46,18 @@ class Feed:
         pin_s: float = 600.0,
         max_bytes: int = 1 << 30,
         takes_last: bool = False,
+        with_before: bool = False,
     ) -> None:
         self.clock = ManualClock(time.time())
         self._make = partial(
-            _consumer, location, state, pin_s=pin_s, max_bytes=max_bytes, takes_last=takes_last, clock=self.clock
+            _consumer,
+            location,
+            state,
+            pin_s=pin_s,
+            max_bytes=max_bytes,
+            takes_last=takes_last,
+            with_before=with_before,
+            clock=self.clock,
         )
         self.state = state
         self.consumer = self._make()
@@ -64,10 +73,13 @@ class Feed:
         source = self.consumer.source
         end = self.consumer.newest(self.position, max_bytes=max_bytes)
         found: Rows = []
-        for own in self.consumer.changes(self.position, end) if end != self.position else []:
-            for changes in own:
-                for batch in changes.rows(source.store, self.consumer.state):
-                    found += self.consumer.table.to_rows(batch, changes.batch, changes.batch_time_ms).to_pylist()
+        state, table = self.consumer.state, self.consumer.table
+        subtasks = self.consumer.changes(self.position, end) if end != self.position else []
+        states = self.consumer.states(self.position, len(subtasks)) if table.with_before else None
+        for subtask, own in enumerate(subtasks):
+            batches = ((changes, changes.rows(source.store, state)) for changes in own)
+            for rows in changed_rows(source.store, state, table, batches, None if states is None else states[subtask]):
+                found += rows.to_pylist()
         self.rows += sorted(found, key=lambda row: row["batch"])
         count = end.batch - self.position.batch
         self.position = end

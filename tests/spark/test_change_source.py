@@ -19,6 +19,7 @@ from statelog.spark.change_source import ChangeReader
 from statelog.spark.source_options import SourceOptions
 from tests.reading.story import STATES, Story
 from tests.reading.test_changes import Rows, replayed
+from tests.reading.test_changes_with_before import require_before
 from tests.spark.support import Job, make_orders
 
 FORGETFUL: dict[str, Any] = {
@@ -98,6 +99,21 @@ def test_a_stream_goes_on_after_restarts(spark: SparkSession, tmp_path: Path, st
         require_all(feed, query, state)
     owners = [pin.owner for pin in statelog.list_pins(query.location) if pin.owner.startswith(OWNER)]
     assert len(owners) == 1
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_stream_tells_what_was_before(spark: SparkSession, tmp_path: Path, state: str) -> None:
+    rng = random.Random(11)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state=state, with_before="true", max_batch_bytes="9000")
+    feed.run()
+    for parallelism in (3, 2):
+        query.start(parallelism)
+        query.run_batches(5, rng)
+        feed.run()
+        require_all(feed, query, state)
+    require_before(query, feed.rows, state)
 
 
 def test_a_stream_follows_its_query(spark: SparkSession, tmp_path: Path) -> None:

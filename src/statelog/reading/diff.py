@@ -19,14 +19,13 @@ from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.scan import ReadPart, cut_parts, scan_part
 from statelog.reading.source import At, Source, open_source
-from statelog.reading.tables import EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
+from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
 from statelog.runs.keys import KeyCodec
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
 from statelog.tables.table import KeyBatch
 
 CHANGE: Final = "change"
-_BEFORE: Final = "before"
 _ENTRY: Final = ["hash", "key", "entry"]
 MOST_KEY_BYTES: Final = 64 << 20
 """Changed keys that are looked up; more are found by reading both states."""
@@ -110,9 +109,9 @@ class _DiffColumns:
         if state.kind is StateKind.TIMER:
             entry_fields, value_schema = [pa.field(TIME, pa.int64())], pa.schema([])
         self._value_columns = list(range(VALUE_COLUMN, VALUE_COLUMN + len(value_schema)))
-        values = [*prefixed(_BEFORE, value_schema), *prefixed("value", value_schema)]
+        values = [*prefixed(BEFORE, value_schema), *prefixed("value", value_schema)]
         if state.expires_by is not None:
-            values += [pa.field(f"{_BEFORE}_{EXPIRES}", pa.int64()), pa.field(EXPIRES, pa.int64())]
+            values += [pa.field(f"{BEFORE}_{EXPIRES}", pa.int64()), pa.field(EXPIRES, pa.int64())]
         start = [pa.field(HASH, pa.int64()), pa.field(CHANGE, pa.string())]
         self.schema = pa.schema([*start, *prefixed("key", keys.schema), *entry_fields, *values])
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from statelog.clock import Clock, SystemClock
+from statelog.local.restore_plan import RestorePlan
 from statelog.log.open import open_location
 from statelog.reading.change_columns import ChangeColumns
-from statelog.reading.changes import SubtaskChanges, change_table
+from statelog.reading.changes import SubtaskChanges, change_table, changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position, open_consumer
 from statelog.reading.read import chosen_columns, shown_name
 from statelog.reading.source import Source
@@ -29,7 +30,7 @@ Offset = dict[str, Any]
 
 def change_columns(source: Source, options: SourceOptions) -> pa.Schema:
     """The columns of a state's changes that a user has chosen; raises the errors of :func:`change_table`."""
-    stored, table = change_table(source, options.state)
+    stored, table = change_table(source, options.state, with_before=options.with_before)
     return chosen_columns(table.schema, options.columns, f"State '{shown_name(stored)}' of {source.name}")
 
 
@@ -41,6 +42,8 @@ class _Partition(InputPartition):
     key_schema: bytes
     state: StateSchema
     changes: list[SubtaskChanges]
+    before: RestorePlan | None
+    """The subtask's state before them, if they are to tell what was before."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -90,20 +93,24 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:  # a restarted query says where it was, and may repeat what it has read up to there
             return []
         consumer = self._opened()
-        source = consumer.source
+        source, since = consumer.source, Position(**start)
+        changes = consumer.changes(since, self._end)
+        before = consumer.states(since, len(changes)) if consumer.table.with_before else [None] * len(changes)
+        key_schema = source.checkpoint.key_schema
         return [
-            _Partition(source.location, source.checkpoint.key_schema, consumer.state, changes)
-            for changes in consumer.changes(Position(**start), self._end)
+            _Partition(source.location, key_schema, consumer.state, *own) for own in zip(changes, before, strict=True)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a subtask, in a task."""
         assert isinstance(partition, _Partition)
         store = open_location(partition.location)
-        table = ChangeColumns(decode_schema(partition.key_schema), StateDescriptor.from_stored(partition.state))
-        for changes in partition.changes:
-            for rows in changes.rows(store, partition.state):
-                yield table.to_rows(rows, changes.batch, changes.batch_time_ms).select(self._names)
+        state, plan = partition.state, partition.before
+        key_schema, declared = decode_schema(partition.key_schema), StateDescriptor.from_stored(state)
+        table = ChangeColumns(key_schema, declared, with_before=plan is not None)
+        batches = ((changes, changes.rows(store, state)) for changes in partition.changes)
+        for rows in changed_rows(store, state, table, batches, plan):
+            yield rows.select(self._names)
 
     def commit(self, end: Offset) -> None:
         """Do nothing: Spark calls it when the next position is known, and that one gives up the changes before."""
@@ -122,6 +129,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 pin_s=options.pin_s,
                 max_bytes=options.max_pin_bytes,
                 takes_last=options.with_last,
+                with_before=options.with_before,
             )
         return self._consumer
 
