@@ -1,7 +1,16 @@
 """Stores around others, for tests of several kinds."""
 
-from statelog.storage import LocalStore
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from statelog.storage import LocalStore, Store
 from statelog.storage.wrapper import StoreWrapper
+
+_T = TypeVar("_T")
 
 
 class WholeObjects(StoreWrapper):
@@ -17,3 +26,42 @@ class KeptStore(WholeObjects):
 
     def __init__(self, location: str) -> None:
         super().__init__(LocalStore(location.removeprefix("kept:")))
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of a store."""
+
+    calls: tuple[tuple[str, str], ...]
+    """Operation and object of each, in the order in which they were made."""
+    read_bytes: int
+
+    @property
+    def reads(self) -> int:
+        """How many of them have read an object."""
+        return sum(operation == "read" for operation, _ in self.calls)
+
+
+class CountedStore(StoreWrapper):
+    """A store that notes its requests and the bytes that were read."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._lock = threading.Lock()
+        self._calls: list[tuple[str, str]] = []
+        self._read_bytes = 0
+
+    def take(self) -> Requests:
+        """The requests since the last call."""
+        with self._lock:
+            taken = Requests(tuple(self._calls), self._read_bytes)
+            self._calls, self._read_bytes = [], 0
+        return taken
+
+    def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
+        result = effect()
+        with self._lock:
+            self._calls.append((operation, name))
+            if operation == "read":
+                self._read_bytes += len(result) if isinstance(result, bytes) else int(str(result))
+        return result

@@ -16,9 +16,10 @@ from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
 from statelog.local.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint
-from statelog.log.open import open_location
+from statelog.log.open import open_location, open_log
+from statelog.options import Options
 from statelog.reading.changes import SubtaskChanges, change_table, first_with_before
-from statelog.reading.source import Source, open_source, read_history
+from statelog.reading.source import Source, open_source
 from statelog.runs import digests
 from statelog.storage.store import if_present
 
@@ -83,6 +84,7 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Pass the query's checkpointLocation, or leave with_last out.",
             )
+        self._log = open_log(source.store, source.root, Options(), self._clock, remembers=True)
         self._pinned_s = -math.inf
         self._base: PinnedBase | None = None
 
@@ -190,7 +192,7 @@ class ChangeConsumer:
     # ---- Parts ----
 
     def _history(self) -> History:
-        history = read_history(self.source.store, self.source.root)
+        history = History(self._log.read())
         _latest(history, self.source.name)
         return history
 
