@@ -32,14 +32,17 @@ class KeptStore(WholeObjects):
 class Requests:
     """Requests of a store."""
 
-    calls: tuple[tuple[str, str], ...]
-    """Operation and object of each, in the order in which they were made."""
-    read_bytes: int
+    calls: tuple[tuple[str, str, int], ...]
+    """Operation, object and read bytes of each, in the order in which they were made."""
 
     @property
     def reads(self) -> int:
         """How many of them have read an object."""
-        return sum(operation == "read" for operation, _ in self.calls)
+        return sum(operation == "read" for operation, _, _ in self.calls)
+
+    def read_bytes(self, folder: str = "") -> int:
+        """The bytes that were read of a folder's objects."""
+        return sum(count for _, name, count in self.calls if name.startswith(folder))
 
 
 class CountedStore(StoreWrapper):
@@ -48,20 +51,20 @@ class CountedStore(StoreWrapper):
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
         self._lock = threading.Lock()
-        self._calls: list[tuple[str, str]] = []
-        self._read_bytes = 0
+        self._calls: list[tuple[str, str, int]] = []
 
     def take(self) -> Requests:
         """The requests since the last call."""
         with self._lock:
-            taken = Requests(tuple(self._calls), self._read_bytes)
-            self._calls, self._read_bytes = [], 0
+            taken = Requests(tuple(self._calls))
+            self._calls = []
         return taken
 
     def _call(self, operation: str, name: str, effect: Callable[[], _T]) -> _T:
         result = effect()
+        count = 0
+        if operation == "read":
+            count = len(result) if isinstance(result, bytes) else int(str(result))
         with self._lock:
-            self._calls.append((operation, name))
-            if operation == "read":
-                self._read_bytes += len(result) if isinstance(result, bytes) else int(str(result))
+            self._calls.append((operation, name, count))
         return result

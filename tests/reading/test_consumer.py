@@ -78,7 +78,9 @@ class Feed:
         states = self.consumer.states(self.position, len(subtasks)) if table.with_before else None
         for subtask, own in enumerate(subtasks):
             batches = ((changes, changes.rows(source.store, state)) for changes in own)
-            for rows in changed_rows(source.store, state, table, batches, None if states is None else states[subtask]):
+            for rows in changed_rows(
+                source.store, state, table, batches, None if states is None else [states[subtask]]
+            ):
                 found += rows.to_pylist()
         self.rows += sorted(found, key=lambda row: row["batch"])
         count = end.batch - self.position.batch

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,9 +32,6 @@ from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema, st
 from statelog.runs.times import Moment
 from statelog.storage import Store
 from statelog.tables.table import KeyBatch
-
-_EMPTY: Final = RestorePlan(b"", 0, [])
-"""Leads to the empty state."""
 
 
 def read_changes(
@@ -190,10 +186,16 @@ def _rows(
         (checkpoint, batch_changes(source.store, _logged(source, checkpoint), stored, wanted))
         for checkpoint in source.history.between(first, source.checkpoint.batch)
     )
-    plan = None
+    before = None
     if table.with_before:
-        plan = _EMPTY if former is None else cut_parts(former.history, former.checkpoint, count=1)[0].plan
-    return changed_rows(source.store, stored, table, batches, plan)
+        before = [] if former is None else plans_of(former)
+    return changed_rows(source.store, stored, table, batches, before)
+
+
+def plans_of(source: Source) -> list[RestorePlan]:
+    """What the state of each subtask is read from."""
+    checkpoint = source.checkpoint
+    return [part.plan for part in cut_parts(source.history, checkpoint, count=checkpoint.parallelism)]
 
 
 def changed_rows(
@@ -201,11 +203,11 @@ def changed_rows(
     stored: StateSchema,
     table: ChangeColumns,
     batches: Iterable[tuple[ChangedBatch, Iterator[pa.RecordBatch]]],
-    before: RestorePlan | None,
+    before: Sequence[RestorePlan] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of successive batches as rows; `before` is the state before them if the table tells what was before.
+    """The changes of successive batches as rows; those of a batch come in slices, in run order.
 
-    The changes of a batch come in slices, in run order.
+    `before` is that of :class:`FormerValues` if the table tells what was before.
     """
     if before is not None:
         for paired in FormerValues(store, stored, before).pair(batches):
@@ -250,7 +252,7 @@ class SubtaskChanges:
 
     def rows(self, store: Store, stored: StateSchema) -> Iterator[pa.RecordBatch]:
         """The changes of a state, in the engine's columns."""
-        runs = [read_run(store, segment, _what(segment), states=[stored.name]) for segment in self.segments]
+        runs = [read_run(store, segment, changeset_name(segment), states=[stored.name]) for segment in self.segments]
         declared = {stored.name: StateDescriptor.from_stored(stored)}
         garbage = Garbage(Moment(self.batch_time_ms, self.watermark_ms), self.generations)
         for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
@@ -291,5 +293,6 @@ def _of_keys(rows: pa.RecordBatch, wanted: KeyBatch) -> pa.RecordBatch:
     )
 
 
-def _what(segment: SegmentRef) -> str:
+def changeset_name(segment: SegmentRef) -> str:
+    """A changeset, for messages."""
     return f"the changeset of subtask {segment.subtask}"

@@ -34,13 +34,13 @@ FOUND_BYTES: Final = 64 << 20
 class FormerValues:
     """Finds what was before the changes of successive batches.
 
-    `plan` is the state before the first of them, of all keys that they may have.
+    `plans` are the state before the first of them, each of other keys; together of all keys that the batches may have.
     """
 
-    def __init__(self, store: Store, stored: StateSchema, plan: RestorePlan) -> None:
+    def __init__(self, store: Store, stored: StateSchema, plans: Sequence[RestorePlan]) -> None:
         self._declared = StateDescriptor.from_stored(stored)
         self._search = RunSearch(store)
-        self._parts = parts_of(plan)
+        self._parts = [part for plan in plans for part in parts_of(plan)]
 
     def pair(self, batches: Iterable[tuple[ChangedBatch, Iterator[pa.RecordBatch]]]) -> Iterator[PairedChanges]:
         """The changes with what was before, batch after batch.

@@ -71,7 +71,8 @@ class Run:
         self.name = name
         self.size_bytes: int = buffer.size
         footer = self._read_footer(buffer, offset)
-        has_expiry = buffer.slice(0, len(MAGIC)).to_pybytes() == MAGIC
+        # Runs that record the sizes of their blocks have the column, so that the first bytes need not be read.
+        has_expiry = any(stored.size_bytes for stored in footer.blocks) or _magic(buffer) == MAGIC
         source = _Source(buffer, name, offset, has_expiry, is_stored, on_damage)
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
@@ -86,7 +87,7 @@ class Run:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        if buffer.slice(0, len(MAGIC)).to_pybytes() not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        if isinstance(buffer, pa.Buffer) and _magic(buffer) not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - TAIL.size
         length, checksum, magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
@@ -361,6 +362,12 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
+def _magic(buffer: pa.Buffer | RunBytes) -> bytes:
+    """The first bytes of a run, which tell its version."""
+    magic: bytes = buffer.slice(0, len(MAGIC)).to_pybytes()
+    return magic
 
 
 def _rows_of(rows: pa.RecordBatch, hashes: Hashes) -> pa.RecordBatch:

@@ -109,7 +109,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         key_schema, declared = decode_schema(partition.key_schema), StateDescriptor.from_stored(state)
         table = ChangeColumns(key_schema, declared, with_before=plan is not None)
         batches = ((changes, changes.rows(store, state)) for changes in partition.changes)
-        for rows in changed_rows(store, state, table, batches, plan):
+        for rows in changed_rows(store, state, table, batches, None if plan is None else [plan]):
             yield rows.select(self._names)
 
     def commit(self, end: Offset) -> None:
