@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -84,6 +85,39 @@ def test_the_state_stays_with_the_changes_until_the_pin_expires(tmp_path: Path) 
     assert files(query) < kept
     feed.restart()
     with pytest.raises(StateMissingError, match=f"the changes of batch {feed.position.batch + 1} are gone"):
+        feed.step()
+
+
+def test_a_consumer_of_another_name_goes_on_with_the_state_that_is_pinned(tmp_path: Path) -> None:
+    """Spark 4.1 asks for the newest position before it tells the source where it was."""
+    query = Story(tmp_path, **FORGETFUL)
+    query.run_batches(3, random.Random(1))
+    feed = Feed(query.location, "map", after=1, with_before=True)
+    query.run_batches(4, random.Random(1))
+    feed.step(max_bytes=1)
+    feed.position = replace(feed.position, consumer="another")
+    query.run_batches(10, random.Random(1))
+    feed.restart()
+    feed.step_to_the_end()
+    require_all(feed, query, 1)
+    require_before(query, feed.rows, "map")
+
+
+def test_a_state_from_before_the_query_was_set_back_is_not_used(tmp_path: Path) -> None:
+    query = Story(tmp_path, **{**FORGETFUL, "retained_checkpoints": 8})
+    query.run_batches(6, random.Random(1))
+    Feed(query.location, "map", after=4, with_before=True)
+    [old] = statelog.list_pins(query.location)
+    del query.models[3:]
+    query.start()
+    query.run_batches(6, random.Random(2))
+    feed = Feed(query.location, "map", after=7, with_before=True)
+    query.run_batches(10, random.Random(3))
+    [own] = [pin for pin in statelog.list_pins(query.location) if pin != old]
+    statelog.unpin(query.location, own.name)
+    assert statelog.list_pins(query.location) == [old]
+    feed.restart()
+    with pytest.raises(StateMissingError, match="the changes of batch 8 are gone"):
         feed.step()
 
 

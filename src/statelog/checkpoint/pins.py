@@ -51,6 +51,8 @@ class PinnedBase(msgspec.Struct, frozen=True):
     """What the state after a batch, and after each later one, can be made of."""
 
     batch: int
+    token: bytes
+    """Of the batch's entry; empty for the empty state before batch 0."""
     since: int
     """The first batch whose changes are needed beside the materialized states; not after `batch` if that has an entry.
     """
@@ -94,6 +96,8 @@ class Pin(msgspec.Struct, frozen=True):
     """If not None, a consumer's pin that also keeps the state after this batch: `base_ranges`, and the changes from
     `since` on that these lack.
     """
+    state_token: bytes = b""
+    """Of that batch's entry."""
     branch: str = ""
     """If not empty, the link to the folder of the branch that goes on from the checkpoint."""
 
@@ -179,6 +183,7 @@ class Pin(msgspec.Struct, frozen=True):
             since=since,
             max_bytes=max_bytes,
             state_at=None if base is None else base.batch,
+            state_token=b"" if base is None else base.token,
         )
 
     @property
@@ -191,7 +196,7 @@ class Pin(msgspec.Struct, frozen=True):
         """The state that a consumer's pin keeps."""
         if self.state_at is None or self.since is None:
             return None
-        return PinnedBase(self.state_at, self.since, self.base_ranges)
+        return PinnedBase(self.state_at, self.state_token, self.since, self.base_ranges)
 
     def covers(self, other: Pin) -> bool:
         """Whether it keeps all that another pin names: that of the same checkpoint, or of another consumer."""

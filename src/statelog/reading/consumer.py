@@ -85,6 +85,7 @@ class ChangeConsumer:
                 hint="Pass the query's checkpointLocation, or leave with_last out.",
             )
         self._log = open_log(source.store, source.root, Options(), self._clock, remembers=True)
+        self._name = secrets.token_hex(8)
         self._pinned_s = -math.inf
         self._base: PinnedBase | None = None
 
@@ -113,7 +114,7 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Batches begin with 0; -1 is before all of them.",
             )
-        position = self._position(history, after, secrets.token_hex(8))
+        position = self._position(history, after, self._name)
         latest = _latest(history)
         if after > latest.batch:
             raise StateMissingError(
@@ -137,7 +138,7 @@ class ChangeConsumer:
         if up_to is not None:
             last = min(last, up_to)
         if since is None:
-            return self._position(history, last, secrets.token_hex(8))
+            return self._position(history, last, self._name)
         self._require_same(history, since)
         if last <= since.batch:
             return since
@@ -319,15 +320,19 @@ class ChangeConsumer:
 
     def _bases(self, history: History, since: Position) -> Iterator[PinnedBase]:
         """What the state at a position can be made of: as the log says, or as a pin says of an earlier position."""
-        batch = since.batch
-        record = history.record(batch)
+        batch, record = since.batch, history.record(since.batch)
         if batch == -1 and history.begins_empty:
-            yield PinnedBase(batch, 0, [])
+            yield PinnedBase(batch, b"", 0, [])
         elif record is not None and record.base_map is not None and history.has_batch(batch):
-            yield PinnedBase(batch, record.needed_from, list(record.base_map.ranges))
+            yield PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
+
+        def counts(base: PinnedBase, owner: str) -> bool:
+            then = history.at(base.batch)
+            is_same = owner == self._owner(since) if then is None else then.token == base.token
+            return base.batch <= batch and is_same
+
         pins = consumer_pins(self.source.store, self.source.root, self._clock.now_s())
-        bases = [pin.base for _, pin in pins if pin.owner == self._owner(since)]
-        kept = [base for base in bases if base is not None and base.batch <= batch]
+        kept = [pin.base for _, pin in pins if pin.base is not None and counts(pin.base, pin.owner)]
         yield from sorted(kept, key=lambda base: -base.batch)[:1]
 
     def _owner(self, position: Position) -> str:
