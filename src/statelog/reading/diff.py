@@ -149,10 +149,8 @@ class _DiffColumns:
 
     def changed(self, paired: PairedChanges, *, is_backwards: bool) -> Iterator[pa.RecordBatch]:
         """The entries that differ among those of some changes, or the other way round."""
-        is_new, is_old = (
-            paired.rows.column(3).to_numpy() == Operation.PUT,
-            paired.former.column(0).is_valid().to_numpy(False),
-        )
+        is_new = paired.rows.column(3).to_numpy() == Operation.PUT
+        is_old = paired.former.column(0).is_valid().to_numpy(zero_copy_only=False)
         after = paired.rows.take(pa.array(np.arange(len(is_new)), mask=~is_new))
         entries, *sides = (pa.Table.from_batches([rows]) for rows in (paired.rows, paired.former, after))
         masks = [is_old, is_new]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.local.restore_plan import RestorePlan
@@ -80,11 +81,7 @@ class RunSearch:
             part, own = item
             return self._opened(part).searched(name, own, keep)
 
-        wanted = [
-            (part, own)
-            for part in parts
-            if part.ref.rows and len(own := hashes[(hashes >= part.within.first) & (hashes <= part.within.last)])
-        ]
+        wanted = [(part, own) for part in parts if part.ref.rows and len(own := _between(hashes, part.within))]
         found: list[Run] = []
         found_bytes = 0
         limit = BUDGET.slice_bytes if max_bytes is None else max_bytes
@@ -109,6 +106,12 @@ class RunSearch:
             data = StoredBytes(self._store, ref, part.what)
             run = self._runs[place] = Run(data, ref.name, ref.offset, is_stored=True)
         return run
+
+
+def _between(hashes: Hashes, within: HashRange) -> Hashes:
+    """Those of some hashes, which ascend, that are in a range."""
+    first = hashes.searchsorted(np.uint64(within.first), "left")
+    return hashes[first : hashes.searchsorted(np.uint64(within.last), "right")]
 
 
 def _held_bytes(run: Run) -> int:
