@@ -198,11 +198,18 @@ class Visits:
         pass
 
 
+@pytest.fixture(params=[1, 1 << 20])
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch at a time, or all at once."""
+    monkeypatch.setattr(former, "GROUP_BYTES", request.param)
+
+
 def shown(harness: Harness, state: str, *names: str) -> list[tuple[Any, ...]]:
     rows = statelog.read_changes(parts_of(harness).query.location, state=state, with_before=True).read_all().to_pylist()
     return [tuple(row[name] for name in ("batch", "operation", *names)) for row in rows]
 
 
+@pytest.mark.usefixtures("groups")
 def test_what_has_expired_was_not_there() -> None:
     with Harness(
         Visits(), input="k string, n long", keys=["k"], output="n long", timeMode="ProcessingTime", parallelism=2
@@ -229,6 +236,7 @@ def test_what_has_expired_was_not_there() -> None:
         ]
 
 
+@pytest.mark.usefixtures("groups")
 def test_what_has_expired_by_the_watermark_was_not_there() -> None:
     with Harness(
         Visits(statelog.Ttl(100, time="event")),
@@ -247,6 +255,40 @@ def test_what_has_expired_by_the_watermark_was_not_there() -> None:
         ]
 
 
+class Basket:
+    """Lists the items of each key; who reads the list lets it live on."""
+
+    def init(self, handle: Any) -> None:
+        self._items = handle.getListState("items", "n long", statelog.Ttl(100, renew_on_read=True))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            if row.n:
+                self._items.appendValue((row.n,))
+            else:
+                list(self._items.get())
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("groups")
+def test_an_element_that_lives_on_was_there_before() -> None:
+    with Harness(
+        Basket(), input="k string, n long", keys=["k"], output="n long", timeMode="ProcessingTime", parallelism=2
+    ) as harness:
+        for n, time_ms in ((1, 10), (2, 60), (0, 80)):
+            harness.push([("a", n)], processingTimeMs=time_ms)
+        assert shown(harness, "items", "before_n", "value_n", "before_expires_ms", "expires_ms") == [
+            (0, "put", None, 1, None, 110),
+            (1, "put", None, 2, None, 160),
+            (2, "put", 1, 1, 110, 180),
+            (2, "put", 2, 2, 160, 180),
+        ]
+
+
+@pytest.mark.usefixtures("groups")
 def test_what_was_deleted_as_a_whole_was_not_there() -> None:
     class Kept(Visits):
         def __init__(self, is_deleted: bool) -> None:

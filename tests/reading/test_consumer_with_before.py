@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import statelog
-from statelog import StateMissingError
-from statelog.checkpoint.pins import MARGIN_S, StandingPins
+from statelog import PinExpiredError, StateMissingError
+from statelog.checkpoint.held_pin import HeldPin
+from statelog.checkpoint.history import History
+from statelog.checkpoint.pins import MARGIN_S, PinnedBase, StandingPins
 from statelog.clock import SystemClock
 from statelog.reading import former
 from statelog.reading.source import open_source
@@ -119,6 +121,51 @@ def test_a_state_from_before_the_query_was_set_back_is_not_used(tmp_path: Path) 
     feed.restart()
     with pytest.raises(StateMissingError, match="the changes of batch 8 are gone"):
         feed.step()
+
+
+def pin_state(query: Story, history: History, batch: int) -> None:
+    """Pin the state after a batch and the changes since, as a consumer does that read the log before."""
+    record, latest = history.record(batch), history.latest
+    assert record is not None
+    assert record.base_map is not None
+    assert latest is not None
+    base = PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
+    HeldPin(
+        LocalStore(query.location),
+        "op",
+        history,
+        latest.batch,
+        owner="test",
+        lasts_s=600.0,
+        since=base.since,
+        max_bytes=1 << 30,
+        base=base,
+    )
+
+
+def test_a_state_that_is_not_retained_is_not_pinned_though_its_changes_are_there(tmp_path: Path) -> None:
+    query = Story(tmp_path, **FORGETFUL)
+    query.run_batches(5, random.Random(1))
+    query.engine.options = replace(query.engine.options, materialization_interval_s=1e9, max_log_to_base=1e9)
+    query.start()
+    query.run_batches(3, random.Random(1))
+    history = open_source(query.location, None, None).history
+    pin_state(query, history, 7)
+    query.run_batches(4, random.Random(1))
+    assert open_source(query.location, None, None).history.changes_from <= history.changes_from
+    with pytest.raises(PinExpiredError, match="not retained"):
+        pin_state(query, history, 7)
+
+
+def test_a_pin_of_another_state_does_not_vouch_for_one(tmp_path: Path) -> None:
+    query = Story(tmp_path, **FORGETFUL)
+    query.run_batches(5, random.Random(1))
+    Feed(query.location, after=3, with_before=True)  # its pin keeps all changes
+    query.run_batches(5, random.Random(1))
+    history = open_source(query.location, None, None).history
+    query.run_batches(5, random.Random(1))
+    with pytest.raises(PinExpiredError, match="not retained"):
+        pin_state(query, history, 9)
 
 
 def test_only_unread_changes_count_against_the_limit(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class FormerValues:
         keys = pa.chunked_array([changes.rows.column(1) for changes in group])
         clears = np.concatenate([changes.rows.column(3).to_numpy() for changes in group]) == Operation.CLEAR
         keep: Keep | None = None
-        if state.kind is StateKind.LIST:  # an element is written once, so only clears have something before them
+        if state.kind is StateKind.LIST and state.expires_by is None:
+            # An element is written once, unless its life is renewed, so only clears have something before them.
             hashes, keys = hashes[clears], keys.filter(pa.array(clears))
         elif state.kind.has_entries:
             entries = joined_column([changes.rows.column(2) for changes in group]).filter(pa.array(~clears))
