@@ -141,19 +141,19 @@ def test_a_stream_that_was_away_reads_on_in_small_steps(spark: SparkSession, tmp
     options = {"state": "value", "max_batch_bytes": "1"}
     feed = Feed(spark, query.location, tmp_path / "feed", **options)
     feed.run()
-    query.run_batches(6, rng)
+    query.run_batches(3, rng)
     feed.run()
-    assert feed.sizes == [1] * 7
-    query.run_batches(5, rng)
+    assert feed.sizes == [1] * 4
+    query.run_batches(2, rng)
     stream = feed.start()
     try:
         feed.wait_for(len(query.models) - 2)
     finally:
         stream.stop()
-    assert feed.sizes == [1] * 12
+    assert feed.sizes == [1] * 6
     query.run_batches(3, rng)
     feed.run(once=True)
-    assert feed.sizes == [*[1] * 12, 3], "this trigger wants everything"
+    assert feed.sizes == [*[1] * 6, 3], "this trigger wants everything"
     require_all(feed, query, "value")
 
 
@@ -233,6 +233,8 @@ def test_a_stream_says_that_its_query_was_begun_anew(spark: SparkSession, tmp_pa
         ({"after": "first"}, "Option after is 'first'. Hint: It must be a batch."),
         ({"after": "77"}, "has no batch 77 yet"),
         ({"max_pin_bytes": "1 GiB"}, "It must be a number of bytes"),
+        ({"max_batch_bytes": "many"}, "Option max_batch_bytes is 'many'. Hint: It must be a number of bytes"),
+        ({"with_before": "yes"}, "Option with_before is 'yes'. Hint: It must be true or false"),
         ({"with_last": "true"}, "has no offsets of Spark's"),
         ({"with_last": "1"}, "It must be true or false"),
         ({"state": "timer"}, "has no state 'timer'"),
