@@ -17,7 +17,8 @@ REPOSITORY = Path(__file__).parents[2]
 NEWER = {
     "TimeType": "4.1",
     "repartitionById": "4.1",
-    "SupportsTriggerAvailableNow": "4.2; clock_source does without it",
+    "SupportsTriggerAvailableNow": "4.2; newer_streaming has a substitute",
+    "ReadMaxBytes": "4.2; as above",
     "sql.streaming.datasource": "4.2; as above",
 }
 """The version that a name came with. Any other newer name needs a fallback for older Sparks before it comes here."""

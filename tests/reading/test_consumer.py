@@ -15,6 +15,7 @@ import pytest
 import statelog
 from statelog import ConfigurationError, StateMissingError
 from statelog.checkpoint.pins import MARGIN_S
+from statelog.reading.changes import changed_rows
 from statelog.reading.consumer import OWNER, ChangeConsumer, Position
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore, Store
@@ -45,10 +46,18 @@ class Feed:
         pin_s: float = 600.0,
         max_bytes: int = 1 << 30,
         takes_last: bool = False,
+        with_before: bool = False,
     ) -> None:
         self.clock = ManualClock(time.time())
         self._make = partial(
-            _consumer, location, state, pin_s=pin_s, max_bytes=max_bytes, takes_last=takes_last, clock=self.clock
+            _consumer,
+            location,
+            state,
+            pin_s=pin_s,
+            max_bytes=max_bytes,
+            takes_last=takes_last,
+            with_before=with_before,
+            clock=self.clock,
         )
         self.state = state
         self.consumer = self._make()
@@ -59,15 +68,20 @@ class Feed:
         """Go on from the same position with another consumer."""
         self.consumer = self._make()
 
-    def step(self) -> int:
+    def step(self, max_bytes: int | None = None) -> int:
         """Read on; returns how many batches there were."""
         source = self.consumer.source
-        end = self.consumer.newest(self.position)
+        end = self.consumer.newest(self.position, max_bytes=max_bytes)
         found: Rows = []
-        for own in self.consumer.changes(self.position, end) if end != self.position else []:
-            for changes in own:
-                for batch in changes.rows(source.store, self.consumer.state):
-                    found += self.consumer.table.to_rows(batch, changes.batch, changes.batch_time_ms).to_pylist()
+        state, table = self.consumer.state, self.consumer.table
+        subtasks = self.consumer.changes(self.position, end) if end != self.position else []
+        states = self.consumer.states(self.position, len(subtasks)) if table.with_before else None
+        for subtask, own in enumerate(subtasks):
+            batches = ((changes, changes.rows(source.store, state)) for changes in own)
+            for rows in changed_rows(
+                source.store, state, table, batches, None if states is None else [states[subtask]]
+            ):
+                found += rows.to_pylist()
         self.rows += sorted(found, key=lambda row: row["batch"])
         count = end.batch - self.position.batch
         self.position = end
@@ -131,6 +145,26 @@ def test_a_step_has_batches_of_one_parallelism(tmp_path: Path) -> None:
     feed = Feed(query.location)
     assert [feed.step(), feed.step(), feed.step()] == [3, 3, 0]
     require_all(feed, query)
+
+
+def test_a_step_has_no_more_bytes_than_it_may_but_at_least_one_batch(tmp_path: Path) -> None:
+    query = Story(tmp_path)
+    query.run_batches(12, random.Random(1))
+    sizes = [
+        sum(segment.length for segment in checkpoint.segments)
+        for checkpoint in open_source(query.location, None, None).history.checkpoints
+    ]
+    feed = Feed(query.location)
+    steps: list[int] = []
+    while count := feed.step(max_bytes=sum(sizes[:3])):
+        steps.append(count)
+    assert steps[0] == 3
+    assert sum(steps) == 11
+    places = itertools.accumulate(steps, initial=0)
+    assert all(sum(sizes[at : at + count]) <= sum(sizes[:3]) for at, count in zip(places, steps, strict=False))
+    require_all(feed, query)
+    slow = Feed(query.location)
+    assert [slow.step(max_bytes=1) for _ in range(12)] == [1] * 11 + [0]
 
 
 def test_a_new_consumer_begins_with_the_oldest_stored_changes(tmp_path: Path) -> None:

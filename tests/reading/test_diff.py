@@ -32,7 +32,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         }
     patch = pytest.MonkeyPatch()
     if request.param == "scanned":
-        patch.setattr(diff, "MOST_KEY_BYTES", -1)
+        patch.setattr(diff, "MOST_CHANGED_BYTES", -1)
         patch.setattr(scan, "PART_BYTES", 16_384)
     made = Story(tmp_path_factory.mktemp("story") / "query", parallelism=2, **options)
     made.run_batches(PINNED + 1, random.Random(1))
@@ -122,7 +122,7 @@ def test_only_changes_and_the_blocks_of_their_keys_are_read(tmp_path: Path, monk
     for number in range(6, 12):
         query.run(number, [(KEYS[number], ("set", number))])
     assert statelog.list_checkpoints(query.location)[0].batch == 10
-    monkeypatch.setattr(diff, "MOST_KEY_BYTES", 1 << 20)
+    monkeypatch.setattr(diff, "MOST_CHANGED_BYTES", 1 << 20)
     monkeypatch.delattr(diff, "scan_part")
     [row] = difference(query, 10, 11, "value")
     assert (row["change"], row["value_field"], (row["key_a"], row["key_b"])) == ("added", 11, KEYS[11])

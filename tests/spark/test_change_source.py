@@ -15,8 +15,11 @@ from pyspark.sql.streaming import StreamingQuery
 
 import statelog
 from statelog.reading.consumer import OWNER
+from statelog.spark.change_source import ChangeReader
+from statelog.spark.source_options import SourceOptions
 from tests.reading.story import STATES, Story
 from tests.reading.test_changes import Rows, replayed
+from tests.reading.test_changes_with_before import require_before
 from tests.spark.support import Job, make_orders
 
 FORGETFUL: dict[str, Any] = {
@@ -49,9 +52,9 @@ class Feed:
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         return (writer.trigger(**trigger) if trigger else writer).start()
 
-    def run(self) -> None:
+    def run(self, **trigger: Any) -> None:
         """Read the changes that are there."""
-        self.start(availableNow=True).awaitTermination()
+        self.start(**(trigger or {"availableNow": True})).awaitTermination()
 
     def fail(self) -> str:
         """Run, and return the error."""
@@ -63,6 +66,11 @@ class Feed:
         """Wait until the changes of a batch are there."""
         with self._has_rows:
             assert self._has_rows.wait_for(lambda: batch in {row["batch"] for row in self.rows}, timeout=60)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many batches each micro-batch had."""
+        return [len({row["batch"] for row in rows}) for _, rows in sorted(self._batches.items())]
 
     @property
     def rows(self) -> Rows:
@@ -93,6 +101,21 @@ def test_a_stream_goes_on_after_restarts(spark: SparkSession, tmp_path: Path, st
     assert len(owners) == 1
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_a_stream_tells_what_was_before(spark: SparkSession, tmp_path: Path, state: str) -> None:
+    rng = random.Random(11)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    feed = Feed(spark, query.location, tmp_path / "feed", state=state, with_before="true", max_batch_bytes="9000")
+    feed.run()
+    for parallelism in (3, 2):
+        query.start(parallelism)
+        query.run_batches(5, rng)
+        feed.run()
+        require_all(feed, query, state)
+    require_before(query, feed.rows, state)
+
+
 def test_a_stream_follows_its_query(spark: SparkSession, tmp_path: Path) -> None:
     """The query is started again with other subtasks while the stream waits, and so is the stream."""
     rng = random.Random(4)
@@ -109,6 +132,46 @@ def test_a_stream_follows_its_query(spark: SparkSession, tmp_path: Path) -> None
         finally:
             stream.stop()
         require_all(feed, query, "value")
+
+
+def test_a_stream_that_was_away_reads_on_in_small_steps(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(9)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(2, rng)
+    options = {"state": "value", "max_batch_bytes": "1"}
+    feed = Feed(spark, query.location, tmp_path / "feed", **options)
+    feed.run()
+    query.run_batches(3, rng)
+    feed.run()
+    assert feed.sizes == [1] * 4
+    query.run_batches(2, rng)
+    stream = feed.start()
+    try:
+        feed.wait_for(len(query.models) - 2)
+    finally:
+        stream.stop()
+    assert feed.sizes == [1] * 6
+    query.run_batches(3, rng)
+    feed.run(once=True)
+    assert feed.sizes == [*[1] * 6, 3], "this trigger wants everything"
+    require_all(feed, query, "value")
+
+
+def test_where_a_restarted_stream_was_is_no_reason_to_give_up_what_it_may_repeat(tmp_path: Path) -> None:
+    """Spark tells a source the end of the last micro-batch, and then may repeat that micro-batch."""
+    rng = random.Random(10)
+    query = Story(tmp_path / "query", **FORGETFUL)
+    query.run_batches(3, rng)
+    options = SourceOptions.of({"path": query.location, "show": "changes", "state": "value"})
+    first = ChangeReader(options, ["batch"])
+    start = first.initialOffset()
+    query.run_batches(3, rng)
+    end = first.latestOffset(start)
+    again = ChangeReader(options, ["batch"])
+    assert again.partitions(end, end) == []
+    query.run_batches(8, rng)
+    batches = {changes.batch for part in again.partitions(start, end) for changes in part.changes}  # type: ignore[attr-defined]
+    assert batches == set(range(start["batch"] + 1, end["batch"] + 1))
 
 
 def test_with_last_the_committed_batch_comes_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -170,6 +233,8 @@ def test_a_stream_says_that_its_query_was_begun_anew(spark: SparkSession, tmp_pa
         ({"after": "first"}, "Option after is 'first'. Hint: It must be a batch."),
         ({"after": "77"}, "has no batch 77 yet"),
         ({"max_pin_bytes": "1 GiB"}, "It must be a number of bytes"),
+        ({"max_batch_bytes": "many"}, "Option max_batch_bytes is 'many'. Hint: It must be a number of bytes"),
+        ({"with_before": "yes"}, "Option with_before is 'yes'. Hint: It must be true or false"),
         ({"with_last": "true"}, "has no offsets of Spark's"),
         ({"with_last": "1"}, "It must be true or false"),
         ({"state": "timer"}, "has no state 'timer'"),

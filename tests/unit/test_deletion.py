@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from statelog import StorageError
+from statelog import ErrorKind, StorageError
 from statelog.checkpoint.deletion import Deleter, DeletionGate
 from statelog.checkpoint.grants import Grants
 from statelog.log.references import Base, Level, SegmentRef, StoredRun
@@ -433,7 +433,7 @@ def test_while_pins_cannot_be_listed_nothing_goes_and_nothing_is_forgotten(
         deleter.delete_below("op/changes/1/0/010")
         assert pins.seen.acquire(timeout=20), "what comes meanwhile lets it look again"
         deleter.close()
-    assert caplog.text.count("nothing is deleted until the pins can be listed") == 2
+    assert caplog.text.count("nothing is deleted until the pins can be listed") == 1
     assert [info.name for info in store.list()] == names[13:]
 
 
@@ -472,3 +472,23 @@ def test_rounds_have_a_pause_between_them_which_the_end_cuts_short(tmp_path: Pat
     deleter.close()
     assert pins.looks == 2
     assert store.list() == []
+
+
+def test_pins_that_cannot_be_listed_are_told_once_per_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"x")
+    kinds = [ErrorKind.STORE_BUSY, ErrorKind.STORE_BUSY, ErrorKind.STORE_FAILED, None, ErrorKind.STORE_FAILED, None]
+
+    def look() -> list[str]:
+        kind = kinds.pop(0)
+        if kind is not None:
+            raise StorageError("no", kind=kind)
+        return []
+
+    deleter = Deleter(store, "op", lambda name: name != "a", in_background=False, look=look)
+    told: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        while kinds:
+            deleter.delete(["a"])
+            told.append(len(caplog.records))
+    assert told == [1, 1, 2, 2, 3, 3]

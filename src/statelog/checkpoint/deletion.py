@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from statelog.errors import StorageError
+from statelog.errors import ErrorKind, StorageError
 from statelog.log.entry import Checkpoint
 from statelog.log.open import CHANGES_FOLDER, LOG_FOLDER
 from statelog.storage import Store
@@ -121,6 +121,7 @@ class Deleter:
         self._waiting: dict[str, None] = {}
         self._searches: list[str] = []
         self._failing: set[str] = set()
+        self._why_blind: ErrorKind | None = None
         self._changed = threading.Condition()
         self._is_closed = False
         self._has_more = False
@@ -192,11 +193,14 @@ class Deleter:
         try:
             expired = self._look()
         except StorageError as error:
-            _log.warning("%s: nothing is deleted until the pins can be listed: %s", self._name, error)
+            if error.kind is not self._why_blind:
+                _log.warning("%s: nothing is deleted until the pins can be listed: %s", self._name, error)
+            self._why_blind = error.kind
             with self._changed:
                 self._waiting = dict.fromkeys([*names, *self._waiting])
                 self._searches = searches + self._searches
             return
+        self._why_blind = None
         allowed: list[str] = expired
         held_back: list[str] = []
         for name in names:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin, holding_pins, pin_name, write_pin
+from statelog.checkpoint.pins import Pin, PinnedBase, holding_pins, pin_name, write_pin
 from statelog.clock import Clock, SystemClock
 from statelog.errors import PinExpiredError, StorageError
 from statelog.log.open import open_log
@@ -21,8 +21,8 @@ class HeldPin:
     """A pin that its maker renews, and removes at the end.
 
     `lasts_s` is None for a pin that does not expire. `since` is that of :meth:`Pin.of`; with `max_bytes` too, it is a
-    consumer's, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too. `branch` is that of
-    :class:`Pin`.
+    consumer's, which may need a `base`, see :meth:`Pin.of_changes`. With `is_shared` others may rely on it too.
+    `branch` is that of :class:`Pin`.
 
     Making one raises PinExpiredError if the checkpoint, or the changes, are not retained any more, and StorageError if
     the store takes no pin, such as for want of the right to write.
@@ -40,6 +40,7 @@ class HeldPin:
         is_shared: bool = False,
         since: int | None = None,
         max_bytes: int | None = None,
+        base: PinnedBase | None = None,
         branch: str = "",
         clock: Clock | None = None,
         new_token: Callable[[], bytes] = lambda: secrets.token_bytes(8),
@@ -64,6 +65,7 @@ class HeldPin:
                 lasts_s=lasts_s,
                 since=since,
                 max_bytes=max_bytes,
+                base=base,
             )
         self.name, self._made_s = self._write()
         try:
@@ -152,7 +154,8 @@ def _retains(history: History, pin: Pin) -> bool:
     checkpoint = history.at(pin.batch)
     if checkpoint is None or checkpoint.token != pin.token:
         return False
-    if pin.max_bytes is None and history.retained_from > pin.batch:
+    state_at = pin.batch if pin.max_bytes is None else pin.state_at if pin.base_ranges else None
+    if state_at is not None and history.retained_from > state_at:
         return False
     return pin.since is None or history.changes_from <= pin.since
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Final
+
+from msgspec.structs import replace
 
 from statelog.checkpoint.bases import BaseMap, BaseView
 from statelog.local.restore_plan import SHARED_BYTES, ClippedSegment, Extent, RestorePlan
@@ -113,6 +115,15 @@ class History:
         self._settled = min(self._settled, checkpoint.batch - 1)
         return replaced
 
+    @classmethod
+    def on_base(cls, base_ranges: Iterable[BaseRange], checkpoints: Sequence[Checkpoint]) -> History:
+        """Successive checkpoints as changes of a materialized state, whatever was materialized meanwhile."""
+        ranges = list(base_ranges)
+        return cls(
+            replace(checkpoint, bases=[], base_ranges=None if number else ranges)
+            for number, checkpoint in enumerate(checkpoints)
+        )
+
     def copy(self) -> History:
         """The history as it is now."""
         copied = History()
@@ -175,6 +186,12 @@ class History:
                 break
             found = record.batch
         return found
+
+    @property
+    def begins_empty(self) -> bool:
+        """Whether the changes of all batches are there, and nothing was before batch 0."""
+        first = self._records[0] if self._records else None
+        return first is not None and first.batch == 0 and first.base_map == BaseMap()
 
     @property
     def latest_record(self) -> Record | None:

@@ -47,6 +47,19 @@ class EntryPlace(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Bytes from the start of the file."""
 
 
+class PinnedBase(msgspec.Struct, frozen=True):
+    """What the state after a batch, and after each later one, can be made of."""
+
+    batch: int
+    token: bytes
+    """Of the batch's entry; empty for the empty state before batch 0."""
+    since: int
+    """The first batch whose changes are needed beside the materialized states; not after `batch` if that has an entry.
+    """
+    ranges: list[BaseRange]
+    """The materialized states that count in the batch's checkpoint."""
+
+
 class Pin(msgspec.Struct, frozen=True):
     """A checkpoint that is kept, and all that it needs."""
 
@@ -79,6 +92,12 @@ class Pin(msgspec.Struct, frozen=True):
     """
     holds: bool = False
     """Whether its maker has seen that it holds, so that others may rely on it."""
+    state_at: int | None = None
+    """If not None, a consumer's pin that also keeps the state after this batch: `base_ranges`, and the changes from
+    `since` on that these lack.
+    """
+    state_token: bytes = b""
+    """Of that batch's entry."""
     branch: str = ""
     """If not empty, the link to the folder of the branch that goes on from the checkpoint."""
 
@@ -135,12 +154,18 @@ class Pin(msgspec.Struct, frozen=True):
         lasts_s: float | None,
         since: int,
         max_bytes: int,
+        base: PinnedBase | None = None,
     ) -> Pin:
-        """A consumer's pin: of the changes from the batch `since` to another one, and of all later ones."""
+        """A consumer's pin: of the changes from the batch `since` to another one, and of all later ones.
+
+        With `base`, the changes build on a state that it keeps as well.
+        """
         kept = list(history.between(since, batch))
         assert kept, f"there are no changes from {since} to {batch}"
-        segments = [segment for checkpoint in kept for segment in checkpoint.segments]
-        names = {segment.name for segment in segments} | {_log_file(root, checkpoint.number) for checkpoint in kept}
+        ranges = [] if base is None else base.ranges
+        parts: list[StoredRun | SegmentRef] = [segment for checkpoint in kept for segment in checkpoint.segments]
+        parts += [run for base_range in ranges for run in base_range.runs]
+        names = {part.name for part in parts} | {_log_file(root, checkpoint.number) for checkpoint in kept}
         own = kept[-1]
         return cls(
             uid=own.uid,
@@ -152,11 +177,13 @@ class Pin(msgspec.Struct, frozen=True):
             made_ms=made_ms,
             lasts_s=lasts_s,
             entries=[EntryPlace(checkpoint.number, checkpoint.offset) for checkpoint in kept],
-            base_ranges=[],
+            base_ranges=ranges,
             objects=sorted(names),
-            state_bytes=sum(segment.length for segment in segments),
+            state_bytes=sum(part.length for part in parts),
             since=since,
             max_bytes=max_bytes,
+            state_at=None if base is None else base.batch,
+            state_token=b"" if base is None else base.token,
         )
 
     def with_later(self, root: str, history: History) -> Pin:
@@ -175,11 +202,13 @@ class Pin(msgspec.Struct, frozen=True):
             max_bytes=self.max_bytes,
         )
         return replace(
-            later,
+            self,
+            batch=later.batch,
+            token=later.token,
+            batch_time_ms=later.batch_time_ms,
             entries=self.entries + later.entries,
             objects=sorted({*self.objects, *later.objects}),
             state_bytes=self.state_bytes + later.state_bytes,
-            since=self.since,
         )
 
     @property
@@ -187,10 +216,18 @@ class Pin(msgspec.Struct, frozen=True):
         """The first batch whose changes a consumer's pin keeps, with those of all later ones; None for other pins."""
         return None if self.max_bytes is None else self.since
 
+    @property
+    def base(self) -> PinnedBase | None:
+        """The state that a consumer's pin keeps."""
+        if self.state_at is None or self.since is None:
+            return None
+        return PinnedBase(self.state_at, self.state_token, self.since, self.base_ranges)
+
     def covers(self, other: Pin) -> bool:
         """Whether it keeps all that another pin names: that of the same checkpoint, or of another consumer."""
         if other.changes_from is not None:
-            return self.changes_from is not None and self.changes_from <= other.changes_from
+            keeps_changes = self.changes_from is not None and self.changes_from <= other.changes_from
+            return keeps_changes and (other.state_at is None or self.base == other.base)
         return self.max_bytes is None and other.token == self.token and self.entries[0] <= other.entries[0]
 
     def history(self, store: Store, root: str) -> History:
@@ -212,7 +249,8 @@ class Pin(msgspec.Struct, frozen=True):
                 f"{root}: the entries that a pin of checkpoint {self.batch} names are not those of its time.",
                 hint="Restore the log from a copy.",
             )
-        found[-1] = replace(found[-1], base_ranges=self.base_ranges)
+        if self.max_bytes is None:
+            found[-1] = replace(found[-1], base_ranges=self.base_ranges)
         return History([replace(entry, retained_from=self.batch) for entry in found])
 
 
@@ -323,7 +361,9 @@ class StandingPins:
         if pin.max_bytes is None:
             return False
         assert pin.since is not None, "every consumer begins with some batch"
-        kept_bytes = history.changes_bytes(pin.since)
+        # The changes up to the state that a consumer builds on are part of that state.
+        first = pin.since if pin.state_at is None else pin.state_at + 1
+        kept_bytes = history.changes_bytes(first)
         if kept_bytes <= pin.max_bytes:
             return False
         if name not in self._behind:
@@ -333,7 +373,7 @@ class StandingPins:
                 " [consumer-behind]",
                 name,
                 pin.owner,
-                pin.since,
+                first,
                 kept_bytes,
                 pin.max_bytes,
             )

@@ -38,6 +38,7 @@ from statelog.log.entry import (
     decode_header,
     encode_frame,
 )
+from statelog.log.seen_files import SeenFiles
 from statelog.storage.store import ObjectInfo, Store, if_present
 
 LOG_FILE: Final = re.compile(r"(\d{20})\.log")
@@ -78,7 +79,7 @@ class NumberedLog:
 
     With `appends`, entries are appended to the newest file up to `max_file_bytes`; the store must be able to. Otherwise
     each entry is a file of its own. The file of a claim stays for `min_age_s` even if none of its entries is needed, so
-    that older writers find it.
+    that older writers find it. A log that `remembers` reads only what it has not read before.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class NumberedLog:
         appends: bool,
         max_file_bytes: int = 32 << 20,
         min_age_s: float = 60.0,
+        remembers: bool = False,
     ) -> None:
         self._store = store
+        self._seen = SeenFiles(store) if remembers else None
         self._prefix = prefix
         self._clock = clock
         self._appends = appends
@@ -299,6 +302,8 @@ class NumberedLog:
             if claimed is not None and max(files, default=0) > claimed:
                 # The number was free because newer starts had removed the files that they do not need any more.
                 self._lose("another run's files are newer than its claim")
+            if self._seen is not None:
+                self._seen.forget_all_but(files)
             try:
                 return self._read_files({number: files[number] for number in files if number != claimed})
             except StorageError as error:
@@ -350,12 +355,18 @@ class NumberedLog:
         """
         name = self.name_of(number)
         size = self._store.size_bytes(name) if self._store.can_append else info.size_bytes
+        limit = size if fenced_end is None else min(size, fenced_end)
         reader = FrameReader(self._store, name, number)
-        entries: list[Entry] = []
-        start = end = 0
-        while frame := reader.frame_at(end, size if fenced_end is None else min(size, fenced_end)):
-            entries.append(frame.entry)
-            start, end = end, frame.end
+        seen = [] if self._seen is None else self._seen.frames(number, info)
+        frames = [frame for frame in seen if frame.end <= limit]
+        end = frames[-1].end if frames else 0
+        while frame := reader.frame_at(end, limit):
+            frames.append(frame)
+            end = frame.end
+        if self._seen is not None:
+            self._seen.note(number, frames)
+        start = frames[-2].end if len(frames) > 1 else 0
+        entries = [frame.entry for frame in frames]
         if not entries:
             raise damaged_log(name, f"its {size} bytes do not begin with a complete log entry")
         may_be_torn = self._store.can_append and entries[0].epoch != next_epoch

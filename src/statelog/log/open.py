@@ -25,8 +25,8 @@ INITIAL_FOLDER = "initial"
 """The folders of an operator, in its own."""
 
 
-def open_log(store: Store, root: str, options: Options, clock: Clock) -> NumberedLog:
-    """Make the log of the operator whose folder is `root`; nothing is written yet.
+def open_log(store: Store, root: str, options: Options, clock: Clock, *, remembers: bool = False) -> NumberedLog:
+    """Make the log of the operator whose folder is `root`; nothing is written yet. `remembers` is for readers.
 
     Raises ConfigurationError if files are to be merged across checkpoints and the store cannot append.
     """
@@ -43,6 +43,7 @@ def open_log(store: Store, root: str, options: Options, clock: Clock) -> Numbere
         appends=store.can_append if merging == "auto" else merging == "across",
         max_file_bytes=options.max_file_bytes,
         min_age_s=options.log_min_age_s,
+        remembers=remembers,
     )
 
 

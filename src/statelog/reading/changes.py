@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statelog.checkpoint.history import History
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.local.stored_reader import StoredBytes, read_run
+from statelog.local.restore_plan import RestorePlan
+from statelog.local.stored_reader import read_run
 from statelog.log.entry import Checkpoint
 from statelog.log.references import SegmentRef
 from statelog.progress import tracked
 from statelog.reading.change_columns import ChangeColumns
+from statelog.reading.former import FormerValues
 from statelog.reading.lookup import Keys, encoded_keys
+from statelog.reading.pairing import ChangedBatch
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.read import chosen_columns, chosen_state, shown_name
-from statelog.reading.scan import merged_rows
+from statelog.reading.run_search import RunSearch, segment_parts
+from statelog.reading.scan import cut_parts, merged_rows
 from statelog.reading.source import At, Source, open_source
-from statelog.runs.key_groups import Hashes, HashRange, subtasks_of
+from statelog.runs.key_groups import subtasks_of
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema, stored_name
 from statelog.runs.times import Moment
 from statelog.storage import Store
 from statelog.tables.table import KeyBatch
-
-_THREADS: Final = 16
 
 
 def read_changes(
@@ -42,6 +44,7 @@ def read_changes(
     up_to: At | None = None,
     keys: Keys | None = None,
     columns: Sequence[str] | None = None,
+    with_before: bool = False,
 ) -> pa.RecordBatchReader:
     """Read what each batch has changed in a state of an operator, while its query runs or later.
 
@@ -56,13 +59,19 @@ def read_changes(
     state : str, optional
         The state; needed if there are several. ``"timers"`` are the operator's timers.
     after : int, optional
-        Only the changes of later batches. By default all whose changes are still stored.
+        Only the changes of later batches. By default all whose changes are still stored; with `with_before` all after
+        the oldest retained checkpoint.
     up_to : int or datetime, optional
         The last batch, as in :func:`read_state`; by default the newest one.
     keys : pyarrow.Table, pyarrow.RecordBatch or sequence, optional
         Only the changes of these keys, as in :func:`read_state`.
     columns : sequence of str, optional
         The columns to read, in this order; by default all but ``hash``.
+    with_before : bool
+        Whether the rows also say what the entry was before the batch, in the columns of :func:`read_diff`:
+        ``before_<field>``, and ``before_expires_ms`` of state that expires. They are null if there was no such entry,
+        or if it had expired by the batch's time; timers have no such columns. This looks up the changed keys in the
+        state of checkpoint `after`, which must be retained or pinned.
 
     Returns
     -------
@@ -70,7 +79,8 @@ def read_changes(
         A row per change, batch after batch, with the columns ``batch``, ``batch_time_ms``, ``operation`` and those of
         :func:`read_state`, without ``position``. ``put`` is the entry's new value, or an element that was appended;
         ``delete`` removes the entry; ``clear`` removes all entries of a list or map before the rows of its key that
-        follow in the same batch.
+        follow in the same batch. With `with_before` these also have a ``delete`` for each entry that was there and is
+        not put again.
 
     Raises
     ------
@@ -78,7 +88,7 @@ def read_changes(
         If there is no such operator, state or column, if several fit, if the keys do not fit the key's fields, or if
         the operator has no changes in its log: it has no keys, or ``Options(changelog=False)``.
     StateMissingError
-        If there is no such checkpoint, or changes since `after` are gone.
+        If there is no such checkpoint, or changes since `after`, or with `with_before` the state then, are gone.
     PinExpiredError
         As in :func:`read_state`.
     CorruptionError, StorageError
@@ -91,15 +101,17 @@ def read_changes(
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, up_to)
-        stored, table = change_table(source, state)
+        stored, table = change_table(source, state, with_before=with_before)
         schema = chosen_columns(table.schema, columns, f"State '{shown_name(stored)}' of {source.name}")
         wanted = None if keys is None else encoded_keys(keys, table.keys, source.name)
-        return schema, change_rows(source, _first_batch(source, after), stored, table, wanted)
+        first = _first_batch(source, after, table.with_before)
+        return schema, change_rows(source, first, stored, table, wanted)
 
-    return open_pinned(make, is_fixed=isinstance(up_to, int))
+    begins_anywhere = with_before and after is None
+    return open_pinned(make, is_fixed=isinstance(up_to, int) and not begins_anywhere)
 
 
-def change_table(source: Source, state: str | None) -> tuple[StateSchema, ChangeColumns]:
+def change_table(source: Source, state: str | None, *, with_before: bool = False) -> tuple[StateSchema, ChangeColumns]:
     """A state and the table of its changes; ConfigurationError if there is none, or the operator has no keys."""
     stored = chosen_state(source, state)
     if source.checkpoint.is_whole:
@@ -109,14 +121,21 @@ def change_table(source: Source, state: str | None) -> tuple[StateSchema, Change
             hint="Read two checkpoints with read_state, and compare them.",
         )
     key_schema = decode_schema(source.checkpoint.key_schema)
-    return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored))
+    return stored, ChangeColumns(key_schema, StateDescriptor.from_stored(stored), with_before=with_before)
 
 
-def _first_batch(source: Source, after: int | None) -> int:
+def first_with_before(history: History) -> int:
+    """The first batch with changes and a retained checkpoint before it, which may be the empty one before batch 0."""
+    if history.oldest is None or (history.begins_empty and history.changes_from <= 0):
+        return 0
+    return history.oldest.batch + 1
+
+
+def _first_batch(source: Source, after: int | None, with_before: bool) -> int:
     """The first batch to read; StateMissingError if its changes are gone."""
     first = max(source.history.changes_from, 0)
     if after is None:
-        return first
+        return first_with_before(source.history) if with_before else first
     if after + 1 < first:
         raise StateMissingError(
             f"{source.name} has the changes of batch {first} and later ones, and those since {after + 1} were asked"
@@ -130,21 +149,85 @@ def _first_batch(source: Source, after: int | None) -> int:
 def change_rows(
     source: Source, first: int, stored: StateSchema, table: ChangeColumns, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch | None]:
-    """The changes of each batch; the first step pins them and yields None."""
+    """The changes of each batch, with what was before if the table has it; the first step pins all and yields None."""
     last = source.checkpoint.batch
-    with reading(source.store, source.root, source.history, last, min(first, last)) as keep:
+    former = _state_before(source, first) if table.with_before and first <= last else None
+    with ExitStack() as pins:
+        keeps = [pins.enter_context(reading(source.store, source.root, source.history, last, min(first, last)))]
+        if former is not None:
+            keeps.append(
+                pins.enter_context(reading(former.store, former.root, former.history, former.checkpoint.batch))
+            )
         yield None
-        for checkpoint in tracked([*source.history.between(first, last)], change_sizes):
-            if not checkpoint.segments:
-                raise ConfigurationError(
-                    f"{source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
-                    kind=ErrorKind.UNSUPPORTED_FEATURE,
-                    hint="Compare two checkpoints with read_state.",
-                )
-            keep()
-            for changes in batch_changes(source.store, checkpoint, stored, wanted):
-                yield table.to_rows(changes, checkpoint.batch, checkpoint.batch_time_ms)
+        for rows in _rows(source, first, stored, table, wanted, former):
+            yield rows
+            for keep in keeps:
                 keep()
+
+
+def _state_before(source: Source, first: int) -> Source | None:
+    """The state before a batch, None if it is the empty one; StateMissingError if it is neither retained nor pinned."""
+    if first == 0 and source.history.begins_empty:
+        return None
+    own = source.history.at(first - 1)
+    if own is not None and source.history.has_batch(first - 1):
+        return replace(source, checkpoint=own)
+    return open_source(source.location, source.uid, first - 1)
+
+
+def _rows(
+    source: Source,
+    first: int,
+    stored: StateSchema,
+    table: ChangeColumns,
+    wanted: KeyBatch | None,
+    former: Source | None,
+) -> Iterator[pa.RecordBatch]:
+    batches = (
+        (checkpoint, batch_changes(source.store, _logged(source, checkpoint), stored, wanted))
+        for checkpoint in tracked([*source.history.between(first, source.checkpoint.batch)], change_sizes)
+    )
+    before = None
+    if table.with_before:
+        before = [] if former is None else plans_of(former)
+    return changed_rows(source.store, stored, table, batches, before)
+
+
+def plans_of(source: Source) -> list[RestorePlan]:
+    """What the state of each subtask is read from."""
+    checkpoint = source.checkpoint
+    return [part.plan for part in cut_parts(source.history, checkpoint, count=checkpoint.parallelism)]
+
+
+def changed_rows(
+    store: Store,
+    stored: StateSchema,
+    table: ChangeColumns,
+    batches: Iterable[tuple[ChangedBatch, Iterator[pa.RecordBatch]]],
+    before: Sequence[RestorePlan] | None,
+) -> Iterator[pa.RecordBatch]:
+    """The changes of successive batches as rows; those of a batch come in slices, in run order.
+
+    `before` is that of :class:`FormerValues` if the table tells what was before.
+    """
+    if before is not None:
+        for paired in FormerValues(store, stored, before).pair(batches):
+            yield table.to_rows(paired.rows, paired.of.batch, paired.of.batch_time_ms, former=paired.former)
+        return
+    for batch, slices in batches:
+        for rows in slices:
+            yield table.to_rows(rows, batch.batch, batch.batch_time_ms)
+
+
+def _logged(source: Source, checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that has changes; ConfigurationError if it has none."""
+    if checkpoint.segments:
+        return checkpoint
+    raise ConfigurationError(
+        f"{source.name} has no changes in batch {checkpoint.batch}: it ran with Options(changelog=False).",
+        kind=ErrorKind.UNSUPPORTED_FEATURE,
+        hint="Compare two checkpoints with read_diff.",
+    )
 
 
 def change_sizes(checkpoints: Sequence[Checkpoint]) -> list[int]:
@@ -175,7 +258,7 @@ class SubtaskChanges:
 
     def rows(self, store: Store, stored: StateSchema) -> Iterator[pa.RecordBatch]:
         """The changes of a state, in the engine's columns."""
-        runs = [read_run(store, segment, _what(segment), states=[stored.name]) for segment in self.segments]
+        runs = [read_run(store, segment, changeset_name(segment), states=[stored.name]) for segment in self.segments]
         declared = {stored.name: StateDescriptor.from_stored(stored)}
         garbage = Garbage(Moment(self.batch_time_ms, self.watermark_ms), self.generations)
         for _, rows in merged_rows(runs, declared, is_bottom=False, garbage=garbage):
@@ -201,22 +284,10 @@ def batch_changes(
 
 
 def _searched(store: Store, checkpoint: Checkpoint, name: str, wanted: KeyBatch) -> list[Run]:
-    """The parts of a batch's changesets that may hold some keys."""
-    subtasks = subtasks_of(wanted.hashes, checkpoint.parallelism)
-    segments = [
-        (segment, wanted.hashes[subtasks == segment.subtask])
-        for segment in checkpoint.segments
-        if segment.rows and (subtasks == segment.subtask).any()
-    ]
-
-    def read(segment: SegmentRef, hashes: Hashes) -> Run:
-        run = Run(StoredBytes(store, segment, _what(segment)), segment.name, segment.offset, is_stored=True)
-        return run.searched(name, hashes, HashRange(int(hashes[0]), int(hashes[-1])))
-
-    if store.can_append:
-        return [read(*one) for one in segments]
-    with ThreadPoolExecutor(_THREADS, "statelog-read") as pool:
-        return list(pool.map(lambda one: read(*one), segments))
+    """The rows of a batch's changesets that may be of some keys."""
+    subtasks = set(subtasks_of(wanted.hashes, checkpoint.parallelism).tolist())
+    segments = [segment for segment in checkpoint.segments if segment.subtask in subtasks]
+    return RunSearch(store).find(segment_parts(segments), name, wanted.hashes)
 
 
 def _of_keys(rows: pa.RecordBatch, wanted: KeyBatch) -> pa.RecordBatch:
@@ -228,5 +299,6 @@ def _of_keys(rows: pa.RecordBatch, wanted: KeyBatch) -> pa.RecordBatch:
     )
 
 
-def _what(segment: SegmentRef) -> str:
+def changeset_name(segment: SegmentRef) -> str:
+    """A changeset, for messages."""
     return f"the changeset of subtask {segment.subtask}"

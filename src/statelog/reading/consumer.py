@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from statelog.checkpoint.held_pin import HeldPin
 from statelog.checkpoint.history import History
-from statelog.checkpoint.pins import Pin, consumer_pins
+from statelog.checkpoint.pins import Pin, PinnedBase, consumer_pins
 from statelog.clock import Clock, SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, PinExpiredError, StateMissingError, StorageError
+from statelog.local.restore_plan import RestorePlan
 from statelog.log.entry import Checkpoint
-from statelog.log.open import open_location
-from statelog.reading.changes import SubtaskChanges, change_table
-from statelog.reading.source import Source, open_source, read_history
+from statelog.log.open import open_location, open_log
+from statelog.options import Options
+from statelog.reading.changes import SubtaskChanges, change_table, first_with_before
+from statelog.reading.source import Source, open_source
+from statelog.runs import digests
 from statelog.storage.store import if_present
 
 _log = logging.getLogger(__name__)
@@ -26,6 +30,9 @@ OWNER: Final = "spark.readStream"
 
 _RENEWAL_S: Final = 60.0
 """Seconds after which a consumer's pin is made anew, so that it names little that the consumer has done with."""
+
+
+_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class ChangeConsumer:
     `source` is the operator, as of any checkpoint, and `state` the name of the state. `pin_s` is how many seconds the
     changes are kept for a consumer that has stopped; they are given up before if they take more than `max_bytes`. The
     changes of the newest batch come with the batch after it, which makes them certain; `takes_last` takes them as soon
-    as Spark has committed the batch. Without the right to write nothing is kept.
+    as Spark has committed the batch. `with_before` keeps the state at the position too, in which readers look up what
+    was before the changes. Without the right to write nothing is kept.
 
     Raises the errors of :func:`change_table`, and ConfigurationError if `takes_last` and `location`, where a user looks
     for the state, is no query's checkpointLocation.
@@ -61,10 +69,11 @@ class ChangeConsumer:
         pin_s: float,
         max_bytes: int,
         takes_last: bool = False,
+        with_before: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self.source = source
-        self.state, self.table = change_table(source, state)
+        self.state, self.table = change_table(source, state, with_before=with_before)
         self._pin_s = pin_s
         self._max_bytes = max_bytes
         self._clock = clock or SystemClock()
@@ -75,15 +84,28 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Pass the query's checkpointLocation, or leave with_last out.",
             )
+        self._log = open_log(source.store, source.root, Options(), self._clock, remembers=True)
+        self._name = secrets.token_hex(8)
         self._pinned_s = -math.inf
+        self._base: PinnedBase | None = None
 
     def first(self, after: int | None) -> Position:
         """The position of a new consumer: after a batch, or before all changes that are still stored.
 
-        Raises StateMissingError if changes since `after` are gone, or if there is no such batch yet.
+        One that needs what was before begins after a retained checkpoint. Raises StateMissingError if changes since
+        `after` are gone, or if there is no such batch yet.
         """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._first(after)
+            except StateMissingError:
+                if after is not None:
+                    raise  # otherwise the oldest changes were given up meanwhile
+        return self._first(after)
+
+    def _first(self, after: int | None) -> Position:
         history = self._history()
-        kept_from = max(history.changes_from, 0)
+        kept_from = first_with_before(history) if self.table.with_before else max(history.changes_from, 0)
         if after is None:
             after = kept_from - 1
         elif after < -1:
@@ -92,7 +114,7 @@ class ChangeConsumer:
                 kind=ErrorKind.INVALID_OPTION,
                 hint="Batches begin with 0; -1 is before all of them.",
             )
-        position = self._position(history, after, secrets.token_hex(8))
+        position = self._position(history, after, self._name)
         latest = _latest(history)
         if after > latest.batch:
             raise StateMissingError(
@@ -104,26 +126,29 @@ class ChangeConsumer:
         self._keep(history, position)
         return position
 
-    def newest(self, since: Position | None, up_to: int | None = None) -> Position:
+    def newest(self, since: Position | None, up_to: int | None = None, max_bytes: int | None = None) -> Position:
         """The newest position that can be read up to in one step, from another one whose changes have been read.
 
-        A step ends at batch `up_to`, and has batches of one parallelism if `since` is known. Raises StateMissingError
-        if changes after `since` are gone, or if its batch was replaced.
+        A step ends at batch `up_to`. If `since` is known, it has batches of one parallelism, and no more batches than
+        have `max_bytes` of stored changes, of all states, but at least one. Raises StateMissingError if changes after
+        `since` are gone, or if its batch was replaced.
         """
         history = self._history()
         last = self._last_certain(history)
         if up_to is not None:
             last = min(last, up_to)
         if since is None:
-            return self._position(history, last, secrets.token_hex(8))
+            return self._position(history, last, self._name)
         self._require_same(history, since)
         if last <= since.batch:
             return since
         self._require_kept(history, since)
         self._keep(history, since)
-        end = parallelism = 0
+        end = parallelism = size_bytes = 0
         for checkpoint in self._checkpoints(history, since.batch + 1, last):
-            if parallelism not in (0, checkpoint.parallelism):
+            size_bytes += sum([segment.length for segment in checkpoint.segments])
+            is_full = max_bytes is not None and size_bytes > max_bytes
+            if parallelism and (is_full or checkpoint.parallelism != parallelism):
                 break
             parallelism, end = checkpoint.parallelism, checkpoint.batch
         return self._position(history, end, since.consumer)
@@ -145,10 +170,30 @@ class ChangeConsumer:
         parallelism = max((checkpoint.parallelism for checkpoint in found), default=0)
         return [[SubtaskChanges.of(checkpoint, subtask) for checkpoint in found] for subtask in range(parallelism)]
 
+    def states(self, start: Position, parallelism: int) -> list[RestorePlan]:
+        """What the state of each subtask at a position is read from.
+
+        Raises StateMissingError if it is not kept any more.
+        """
+        history = self._history()
+        self._keep(history, start)
+        base = self._base
+        if base is None or start.batch < base.batch:
+            raise self._gone(start.batch + 1)
+        checkpoint, batch = self.source.checkpoint, start.batch
+        needed = self._checkpoints(history, base.since, batch) if base.since <= batch else []
+        own = History.on_base(base.ranges, needed)
+        genesis = [
+            digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, parallelism) for subtask in range(parallelism)
+        ]
+        return [
+            own.missing_segments(empty, subtask, parallelism, batch, set()) for subtask, empty in enumerate(genesis)
+        ]
+
     # ---- Parts ----
 
     def _history(self) -> History:
-        history = read_history(self.source.store, self.source.root)
+        history = History(self._log.read())
         _latest(history, self.source.name)
         return history
 
@@ -231,17 +276,28 @@ class ChangeConsumer:
         )
 
     def _keep(self, history: History, since: Position) -> None:
-        """Keep the changes after a position, if the pin for them is missing or old."""
+        """Keep the changes after a position, and the state that they need, if the pin for them is missing or old."""
         now_s = self._clock.monotonic_s()
         if now_s - self._pinned_s <= min(_RENEWAL_S, self._pin_s / 2):
             return
+        for base in self._bases(history, since) if self.table.with_before else [None]:
+            try:
+                self._pin(history, since, base)
+            except PinExpiredError:
+                continue  # it has been given up since the log was read
+            self._base = base
+            return
+        raise self._gone(since.batch + 1)
+
+    def _pin(self, history: History, since: Position, base: PinnedBase | None) -> None:
+        """Make a pin of the changes after a position, if there are any, and of the state that they build on."""
         # The entry of the position itself is kept too, so that a batch that was replaced is recognized.
-        first = max(since.batch, 0)
-        if history.at(first) is None or not self._are_kept(history, first):
+        first = max(since.batch, 0) if base is None else base.since
+        if base is None and (history.at(first) is None or not self._are_kept(history, first)):
             first = since.batch + 1
         if history.at(first) is None:
             return  # nothing is there yet, or a pin keeps it that the log does not reach
-        store, owner = self.source.store, f"{OWNER} {since.consumer}"
+        store, owner, now_s = self.source.store, self._owner(since), self._clock.monotonic_s()
         try:
             made = HeldPin(
                 store,
@@ -253,15 +309,34 @@ class ChangeConsumer:
                 is_shared=True,
                 since=first,
                 max_bytes=self._max_bytes,
+                base=base,
                 clock=self._clock,
             )
             pins = consumer_pins(store, self.source.root, self._clock.now_s())
             store.delete([info.name for info, pin in pins if pin.owner == owner and info.name != made.name])
-        except PinExpiredError:
-            raise self._gone(since.batch + 1) from None
         except StorageError as error:
             _log.warning("%s: the changes since batch %d cannot be kept: %s", self.source.name, first, error)
         self._pinned_s = now_s
+
+    def _bases(self, history: History, since: Position) -> Iterator[PinnedBase]:
+        """What the state at a position can be made of: as the log says, or as a pin says of an earlier position."""
+        batch, record = since.batch, history.record(since.batch)
+        if batch == -1 and history.begins_empty:
+            yield PinnedBase(batch, b"", 0, [])
+        elif record is not None and record.base_map is not None and history.has_batch(batch):
+            yield PinnedBase(batch, record.checkpoint.token, record.needed_from, list(record.base_map.ranges))
+
+        def counts(base: PinnedBase, owner: str) -> bool:
+            then = history.at(base.batch)
+            is_same = owner == self._owner(since) if then is None else then.token == base.token
+            return base.batch <= batch and is_same
+
+        pins = consumer_pins(self.source.store, self.source.root, self._clock.now_s())
+        kept = [pin.base for _, pin in pins if pin.base is not None and counts(pin.base, pin.owner)]
+        yield from sorted(kept, key=lambda base: -base.batch)[:1]
+
+    def _owner(self, position: Position) -> str:
+        return f"{OWNER} {position.consumer}"
 
 
 def _latest(history: History, name: str = "") -> Checkpoint:
@@ -279,7 +354,16 @@ def open_consumer(
     pin_s: float,
     max_bytes: int,
     takes_last: bool = False,
+    with_before: bool = False,
 ) -> ChangeConsumer:
     """Open a consumer of a state's changes; raises the errors of :func:`open_source` and :class:`ChangeConsumer`."""
     source = open_source(location, uid, None)
-    return ChangeConsumer(location, source, state, pin_s=pin_s, max_bytes=max_bytes, takes_last=takes_last)
+    return ChangeConsumer(
+        location,
+        source,
+        state,
+        pin_s=pin_s,
+        max_bytes=max_bytes,
+        takes_last=takes_last,
+        with_before=with_before,
+    )

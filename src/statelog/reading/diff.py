@@ -12,27 +12,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from statelog.checkpoint.history import overlapping
 from statelog.errors import ConfigurationError, ErrorKind
+from statelog.local.stored_reader import read_ahead, read_run, read_threads
+from statelog.log.entry import Checkpoint
+from statelog.log.references import SegmentRef
 from statelog.progress import tracked
-from statelog.reading.changes import batch_changes, change_sizes, change_table
-from statelog.reading.lookup import Lookup
+from statelog.reading.changes import change_sizes, change_table, changeset_name, plans_of
+from statelog.reading.former import FormerValues
+from statelog.reading.pairing import PairedChanges
 from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.read import chosen_columns, chosen_state, shown_name
-from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
+from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, merged_rows, part_sizes, scan_part
 from statelog.reading.source import At, Source, open_source
-from statelog.reading.tables import EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
-from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
+from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
+from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
+from statelog.runs.key_groups import HashRange, hash_range
 from statelog.runs.keys import KeyCodec
+from statelog.runs.merge import Garbage
+from statelog.runs.reader import Run
 from statelog.runs.schema import StateDescriptor, StateKind, StateSchema
-from statelog.tables.table import KeyBatch
+from statelog.runs.times import Moment
 
 CHANGE: Final = "change"
-_BEFORE: Final = "before"
 _ENTRY: Final = ["hash", "key", "entry"]
-MOST_KEY_BYTES: Final = 64 << 20
-"""Changed keys that are looked up; more are found by reading both states."""
-_KEYS: Final = 20_000
-"""Keys that are looked up at a time."""
+MOST_CHANGED_BYTES: Final = 256 << 20
+"""Stored changes that a difference is made of; with more of them both states are read."""
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -48,7 +53,8 @@ def read_diff(
 ) -> pa.RecordBatchReader:
     """Read what is different in a state of an operator between two checkpoints.
 
-    If the log has the changes between them, only the keys in these are looked up; otherwise both states are read.
+    If the log has the changes between them, these are read, and their keys are looked up in the older state; otherwise
+    both states are read.
 
     Parameters
     ----------
@@ -111,9 +117,9 @@ class _DiffColumns:
         if state.kind is StateKind.TIMER:
             entry_fields, value_schema = [pa.field(TIME, pa.int64())], pa.schema([])
         self._value_columns = list(range(VALUE_COLUMN, VALUE_COLUMN + len(value_schema)))
-        values = [*prefixed(_BEFORE, value_schema), *prefixed("value", value_schema)]
+        values = [*prefixed(BEFORE, value_schema), *prefixed("value", value_schema)]
         if state.expires_by is not None:
-            values += [pa.field(f"{_BEFORE}_{EXPIRES}", pa.int64()), pa.field(EXPIRES, pa.int64())]
+            values += [pa.field(f"{BEFORE}_{EXPIRES}", pa.int64()), pa.field(EXPIRES, pa.int64())]
         start = [pa.field(HASH, pa.int64()), pa.field(CHANGE, pa.string())]
         self.schema = pa.schema([*start, *prefixed("key", keys.schema), *entry_fields, *values])
 
@@ -140,16 +146,32 @@ class _DiffColumns:
         last = first + has_pair
         before = rows.take(pa.array(order[first], mask=~is_old))
         after = rows.take(pa.array(order[last], mask=~is_new))
-        differs = ~has_pair
+        yield from self._different(rows.take(pa.array(order[first])), before, after, is_old, is_new)
+
+    def changed(self, paired: PairedChanges, *, is_backwards: bool) -> Iterator[pa.RecordBatch]:
+        """The entries that differ among those of some changes, or the other way round."""
+        is_new = paired.rows.column(3).to_numpy() == Operation.PUT
+        is_old = paired.former.column(0).is_valid().to_numpy(zero_copy_only=False)
+        after = paired.rows.take(pa.array(np.arange(len(is_new)), mask=~is_new))
+        entries, *sides = (pa.Table.from_batches([rows]) for rows in (paired.rows, paired.former, after))
+        masks = [is_old, is_new]
+        if is_backwards:
+            sides, masks = sides[::-1], masks[::-1]
+        yield from self._different(entries, *sides, *masks)
+
+    def _different(
+        self, entries: pa.Table, before: pa.Table, after: pa.Table, is_old: _Mask, is_new: _Mask
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of those entries that differ, given both sides, whose columns are null where there is no entry."""
+        differs = is_old != is_new
         for number in [*self._value_columns, *([EXPIRY_COLUMN] if self._state.expires_by is not None else [])]:
             differs |= ~_equal(before.column(number), after.column(number))
         if not differs.any():
             return
         names = np.where(is_old & is_new, "changed", np.where(is_new, "added", "removed"))
         chosen = pa.array(differs)
-        place = rows.take(pa.array(order[first]))
         yield from self._shown(
-            place.filter(chosen), before.filter(chosen), after.filter(chosen), pa.array(names[differs])
+            entries.filter(chosen), before.filter(chosen), after.filter(chosen), pa.array(names[differs])
         ).to_batches()
 
     def _shown(self, entries: pa.Table, before: pa.Table, after: pa.Table, names: pa.Array) -> pa.Table:
@@ -179,66 +201,73 @@ def _equal(first: pa.ChunkedArray, second: pa.ChunkedArray) -> _Mask:
 
 def _rows(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch | None]:
     """The rows of the difference; the first step pins both checkpoints and yields None."""
-    first, last = sorted([old.checkpoint.batch, new.checkpoint.batch])
-    newer = new if new.checkpoint.batch == last else old
-    # Entries that expire, or whose state is deleted as a whole, leave no change.
-    is_logged = StateDescriptor.from_stored(stored).expires_by is None and _generation(old, stored) == _generation(
-        new, stored
-    )
-    has_changes = (
-        is_logged
-        and newer.history.changes_from <= first + 1
-        and all(checkpoint.segments for checkpoint in newer.history.between(first + 1, last))
-    )
-    since = min(first + 1, last) if has_changes else None
+    if old.checkpoint.token == new.checkpoint.token:
+        yield None
+        return
+    newer, older = (new, old) if new.checkpoint.batch >= old.checkpoint.batch else (old, new)
+    changes = _changes(older, newer, stored)
+    since = None if changes is None else older.checkpoint.batch + 1
     with (
-        reading(newer.store, newer.root, newer.history, last, since) as keep_newer,
-        reading(*_place(old if newer is new else new)) as keep_older,
+        reading(newer.store, newer.root, newer.history, newer.checkpoint.batch, since) as keep_newer,
+        reading(older.store, older.root, older.history, older.checkpoint.batch) as keep_older,
     ):
         yield None
-        changed = _changed_keys(newer, first, last, stored) if has_changes else None
-        found = _scanned(old, new, stored, table) if changed is None else _looked_up(old, new, stored, table, changed)
+        if changes is None:
+            found = _scanned(old, new, stored, table)
+        else:
+            paired = _paired(older, newer, changes, stored)
+            found = (rows for pair in paired for rows in table.changed(pair, is_backwards=older is new))
         for rows in found:
             yield rows
             keep_newer()
             keep_older()
 
 
+def _changes(older: Source, newer: Source, stored: StateSchema) -> list[Checkpoint] | None:
+    """The checkpoints with the changes between two; None if these do not tell all, are gone or too many."""
+    first = older.checkpoint.batch + 1
+    # Entries that expire, or whose state is deleted as a whole, leave no change.
+    is_logged = StateDescriptor.from_stored(stored).expires_by is None
+    if not is_logged or _generation(older, stored) != _generation(newer, stored) or newer.history.changes_from > first:
+        return None
+    found = list(newer.history.between(first, newer.checkpoint.batch))
+    is_complete = all(checkpoint.segments for checkpoint in found)
+    return found if is_complete and _changed_bytes(found) <= MOST_CHANGED_BYTES else None
+
+
+def _changed_bytes(checkpoints: Sequence[Checkpoint]) -> int:
+    return sum(change_sizes(checkpoints))
+
+
 def _generation(source: Source, stored: StateSchema) -> int:
     return source.checkpoint.generations.get(stored.name, 0)
 
 
-def _place(source: Source) -> tuple[Any, str, Any, int]:
-    return source.store, source.root, source.history, source.checkpoint.batch
+def _paired(
+    older: Source, newer: Source, changes: Sequence[Checkpoint], stored: StateSchema
+) -> Iterator[PairedChanges]:
+    """The changes between two checkpoints, as if of one batch, with what was before."""
+    former = FormerValues(older.store, stored, plans_of(older))
+    yield from former.pair([(newer.checkpoint, _merged(newer, changes, stored))])
 
 
-def _changed_keys(newer: Source, first: int, last: int, stored: StateSchema) -> KeyBatch | None:
-    """The keys that changed after a batch, until another, in order; None if they are too many."""
-    found: list[pa.Table] = []
-    size_bytes = 0
-    for checkpoint in tracked([*newer.history.between(first + 1, last)], change_sizes):
-        for changes in batch_changes(newer.store, checkpoint, stored, None):
-            keys = pa.table({"hash": changes.column(0), "key": changes.column(1)})
-            keys = keys.group_by(["hash", "key"]).aggregate([])
-            found.append(keys)
-            size_bytes += keys.nbytes
-            if size_bytes > MOST_KEY_BYTES:
-                return None
-    if not found:
-        return KeyBatch(np.zeros(0, np.uint64), pa.array([], pa.binary()))
-    every = pa.concat_tables(found).group_by(["hash", "key"]).aggregate([])
-    every = every.sort_by([("hash", "ascending"), ("key", "ascending")]).combine_chunks()
-    return KeyBatch(every["hash"].to_numpy(), every["key"].combine_chunks())
+def _merged(newer: Source, changes: Sequence[Checkpoint], stored: StateSchema) -> Iterator[pa.RecordBatch]:
+    """The newest change of each entry, and the clears, in run order."""
+    checkpoint, store = newer.checkpoint, newer.store
+    garbage = Garbage(Moment(checkpoint.batch_time_ms, checkpoint.watermark_ms), checkpoint.generations)
+    declared = {stored.name: StateDescriptor.from_stored(stored)}
+    size_bytes = _changed_bytes(changes)
+    count = max(1, -(-size_bytes // PART_BYTES))
+    for number in tracked(range(count), lambda numbers: [size_bytes // count] * len(numbers)):
+        within = hash_range(number, count)
+        segments = [one for checkpoint in changes for one in overlapping(checkpoint, number, count) if one.rows]
 
+        def read(segment: SegmentRef, within: HashRange = within) -> Run:
+            return read_run(store, segment, changeset_name(segment), within, states=[stored.name])
 
-def _looked_up(
-    old: Source, new: Source, stored: StateSchema, table: _DiffColumns, keys: KeyBatch
-) -> Iterator[pa.RecordBatch]:
-    """The difference of some keys."""
-    lookups = [Lookup(source, stored) for source in (old, new)]
-    for start in range(0, len(keys.hashes), _KEYS):
-        wanted = keys.take(np.arange(start, min(start + _KEYS, len(keys.hashes))))
-        yield from table.compare(*(lookup.find_encoded(wanted) for lookup in lookups))
+        runs = list(read_ahead(segments, read, read_threads(store)))
+        for _, rows in merged_rows(runs, declared, is_bottom=False, within=within, garbage=garbage):
+            yield rows
 
 
 def _scanned(old: Source, new: Source, stored: StateSchema, table: _DiffColumns) -> Iterator[pa.RecordBatch]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore_plan import RestorePlan
-from statelog.local.stored_reader import StoredBytes
-from statelog.log.references import SegmentRef, StoredRun
+from statelog.reading.run_search import RunSearch, SearchedPart, parts_of
 from statelog.reading.source import Source
 from statelog.runs import digests
 from statelog.runs.format import EXPIRY_COLUMN
-from statelog.runs.key_groups import Hashes, HashRange, subtasks_of
+from statelog.runs.key_groups import Hashes, subtasks_of
 from statelog.runs.key_hashes import row_hashes
 from statelog.runs.keys import KeyCodec
 from statelog.runs.reader import Run
@@ -27,20 +25,10 @@ from statelog.tables.found_rows import as_changes
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import KeyBatch
 
-_THREADS: Final = 16
 _NEVER: Final = np.iinfo(np.int64).max
 
 Keys: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Any]
 """Keys: columns named as the key's fields; or a sequence with a tuple, a dict or, for one field, a value per key."""
-
-
-class _Stored(NamedTuple):
-    """A stored run, and the wanted hashes that count in it."""
-
-    ref: StoredRun | SegmentRef
-    what: str
-    """Its content, for messages."""
-    hashes: Hashes
 
 
 class Lookup:
@@ -52,8 +40,8 @@ class Lookup:
         in_runs = stored_name(stored.name, checkpoint.generations.get(stored.name, 0))
         self._state = replace(StateDescriptor.from_stored(stored), name=in_runs)
         self._codec = KeyCodec(decode_schema(checkpoint.key_schema))
-        self._plans: dict[int, RestorePlan] = {}
-        self._runs: dict[tuple[str, int], Run] = {}
+        self._parts: dict[int, list[SearchedPart]] = {}
+        self._search = RunSearch(source.store)
 
     def find(self, keys: Keys) -> Iterator[pa.RecordBatch]:
         """The rows of some keys, as puts in run order; ConfigurationError if the keys do not fit the key's fields."""
@@ -68,14 +56,9 @@ class Lookup:
 
     def _of_subtask(self, subtask: int, keys: KeyBatch) -> Iterator[pa.RecordBatch]:
         state = self._state
-        table = RunsTable(self._opened(subtask, keys.hashes))
-        if state.kind.has_entries:
-            entries = table.entries(state, keys)
-            found = as_changes(state, keys, entries, entries.entries)
-        else:
-            values = table.get_many(state, keys)
-            found = as_changes(state, keys, values, pa.chunked_array([[b""] * len(values.positions)], pa.binary()))
-        for changes in found:
+        if subtask not in self._parts:
+            self._parts[subtask] = parts_of(self._plan_of(subtask))
+        for changes in rows_of(state, keys, self._search.find(self._parts[subtask], state.name, keys.hashes)):
             yield self._unexpired(changes)
 
     def _unexpired(self, changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -86,49 +69,29 @@ class Lookup:
         expiry = changes.column(EXPIRY_COLUMN).fill_null(_NEVER).to_numpy()
         return changes if (expiry > now_ms).all() else changes.filter(pa.array(expiry > now_ms))
 
-    def _opened(self, subtask: int, hashes: Hashes) -> list[Run]:
-        """The runs that may hold some of these hashes, oldest first; the blocks with them are in memory."""
-        plan = self._plans.get(subtask)
-        if plan is None:
-            plan = self._plans[subtask] = self._plan_of(subtask)
-        found: list[_Stored] = []
-        for level in plan.levels:
-            for run in level.runs:
-                first, last = max(run.first_hash, level.first_hash), min(run.last_hash, level.last_hash)
-                found.append(_Stored(run, "a materialized run", hashes[(hashes >= first) & (hashes <= last)]))
-        for clip in plan.segments:
-            what = f"the changeset of subtask {clip.segment.subtask}"
-            own = hashes[(hashes >= clip.first_hash) & (hashes <= clip.last_hash)]
-            found.append(_Stored(clip.segment, what, own))
-        wanted = [stored for stored in found if stored.ref.rows and len(stored.hashes)]
-        if self._source.store.can_append:
-            return list(map(self._open, wanted))
-        with ThreadPoolExecutor(_THREADS, "statelog-read") as pool:
-            return list(pool.map(self._open, wanted))
-
     def _plan_of(self, subtask: int) -> RestorePlan:
         checkpoint = self._source.checkpoint
         genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, checkpoint.parallelism)
         return self._source.history.missing_segments(genesis, subtask, checkpoint.parallelism, checkpoint.batch, set())
 
-    def _open(self, stored: _Stored) -> Run:
-        """The part of a run that may hold the wanted hashes."""
-        ref, hashes = stored.ref, stored.hashes
-        place = ref.name, ref.offset
-        run = self._runs.get(place)
-        if run is None:
-            data = StoredBytes(self._source.store, ref, stored.what)
-            run = self._runs[place] = Run(data, ref.name, ref.offset, is_stored=True)
-        return run.searched(self._state.name, hashes, HashRange(int(hashes[0]), int(hashes[-1])))
+
+def rows_of(state: StateDescriptor, keys: KeyBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    """The rows of some keys in runs, oldest first, as puts in run order."""
+    table = RunsTable(runs)
+    if state.kind.has_entries:
+        entries = table.entries(state, keys)
+        return as_changes(state, keys, entries, entries.entries)
+    values = table.get_many(state, keys)
+    return as_changes(state, keys, values, pa.chunked_array([[b""] * len(values.positions)], pa.binary()))
 
 
 def encoded_keys(keys: Keys, codec: KeyCodec, name: str) -> KeyBatch:
     """Some keys as hashes and bytes, each once, in order; ConfigurationError if they do not fit the key's fields."""
     columns = _key_columns(keys, codec.schema, name)
-    return _distinct(row_hashes(columns), codec.encode_columns(columns))
+    return distinct_keys(row_hashes(columns), codec.encode_columns(columns))
 
 
-def _distinct(hashes: Hashes, keys: pa.Array) -> KeyBatch:
+def distinct_keys(hashes: Hashes, keys: pa.Array | pa.ChunkedArray) -> KeyBatch:
     """Each key once, by hash and bytes."""
     table = pa.table({"hash": hashes, "key": keys}).group_by(["hash", "key"]).aggregate([])
     table = table.sort_by([("hash", "ascending"), ("key", "ascending")]).combine_chunks()

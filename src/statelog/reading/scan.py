@@ -34,7 +34,8 @@ PART_BYTES: Final = 64 << 20
 MEMORY_BYTES: Final = 2 * PART_BYTES
 """Stored files of a part that are merged in memory; more go through a temporary directory."""
 _MOST_PARTS: Final = 4096
-_SLICE_ROWS: Final = 65_536
+SLICE_ROWS: Final = 65_536
+"""Rows that are merged at once."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def merged_rows(
         is_bottom=is_bottom,
         within=within,
         garbage=garbage,
-        slice_rows=_SLICE_ROWS,
+        slice_rows=SLICE_ROWS,
         slice_bytes=slice_bytes,
     )
     for _ in merge.write(merged):

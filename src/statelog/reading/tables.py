@@ -1,8 +1,8 @@
 """States as tables: typed columns for keys and values, as other tools read them.
 
 Fields of the key become columns ``key_<field>``, fields of a map's keys ``mapkey_<field>``, and fields of values
-``value_<field>``. Columns without a prefix are statelog's own: ``hash``, ``position`` (of an element), ``time_ms`` (of
-a timer), ``expires_ms``, and ``subtask`` (of unkeyed state).
+``value_<field>``, or ``before_<field>`` if they are former values. Columns without a prefix are statelog's own:
+``hash``, ``position`` (of an element), ``time_ms`` (of a timer), ``expires_ms``, and ``subtask`` (of unkeyed state).
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _POSITION: Final = "position"
 SUBTASK: Final = "subtask"
 TIME: Final = "time_ms"
 EXPIRES: Final = "expires_ms"
+BEFORE: Final = "before"
+"""Begins the names of columns with a former value."""
 _MOST_ELEMENTS: Final = 1 << 30
 """A list's ordinals have two bits for the phase of the batch."""
 _SIGN: Final = np.uint64(1 << 63)

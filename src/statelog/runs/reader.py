@@ -70,7 +70,9 @@ class Run:
     ) -> None:
         self.name = name
         self.size_bytes: int = buffer.size
-        footer, has_expiry = self._read_footer(buffer, offset)
+        footer = self._read_footer(buffer, offset)
+        # Runs that record the sizes of their blocks have the column, so that the first bytes need not be read.
+        has_expiry = any(stored.size_bytes for stored in footer.blocks) or _magic(buffer) == MAGIC
         source = _Source(buffer, name, offset, has_expiry, is_stored, on_damage)
         self.sections: dict[str, RunSection] = {}
         self._evolved: dict[str, RunSection] = {}
@@ -81,13 +83,11 @@ class Run:
             self.sections[state.name] = RunSection(state, blocks)
         self.rows = sum(stored.rows for stored in footer.blocks)
 
-    def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> tuple[Footer, bool]:
-        """The footer, and whether rows have an expiry."""
+    def _read_footer(self, buffer: pa.Buffer | RunBytes, offset: int) -> Footer:
         where = f"{self.name}, run of {buffer.size} bytes at offset {offset}"
         if buffer.size < len(MAGIC) + TAIL.size:
             raise _damaged(f"{where}: too short for a run.", ErrorKind.FORMAT)
-        magic = buffer.slice(0, len(MAGIC)).to_pybytes()
-        if magic not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
+        if isinstance(buffer, pa.Buffer) and _magic(buffer) not in (MAGIC, MAGIC_WITHOUT_EXPIRY):
             raise _damaged(f"{where}: no run of a known version starts here.", ErrorKind.FORMAT)
         tail_at = buffer.size - TAIL.size
         length, checksum, tail_magic = TAIL.unpack(buffer.slice(tail_at).to_pybytes())
@@ -97,7 +97,7 @@ class Run:
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise _damaged(f"{where}: its footer at {offset + tail_at - length} is damaged.")
         try:
-            return _footer_decoder.decode(data), magic == MAGIC
+            return _footer_decoder.decode(data)
         except msgspec.MsgspecError as error:
             raise _damaged(f"{where}: its footer is of an unknown form: {error}.", ErrorKind.FORMAT) from error
 
@@ -124,18 +124,22 @@ class Run:
             return self
         return self._with({name: section for name, section in self.sections.items() if plain_name(name) in names})
 
-    def searched(self, name: str, hashes: Hashes, within: HashRange) -> Run:
-        """One state's blocks with some hashes, which ascend, all read; without the rows of hashes outside `within`.
+    def searched(self, name: str, hashes: Hashes, keep: Callable[[pa.RecordBatch], pa.Array] | None = None) -> Run:
+        """One state's rows with some hashes, which ascend, in memory; the blocks are read one by one and not kept.
 
-        The blocks are not kept when the result is dropped.
+        `keep` makes a mask of the rows that are wanted among them.
         """
         section = self.sections.get(name)
         if section is None:
             return self._with({})
-        blocks: list[RunBlock] = [_ClippedBlock(block, within) for block, _, _ in section.blocks_of(hashes)]
-        for block in blocks:
-            block.batch  # noqa: B018 - read here, beside other runs
-        return self._with({name: RunSection(section.state, [block for block in blocks if block.batch.num_rows])})
+        found: list[RunBlock] = []
+        for block, start, end in section.blocks_of(hashes):
+            rows = _rows_of(block.load(), hashes[start:end])
+            if keep is not None and rows.num_rows:
+                rows = rows.filter(keep(rows))
+            if rows.num_rows:
+                found.append(_HeldBlock(block, rows))
+        return self._with({name: RunSection(section.state, found)})
 
     def _with(self, sections: dict[str, RunSection]) -> Run:
         """The run with other sections."""
@@ -322,21 +326,18 @@ class RunBlock:
         return queries, rows
 
 
-class _ClippedBlock(RunBlock):
-    """The rows of a block in a range of hashes; there may be none."""
+class _HeldBlock(RunBlock):
+    """Some rows of a block, in memory."""
 
-    def __init__(self, block: RunBlock, within: HashRange) -> None:
+    def __init__(self, block: RunBlock, rows: pa.RecordBatch) -> None:
         super().__init__(block._source, block._stored, block._schema)
-        self._within = within
+        hashes = rows.column(0)
+        self.rows, self.size_bytes = rows.num_rows, rows.nbytes
+        self.first_hash, self.last_hash = hashes[0].as_py(), hashes[-1].as_py()
+        self._rows = rows
 
     def load(self) -> pa.RecordBatch:
-        rows = super().load()
-        hashes, within = rows.column(0).to_numpy(), self._within
-        if within.first <= self.first_hash and self.last_hash <= within.last:
-            return rows
-        start = int(np.searchsorted(hashes, np.uint64(within.first), "left"))
-        end = int(np.searchsorted(hashes, np.uint64(within.last), "right"))
-        return rows.slice(start, end - start)
+        return self._rows
 
 
 class _EvolvedBlock(RunBlock):
@@ -361,6 +362,21 @@ class _EvolvedBlock(RunBlock):
     def _converted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         values = project(rows.columns[VALUE_COLUMN:], self._was, self._wanted)
         return pa.RecordBatch.from_arrays([*rows.columns[:VALUE_COLUMN], *values], schema=change_schema(self._wanted))
+
+
+def _magic(buffer: pa.Buffer | RunBytes) -> bytes:
+    """The first bytes of a run, which tell its version."""
+    magic: bytes = buffer.slice(0, len(MAGIC)).to_pybytes()
+    return magic
+
+
+def _rows_of(rows: pa.RecordBatch, hashes: Hashes) -> pa.RecordBatch:
+    """The rows with some hashes, which ascend, as a copy unless these are all."""
+    own = rows.column(0).to_numpy()
+    low, high = own.searchsorted(hashes, "left"), own.searchsorted(hashes, "right")
+    wanted = np.flatnonzero(high > low)
+    positions = expanded(low[wanted], high[wanted] - low[wanted])
+    return rows if len(positions) == rows.num_rows else rows.take(pa.array(positions))
 
 
 def expanded(starts: Positions, counts: Positions) -> Positions:

@@ -10,14 +10,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from statelog.clock import Clock, SystemClock
+from statelog.local.restore_plan import RestorePlan
 from statelog.log.open import open_location
 from statelog.reading.change_columns import ChangeColumns
-from statelog.reading.changes import SubtaskChanges, change_table
+from statelog.reading.changes import SubtaskChanges, change_table, changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position, open_consumer
 from statelog.reading.read import chosen_columns, shown_name
 from statelog.reading.source import Source
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
-from statelog.spark.available_now import SupportsTriggerAvailableNow
+from statelog.spark.newer_streaming import ReadMaxBytes, SupportsTriggerAvailableNow
 from statelog.spark.source_options import SourceOptions
 
 _POLL_S: Final = 1.0
@@ -29,7 +30,7 @@ Offset = dict[str, Any]
 
 def change_columns(source: Source, options: SourceOptions) -> pa.Schema:
     """The columns of a state's changes that a user has chosen; raises the errors of :func:`change_table`."""
-    stored, table = change_table(source, options.state)
+    stored, table = change_table(source, options.state, with_before=options.with_before)
     return chosen_columns(table.schema, options.columns, f"State '{shown_name(stored)}' of {source.name}")
 
 
@@ -41,6 +42,8 @@ class _Partition(InputPartition):
     key_schema: bytes
     state: StateSchema
     changes: list[SubtaskChanges]
+    before: RestorePlan | None
+    """The subtask's state before them, if they are to tell what was before."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -67,6 +70,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._ends_when_idle = True
 
+    def getDefaultReadLimit(self) -> ReadMaxBytes:
+        """The limit with which Spark 4.2 and later call :meth:`latestOffset`, unless the trigger wants everything."""
+        return ReadMaxBytes(self._options.max_batch_bytes)
+
     def latestOffset(self, start: Offset | None = None, limit: object = None) -> Offset:
         since = self._end if start is None else Position(**start)
         if self._ends_when_idle:
@@ -74,27 +81,36 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._last = self._opened().newest(None).batch
         elif since is not None and self._is_asked_too_soon(since):
             return asdict(since)
-        found = self._opened().newest(since, self._last)
+        max_bytes: int | None = self._options.max_batch_bytes
+        if limit is not None:
+            max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        found = self._opened().newest(since, self._last, max_bytes)
         self._idle = (found, self._clock.monotonic_s()) if found == since else None
         return asdict(found)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         self._end = Position(**end)
+        if start == end:  # a restarted query says where it was, and may repeat what it has read up to there
+            return []
         consumer = self._opened()
-        source = consumer.source
+        source, since = consumer.source, Position(**start)
+        changes = consumer.changes(since, self._end)
+        before = consumer.states(since, len(changes)) if consumer.table.with_before else [None] * len(changes)
+        key_schema = source.checkpoint.key_schema
         return [
-            _Partition(source.location, source.checkpoint.key_schema, consumer.state, changes)
-            for changes in consumer.changes(Position(**start), self._end)
+            _Partition(source.location, key_schema, consumer.state, *own) for own in zip(changes, before, strict=True)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a subtask, in a task."""
         assert isinstance(partition, _Partition)
         store = open_location(partition.location)
-        table = ChangeColumns(decode_schema(partition.key_schema), StateDescriptor.from_stored(partition.state))
-        for changes in partition.changes:
-            for rows in changes.rows(store, partition.state):
-                yield table.to_rows(rows, changes.batch, changes.batch_time_ms).select(self._names)
+        state, plan = partition.state, partition.before
+        key_schema, declared = decode_schema(partition.key_schema), StateDescriptor.from_stored(state)
+        table = ChangeColumns(key_schema, declared, with_before=plan is not None)
+        batches = ((changes, changes.rows(store, state)) for changes in partition.changes)
+        for rows in changed_rows(store, state, table, batches, None if plan is None else [plan]):
+            yield rows.select(self._names)
 
     def commit(self, end: Offset) -> None:
         """Do nothing: Spark calls it when the next position is known, and that one gives up the changes before."""
@@ -113,6 +129,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 pin_s=options.pin_s,
                 max_bytes=options.max_pin_bytes,
                 takes_last=options.with_last,
+                with_before=options.with_before,
             )
         return self._consumer
 

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from statelog.checkpoint.protocol import Tick, Ticked
 from statelog.clock import Clock, SystemClock
-from statelog.spark.available_now import SupportsTriggerAvailableNow
+from statelog.spark.newer_streaming import SupportsTriggerAvailableNow
 from statelog.spark.rpc import RpcClient
 
 CLOCK_SOURCE: Final = "statelog-clock"

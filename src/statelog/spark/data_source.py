@@ -65,11 +65,13 @@ class StateSource(DataSource):
     ``spark.sql.python.filterPushdown.enabled``.
 
     ``show=changes`` is for ``spark.readStream``: the rows of :func:`read_changes`, each change once, from the batch
-    after ``after`` on, by default from the oldest that is still stored. The changes of the newest batch come when the
+    after ``after`` on, by default from the oldest that is still stored. With ``with_before=true`` they also say what
+    was before, and begin by default after the oldest retained checkpoint. The changes of the newest batch come when the
     next batch has begun, or with ``with_last=true`` as soon as Spark has committed theirs; then the path must be a
     checkpointLocation. The changes that a stream has not read stay while it runs and for ``pin_s`` seconds after, by
     default 86400, unless they take more than ``max_pin_bytes`` (1 GiB by default); ``pin_s`` must be longer than its
-    longest micro-batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
+    longest micro-batch. A micro-batch has at most ``max_batch_bytes`` of stored changes (256 MiB by default), but at
+    least one batch. A stream fails with StateMissingError if changes are gone, or if the query was set back to a
     batch before those that were read.
 
     Examples

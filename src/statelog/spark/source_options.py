@@ -25,12 +25,13 @@ class Show(StrEnum):
 
 _ANY: Final = ("path", "uid", "state", "columns", "show", "pin_s")
 _NOT_FOR_CHANGES: Final = ("at", "push_filters")
-_FOR_CHANGES: Final = ("after", "with_last", "max_pin_bytes")
+_FOR_CHANGES: Final = ("after", "with_last", "max_pin_bytes", "max_batch_bytes", "with_before")
 _READ_PIN_S: Final = 3600.0
 """How long the tasks of a read may take to begin."""
 _CHANGES_PIN_S: Final = 86_400.0
 """How long changes are kept for a stream that has stopped."""
 _MAX_PIN_BYTES: Final = 1 << 30
+_MAX_BATCH_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class SourceOptions:
     after: int | None
     with_last: bool
     max_pin_bytes: int
+    max_batch_bytes: int
+    with_before: bool
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -83,6 +86,8 @@ class SourceOptions:
             after=_whole(given, "after", "a batch") if "after" in given else None,
             with_last=_truth(given, "with_last"),
             max_pin_bytes=_whole(given, "max_pin_bytes", "a number of bytes", _MAX_PIN_BYTES),
+            max_batch_bytes=_whole(given, "max_batch_bytes", "a number of bytes", _MAX_BATCH_BYTES),
+            with_before=_truth(given, "with_before"),
         )
 
 

@@ -1,0 +1,45 @@
+"""Remembers the entries of log files for a reader that reads the log again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from statelog.log.entry import FRAME_HEADER_BYTES, Frame
+from statelog.storage.store import ObjectInfo, Store
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A file as it was when it was read."""
+
+    info: ObjectInfo
+    head: bytes
+    """Its first bytes, which tell it from another file of the same number."""
+    frames: Sequence[Frame]
+
+
+class SeenFiles:
+    """The frames of log files, which never change: a file only grows, or another query begins a log in its place."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._files: dict[int, _Seen] = {}
+
+    def frames(self, number: int, info: ObjectInfo) -> list[Frame]:
+        """The frames of a file that need not be read again, from its first one on; `info` is from a list of now."""
+        seen = self._files.get(number)
+        if seen is None or seen.info != info:
+            head = self._store.read(info.name, length=FRAME_HEADER_BYTES) if self._store.can_append else b""
+            has_grown = seen is not None and head == seen.head and seen.info.size_bytes < info.size_bytes
+            kept = seen.frames if seen is not None and has_grown and self._store.can_append else ()
+            seen = self._files[number] = _Seen(info, head, kept)
+        return list(seen.frames)
+
+    def note(self, number: int, frames: Sequence[Frame]) -> None:
+        """Remember the frames of a file whose others were read just now."""
+        self._files[number] = replace(self._files[number], frames=tuple(frames))
+
+    def forget_all_but(self, numbers: Collection[int]) -> None:
+        """Forget files that are gone."""
+        self._files = {number: seen for number, seen in self._files.items() if number in numbers}

@@ -1,0 +1,62 @@
+"""A query with a state that is much larger than what its batches change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from statelog.checkpoint.history import History
+from statelog.log.references import StoredRun
+from statelog.runs import digests
+from statelog.storage import LocalStore, Store
+from tests.model.engine import Key
+from tests.reading.story import Story
+from tests.stores import WholeObjects
+
+PARALLELISM = 2
+LEVELS = (range(4000), range(4000, 5800))
+"""The keys of each level of the base."""
+
+
+def objects(location: str) -> Store:
+    return WholeObjects(LocalStore(location))
+
+
+def key_of(number: int) -> Key:
+    return number, random.Random(number).randbytes(700).hex()
+
+
+class LargeState(Story):
+    """A query whose state is in two levels of large runs per subtask; the batches since are in the log only."""
+
+    def __init__(self, directory: Path, open_store: Callable[[str], Store] = objects, **options: Any) -> None:
+        options |= {"file_merging": "within", "retained_checkpoints": 20}
+        super().__init__(directory, parallelism=PARALLELISM, open_store=open_store, merge_fan_in=8, **options)
+        self._materialize(0)
+        for numbers in LEVELS:
+            self.run_keys([key_of(number) for number in numbers])
+            for _ in range(3):
+                self.run_keys([key_of(numbers[0])])
+        self._materialize(1e9)
+        self.run_keys([key_of(0)])
+
+    def _materialize(self, interval_s: float) -> None:
+        options = replace(self.engine.options, materialization_interval_s=interval_s, max_log_to_base=interval_s)
+        self.engine.options = options
+        self.start()
+
+    def run_keys(self, keys: list[Key]) -> None:
+        """Run a batch that sets the value of some keys."""
+        batch = len(self.models)
+        self.run(batch, [(key, ("set", batch)) for key in keys])
+
+
+def levels_of(history: History, subtask: int) -> list[list[StoredRun]]:
+    """The runs of each level of a subtask's base at the newest checkpoint."""
+    checkpoint = history.latest
+    assert checkpoint is not None
+    genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, PARALLELISM)
+    return [level.runs for level in history.levels(genesis, subtask, PARALLELISM, checkpoint.batch)]

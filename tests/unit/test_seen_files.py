@@ -1,0 +1,89 @@
+"""A log that remembers what it has read says the same as one that reads everything, with few requests."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statelog.clock import SystemClock
+from statelog.log.numbered import NumberedLog
+from statelog.log.open import open_log
+from statelog.options import Options
+from statelog.storage import LocalStore, Store
+from tests.reading.story import Story
+from tests.stores import CountedStore, WholeObjects
+
+STORES: dict[str, Callable[[str], Store]] = {
+    "across": LocalStore,
+    "off": LocalStore,
+    "within": lambda place: WholeObjects(LocalStore(place)),
+}
+
+
+def log_of(store: Store, merging: str, *, remembers: bool) -> NumberedLog:
+    return open_log(store, "op", Options(file_merging=merging), SystemClock(), remembers=remembers)
+
+
+@pytest.fixture(params=STORES)
+def merging(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def story(directory: Path, merging: str) -> Story:
+    return Story(
+        directory,
+        open_store=STORES[merging],
+        file_merging=merging,
+        retained_checkpoints=2,
+        materialization_interval_s=0,
+        max_log_to_base=0,
+        max_file_bytes=4000,
+        log_min_age_s=0,
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_that_remembers_says_the_same(merging: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    query = story(tmp_path / "query", merging)
+    store = STORES[merging](query.location)
+    remembering = log_of(store, merging, remembers=True)
+    for _ in range(25):
+        match rng.randrange(8):
+            case 0:
+                query.start(rng.choice([1, 2, 3]))
+            case 1 if len(query.models) > 1:
+                del query.models[-1]  # the batch is repeated
+                query.start()
+            case 2 if merging == "across":
+                newest = sorted((Path(query.location) / "op" / "log").glob("*.log"))[-1]
+                newest.write_bytes(newest.read_bytes() + newest.read_bytes()[:30])  # a torn frame
+                assert remembering.read() == log_of(store, merging, remembers=False).read()
+                query.start()
+            case 3:  # another query in its place
+                shutil.rmtree(tmp_path / "query")
+                query = story(tmp_path / "query", merging)
+            case _:
+                query.run_batches(rng.randrange(1, 4), rng)
+        assert remembering.read() == log_of(store, merging, remembers=False).read()
+
+
+def test_only_what_is_new_is_read(merging: str, tmp_path: Path) -> None:
+    query = Story(tmp_path, open_store=STORES[merging], file_merging=merging)
+    query.run_batches(30, random.Random(1))
+    store = CountedStore(STORES[merging](query.location))
+    log = log_of(store, merging, remembers=True)
+    log.read()
+    whole = store.take()
+    log.read()
+    assert store.take().reads == 0
+    query.run_batches(1, random.Random(1))
+    log.read()
+    one = store.take()
+    # Where files can grow, the start of one is read too, which tells it from another one.
+    assert one.reads == (1 if merging == "within" else 2)
+    assert one.read_bytes() < whole.read_bytes() / 2
