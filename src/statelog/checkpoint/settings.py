@@ -25,6 +25,8 @@ CLOSED: Final = "closed_ms"
 LATENESS: Final = "allowedLatenessMs"
 AGGREGATE: Final = "aggregate "
 """The name of a ready-made aggregate follows."""
+VALUE_DETAIL: Final = "value of "
+"""The name of an aggregate follows whose values do not follow from its accumulator alone."""
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -53,6 +55,10 @@ class Rule:
 
 def _refused(stored: Settings, declared: Settings) -> Verdict:
     return Verdict.REFUSE
+
+
+def _equal(stored: Settings, declared: Settings) -> Verdict:
+    return Verdict.EQUAL
 
 
 def _converted(stored: Settings, declared: Settings) -> Verdict:
@@ -105,6 +111,7 @@ RULES: Final = (
         "Open windows have a part of the old result under this name.",
         "Give the new aggregate another alias: then it counts from now on.",
     ),
+    Rule((VALUE_DETAIL,), _equal, "Only readers of state need it: the fractions of quantiles, and types."),
     Rule(
         (_TTL,),
         _ttl,

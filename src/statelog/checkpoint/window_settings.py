@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from statelog.checkpoint.settings import AGGREGATE, CLOSED, LATENESS
+from statelog.checkpoint.settings import AGGREGATE, CLOSED, LATENESS, VALUE_DETAIL
 from statelog.log.entry import Settings
 from statelog.runs.times import NO_TIME_MS
 
@@ -70,6 +70,8 @@ class WindowSettings:
     """Size, slide and offset of windows of time, milliseconds."""
     aggregates: Mapping[str, str]
     """The ready-made aggregates by name, such as ``sum(n)``; also removed ones that open windows still hold."""
+    value_details: Mapping[str, str]
+    """What else their values follow from, by name."""
 
     @classmethod
     def of(cls, settings: Settings) -> WindowSettings | None:
@@ -88,9 +90,11 @@ class WindowSettings:
             int(settings.get(LATENESS, 0)),
             int(settings.get(CLOSED, NO_TIME_MS)),
             grid,
-            {
-                name.removeprefix(AGGREGATE): str(value)
-                for name, value in settings.items()
-                if name.startswith(AGGREGATE)
-            },
+            _named(settings, AGGREGATE),
+            _named(settings, VALUE_DETAIL),
         )
+
+
+def _named(settings: Settings, prefix: str) -> dict[str, str]:
+    """The settings that begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): str(value) for name, value in settings.items() if name.startswith(prefix)}

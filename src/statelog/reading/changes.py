@@ -18,9 +18,9 @@ from statelog.log.references import SegmentRef
 from statelog.reading.change_columns import ChangeColumns
 from statelog.reading.lookup import Keys, encoded_keys
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.scan import merged_rows
 from statelog.reading.source import At, Source, open_source
+from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.key_groups import Hashes, HashRange, subtasks_of
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run

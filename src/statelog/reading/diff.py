@@ -16,9 +16,9 @@ from statelog.errors import ConfigurationError, ErrorKind
 from statelog.reading.changes import batch_changes, change_table
 from statelog.reading.lookup import Lookup
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.scan import ReadPart, cut_parts, scan_part
 from statelog.reading.source import At, Source, open_source
+from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.reading.tables import EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, change_schema
 from statelog.runs.keys import KeyCodec
