@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,6 +109,27 @@ def _in_windows(windows: str) -> list[list[int]]:
         inside = [[ms for ms in times if start <= ms < start + size] for start in range(slide - size, 100, slide)]
         found += [each for each in inside if each]
     return found
+
+
+OPEN: Final = {
+    "tumbling": [[1, 5], [12], [33], [40]],
+    "sliding": [[1, 5], [1, 5, 12], [12], [33], [33], [40], [40]],
+    "session": [[1, 5, 12], [33], [40]],
+    "count": [[33], [40]],
+}
+"""The values of each window after the first batch, by hand."""
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("fixture", sorted(FIXTURES.iterdir()), ids=lambda path: path.name)
+def test_windows_of_a_fixture_are_read_without_the_query(fixture: Path, windows: str, tmp_path: Path) -> None:
+    location = shutil.copytree(fixture / windows, tmp_path / "location")  # a reader writes a pin
+    rows = statelog.read_state(location, state="windows").read_all().to_pylist()
+    values = [sorted(row["value_collect(value)"]) for row in rows]
+    assert sorted(values) == OPEN[windows]
+    for row, own in zip(rows, values, strict=True):
+        found = [row[f"value_{name}"] for name in ("count", "sum(value)", "mean(value)", "max(value)", "last(value)")]
+        assert found == [len(own), sum(own), sum(own) / len(own), max(own), max(own)]
 
 
 @pytest.mark.parametrize("windows", WINDOWS)

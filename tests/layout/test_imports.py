@@ -78,10 +78,11 @@ def test_only_upper_packages_know_spark(module: str) -> None:
         ("statelog", {"pyspark", "pyarrow", "pandas", "numpy"}),
         ("statelog.spark.clock_source", {"pandas", "statelog.streams", "statelog.checkpoint.coordinator"}),
         ("statelog.spark.keyed_spec", {"statelog.streams", "statelog.checkpoint.coordinator"}),
+        ("statelog.reading.read", {"pyspark", "pandas"}),
     ],
 )
-def test_spark_processes_load_only_what_they_need(imported: str, left_out: set[str]) -> None:
-    """Spark starts many Python processes, and each of them imports its part of statelog."""
+def test_processes_load_only_what_they_need(imported: str, left_out: set[str]) -> None:
+    """Spark starts many Python processes, and each of them imports its part of statelog; readers need no Spark."""
     program = f"import sys, {imported}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert imported in loaded

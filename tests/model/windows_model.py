@@ -72,6 +72,8 @@ class Answer:
 
     returned: list[Returned]
     late: list[Event]
+    open: list[Returned]
+    """The windows that still take rows after the batch, with the rows that they have."""
 
 
 def answers(batches: Sequence[Batch]) -> list[Answer]:
@@ -100,7 +102,7 @@ def closed(batches: Sequence[Batch], number: int) -> int:
 
 def _timed(batches: Sequence[Batch]) -> list[Answer]:
     """Look at every window that could have a row, and ask in which batches it is returned with what."""
-    answer = [Answer([], []) for _ in batches]
+    answer = [Answer([], [], []) for _ in batches]
     times = [event.time_ms for batch in batches for event in batch.events if event.time_ms is not None]
     taken: list[Event] = []
     for number, batch in enumerate(batches):
@@ -123,8 +125,11 @@ def _timed(batches: Sequence[Batch]) -> list[Answer]:
             for end in sorted({end for event in own for end in ends_of[event.time_ms or 0]}):
                 inside = [event for event in own if end - size <= _time_of(event)[0] < end]
                 is_updated = closed_ms < end <= batch.before_ms and any(event in new for event in inside)
+                window = Returned(user, (end - size, end), _by_time(inside))
                 if batch.before_ms < end <= batch.now_ms or is_updated:
-                    answer[number].returned.append(Returned(user, (end - size, end), _by_time(inside)))
+                    answer[number].returned.append(window)
+                if end > max(closed_ms, batch.now_ms - batch.setting.lateness_ms):
+                    answer[number].open.append(window)
     return answer
 
 
@@ -138,6 +143,7 @@ def _sessions(batches: Sequence[Batch]) -> list[Answer]:
         after_ms = max(closed_ms, batch.now_ms - batch.setting.lateness_ms)
         late = [event for event in batch.events if event.time_ms is None]
         returned: list[Returned] = []
+        open_ones: list[Returned] = []
         new = {event for event in batch.events if event.time_ms is not None}
         gaps |= {event: batch.setting.windows.gap_ms for event in new}
         live = [event for user_rows in _by_user(live) for event in _open_rows(user_rows, gaps, closed_ms)]
@@ -149,13 +155,14 @@ def _sessions(batches: Sequence[Batch]) -> list[Answer]:
                 if fresh and end <= closed_ms:
                     late += fresh
                     continue
+                window = Returned(session[0].user, (_time_of(session[0])[0], end), tuple(session))
                 if batch.before_ms < end <= batch.now_ms or (fresh and end <= batch.before_ms):
-                    start = _time_of(session[0])[0]
-                    returned.append(Returned(session[0].user, (start, end), tuple(session)))
+                    returned.append(window)
                 if end > after_ms:
+                    open_ones.append(window)
                     kept += session
         live = kept
-        answer.append(Answer(returned, late))
+        answer.append(Answer(returned, late, open_ones))
     return answer
 
 
@@ -198,7 +205,8 @@ def _counted(batches: Sequence[Batch]) -> list[Answer]:
             if len(window) >= batch.setting.windows.size:
                 returned.append(Returned(event.user, None, tuple(window)))
                 window.clear()
-        answer.append(Answer(returned, []))
+        open_ones = [Returned(user, None, tuple(window)) for user, window in windows.items() if window]
+        answer.append(Answer(returned, [], open_ones))
     return answer
 
 
@@ -218,7 +226,7 @@ class Rows(statelog.WindowProcessor):
     """Returns the rows of a window, and how many windows its key has had."""
 
     def init(self, handle: Any) -> None:
-        self._windows = handle.getValueState("windows", "count long")
+        self._windows = handle.getValueState("returned", "count long")
 
     def process(self, key: Any, window: Any, rows: Any, context: Any) -> Iterator[Row]:
         (count,) = self._windows.get() or (0,)
@@ -278,18 +286,22 @@ KINDS: dict[str, Callable[[WindowDefinition], WindowPlan]] = {
 }
 
 
-def window_operator(
-    windows: Any, kind: str, *, is_event_time: bool = True, lateness_ms: int = 0, late_column: str | None = None
-) -> WindowPlan:
-    """An operator with windows."""
+def window_definition(
+    windows: Any, *, is_event_time: bool = True, lateness_ms: int = 0, late_column: str | None = None
+) -> WindowDefinition:
+    """Windows of the input."""
     mode = TimeMode.EVENT_TIME if is_event_time else TimeMode.PROCESSING_TIME
     if isinstance(windows, CountWindows):
         mode = TimeMode.NONE
     column = "time" if mode is TimeMode.EVENT_TIME else None
-    definition = WindowDefinition(
+    return WindowDefinition(
         read_schema(INPUT, "input"), ["user"], "UTC", windows, mode, column, lateness_ms, late_column, parse=parse_ddl
     )
-    return KINDS[kind](definition)
+
+
+def window_operator(windows: Any, kind: str, **more: Any) -> WindowPlan:
+    """An operator with windows; the other arguments are those of :func:`window_definition`."""
+    return KINDS[kind](window_definition(windows, **more))
 
 
 def window_harness(

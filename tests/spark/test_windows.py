@@ -110,6 +110,38 @@ def test_windows_are_those_of_spark(
     assert _found(in_batch.where("user != 'z'").collect()) == expected
 
 
+def test_open_windows_are_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    """Those that Spark computes of the same rows, as far as their end is after the watermark."""
+    batches = _events(seed=3, batches=4)[:-1]
+    for parallelism, some in ((2, batches[:2]), (3, batches[2:])):
+        _write(tmp_path, some)
+        stream = _stream(spark, tmp_path).withWatermark("time", "60 seconds")
+        windowed = statelog.key_by(stream, "user").window(SlidingWindows(30_000, 12_000))
+        _run(windowed.agg(*AGGREGATES, parallelism=parallelism), tmp_path)
+
+    checkpoint = str(tmp_path / "checkpoint")
+    watermark_ms = statelog.list_checkpoints(checkpoint)[-1].watermark_ms
+    assert watermark_ms is not None
+    all_rows = spark.read.schema(SCHEMA).json(str(tmp_path / "input"))
+    grouped = all_rows.groupBy("user", F.window("time", "30 seconds", "12 seconds").alias("w"))
+    computed = grouped.agg(F.count("*"), F.sum("n"), F.min("time"), F.array_sort(F.collect_list("n")))
+    is_open = F.unix_millis("w.end") > watermark_ms
+    expected = Counter((row[0], *row.w, *row[2:5], tuple(row[5])) for row in computed.where(is_open).collect())
+    assert 0 < len(expected) < computed.count()
+
+    spark.dataSource.register(statelog.StateSource)
+    source = spark.read.format("statelog")
+    frame = source.option("state", "windows").load(checkpoint)
+    assert frame.columns[:4] == ["key_user", "window_start", "window_end", "is_complete"]
+    found = frame.where("not is_complete").drop("is_complete")
+    assert Counter((*row[:6], tuple(sorted(row[6]))) for row in found.collect()) == expected
+    assert frame.count() == found.count()
+    chosen = source.option("columns", "window_start,value_count").load(checkpoint)  # the windows are the only state
+    assert Counter(map(tuple, chosen.collect())) == Counter(
+        (start, count) for (_, start, _, count, *_), times in expected.items() for _ in range(times)
+    )
+
+
 class Orders(statelog.WindowProcessor):
     """Returns what a window has of each user, and what was in those before."""
 

@@ -15,10 +15,10 @@ from statelog import SlidingWindows
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns
 from statelog.aggregates.list_kernels import ListKernel
+from statelog.aggregates.pane_columns import PaneMerge, first_ends, group_rows, next_ends
+from statelog.aggregates.pane_grid import Panes
 from statelog.operators.keyed.time_columns import TimeRows
 from statelog.windows.aggregated_sessions import sessions_of
-from statelog.windows.assigners import Panes
-from statelog.windows.pane_columns import PaneMerge, first_ends, group_rows, next_ends
 
 GRIDS = st.builds(SlidingWindows, st.integers(1, 30), st.integers(1, 12), st.integers(-20, 20)).map(
     lambda windows: windows.panes()

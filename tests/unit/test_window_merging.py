@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog import SlidingWindows
-from statelog.windows.assigners import Panes
+from statelog.aggregates.pane_grid import Panes
 from statelog.windows.merging import WindowMerge, filled_windows
 
 Row = tuple[Any, ...]

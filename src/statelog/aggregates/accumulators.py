@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructField, StructType
 
-from statelog.aggregates.functions import Aggregate, Count
+from statelog.aggregates.functions import Aggregate, Count, Quantiles, stored_type
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns, Kernel
 from statelog.aggregates.stored import stored_column, to_given
@@ -139,6 +139,20 @@ def bind_aggregates(aggregates: Sequence[Aggregate], schema: StructType, *, ansi
     return Accumulators(
         StructType(accumulator), StructType(result), any(one.depends_on_arrival for one in aggregates), parts
     )
+
+
+def value_details(aggregates: Sequence[Aggregate], result: StructType) -> dict[str, str]:
+    """For each value of `result` that does not follow from its accumulator alone, what it follows from, as text.
+
+    That is the type of values that are stored in another form, and the fractions of quantiles.
+    """
+    details: dict[str, str] = {}
+    for aggregate, field in zip(aggregates, result, strict=True):
+        if isinstance(aggregate, Quantiles):
+            details[field.name] = ", ".join(map(repr, aggregate.fractions))
+        elif stored_type(field.dataType) != field.dataType:
+            details[field.name] = field.dataType.simpleString()
+    return details
 
 
 def _column(aggregate: Aggregate, name: str | None, schema: StructType) -> tuple[int, DataType]:

@@ -24,8 +24,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from statelog.aggregates.hyperloglog import HyperLogLogKernel, lg_k_of
+from statelog.aggregates.hyperloglog import DEFAULT_RSD, HyperLogLogKernel, lg_k_of
 from statelog.aggregates.kernels import (
+    MAX_PRECISION,
+    MEAN_DIGITS,
+    SUM_DIGITS,
     CountKernel,
     ExtremeKernel,
     FirstLastKernel,
@@ -34,17 +37,13 @@ from statelog.aggregates.kernels import (
     SumKernel,
     VarianceKernel,
 )
-from statelog.aggregates.list_kernels import DistinctKernel, ListKernel
-from statelog.aggregates.quantiles import QuantilesKernel, datasketches_library
+from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
+from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel, datasketches_library
 from statelog.aggregates.row_functions import CountFunction, FoldFunction, MeanFunction, greatest, least, sum_of
 from statelog.convert.types import arrow_type
 from statelog.errors import ConfigurationError
 from statelog.operators.keyed.values import AggregateFunction
 
-_MAX_PRECISION: Final = 38
-_SUM_DIGITS: Final = 10
-_MEAN_DIGITS: Final = 4
-_MAX_LIST_BYTES: Final = 64 << 20
 _COMPARABLE: Final = (
     IntegralType,
     FractionalType,
@@ -57,10 +56,8 @@ _COMPARABLE: Final = (
 )
 _COMPARABLE_TEXT: Final = "a number, boolean, string, binary, date or timestamp"
 _NUMBERS: Final = (IntegralType, FractionalType)
-_RSD: Final = 0.05
 _LEAST_RSD: Final = 0.0025
 _MOST_RSD: Final = 0.25
-_COMPRESSION: Final = 200
 _LEAST_COMPRESSION: Final = 20
 _MOST_COMPRESSION: Final = 2000
 
@@ -204,7 +201,7 @@ class Mean(Aggregate):
         result: DataType = DoubleType()
         if isinstance(kind, DecimalType):
             sums = _sum_type(kind)
-            result = _bounded_decimal(kind.precision + _MEAN_DIGITS, kind.scale + _MEAN_DIGITS)
+            result = _bounded_decimal(kind.precision + MEAN_DIGITS, kind.scale + MEAN_DIGITS)
         kernel = MeanKernel(_arrow(sums), _arrow(result), wraps=not ansi)
         return BoundAggregate(kernel, (("sum", sums), ("count", LongType())), result)
 
@@ -317,7 +314,7 @@ class Collect(Aggregate):
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, (DataType,), "a column")
-        return BoundAggregate(ListKernel(_MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
+        return BoundAggregate(ListKernel(MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), ArrayType(kind))
 
 
 @dataclass(frozen=True)
@@ -329,7 +326,7 @@ class CountDistinct(Aggregate):
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
-        return BoundAggregate(DistinctKernel(_MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), LongType())
+        return BoundAggregate(DistinctKernel(MAX_LIST_BYTES), (("", ArrayType(stored_type(kind))),), LongType())
 
 
 @dataclass(frozen=True)
@@ -348,10 +345,10 @@ class ApproxCountDistinct(Aggregate):
         0.05, 16 kB for 0.01.
     """
 
-    rsd: float = _RSD
+    rsd: float = DEFAULT_RSD
 
     def __str__(self) -> str:
-        return f"approx_count_distinct({self.column}{'' if self.rsd == _RSD else f', rsd={self.rsd}'})"
+        return f"approx_count_distinct({self.column}{'' if self.rsd == DEFAULT_RSD else f', rsd={self.rsd}'})"
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         kind = self._require(kind, _COMPARABLE, _COMPARABLE_TEXT)
@@ -382,10 +379,10 @@ class Quantiles(Aggregate):
     """
 
     fractions: tuple[float, ...] = ()
-    compression: int = _COMPRESSION
+    compression: int = DEFAULT_COMPRESSION
 
     def __init__(
-        self, column: str | None, fractions: Sequence[float], name: str = "", *, compression: int = _COMPRESSION
+        self, column: str | None, fractions: Sequence[float], name: str = "", *, compression: int = DEFAULT_COMPRESSION
     ) -> None:
         super().__init__(column, name)
         is_sequence = isinstance(fractions, Sequence) and not isinstance(fractions, str)
@@ -394,7 +391,7 @@ class Quantiles(Aggregate):
 
     def __str__(self) -> str:
         # Without the fractions: the state does not depend on them.
-        return f"quantiles({self.column}{'' if self.compression == _COMPRESSION else f', {self.compression}'})"
+        return f"quantiles({self.column}{'' if self.compression == DEFAULT_COMPRESSION else f', {self.compression}'})"
 
     def bind(self, kind: DataType | None, by: DataType | None = None, *, ansi: bool = True) -> BoundAggregate:
         self._require(kind, _NUMBERS, "a number")
@@ -441,13 +438,13 @@ def stored_type(kind: DataType) -> DataType:
 
 def _sum_type(kind: DataType) -> DataType:
     if isinstance(kind, DecimalType):
-        return DecimalType(min(kind.precision + _SUM_DIGITS, _MAX_PRECISION), kind.scale)
+        return DecimalType(min(kind.precision + SUM_DIGITS, MAX_PRECISION), kind.scale)
     return LongType() if isinstance(kind, IntegralType) else DoubleType()
 
 
 def _bounded_decimal(precision: int, scale: int) -> DecimalType:
     """Spark's type for a result of such precision and scale (``DecimalType.bounded``)."""
-    return DecimalType(min(precision, _MAX_PRECISION), min(scale, _MAX_PRECISION))
+    return DecimalType(min(precision, MAX_PRECISION), min(scale, MAX_PRECISION))
 
 
 def _arrow(kind: DataType) -> pa.DataType:

@@ -23,6 +23,8 @@ from statelog.aggregates.sketches import StoredSketches, flat, read_sketches, st
 from statelog.aggregates.value_hashes import Hashes, value_hashes
 from statelog.errors import CorruptionError, ErrorKind
 
+DEFAULT_RSD: Final = 0.05
+"""The relative standard deviation of counts, unless another is asked for."""
 _SUBJECT: Final = "ApproxCountDistinct"
 _INDEX_BITS: Final = 26
 _REST_BITS: Final = 64 - _INDEX_BITS

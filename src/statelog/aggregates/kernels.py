@@ -22,6 +22,10 @@ from statelog.errors import ProcessorError
 
 Columns = list[pa.Array]
 
+MAX_PRECISION: Final = 38
+SUM_DIGITS: Final = 10
+"""Digits that the sum of decimals has more than they have."""
+MEAN_DIGITS: Final = 4
 _LOW: Final = (1 << 32) - 1
 _SMALL: Final = 1 << 62
 _WRAPPED: Final = 1.5e38

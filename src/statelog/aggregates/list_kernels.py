@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,6 +14,9 @@ from statelog.aggregates.kernels import Columns, Kernel, order_of
 from statelog.errors import ErrorKind, ProcessorError
 from statelog.runs.byte_slices import MAX_COLUMN_BYTES, bytes_before
 from statelog.runs.key_columns import encode_column, joined_by_row
+
+MAX_LIST_BYTES: Final = 64 << 20
+"""Of the values of a key that an aggregate keeps."""
 
 
 class ListTooLarge(ProcessorError):

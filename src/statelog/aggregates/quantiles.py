@@ -23,6 +23,8 @@ from statelog.aggregates.sketches import StoredSketches, binaries, read_sketches
 from statelog.aggregates.stored import as_doubles
 from statelog.errors import ConfigurationError
 
+DEFAULT_COMPRESSION: Final = 200
+"""The number of values that are kept exactly, unless another is asked for."""
 _SUBJECT: Final = "Quantiles"
 _VALUE: Final = np.dtype("<f8")
 _COUNTS: Final = struct.Struct("<QQQ")

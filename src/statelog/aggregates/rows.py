@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, BooleanType, LongType, StructField, Str
 from statelog.aggregates.accumulators import Results
 from statelog.aggregates.groups import Groups
 from statelog.aggregates.kernels import Columns, FirstLastKernel
-from statelog.aggregates.list_kernels import TopKernel
+from statelog.aggregates.list_kernels import MAX_LIST_BYTES, TopKernel
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.types import arrow_type
 from statelog.operators.keyed.columns import ValueColumns
@@ -24,7 +24,6 @@ from statelog.runs.times import Moment, Ttl
 RANK: Final = "rank"
 SEEN_STATE: Final = "seen"
 _ROWS_FIELD: Final = "rows"
-_MAX_LIST_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class TopRows:
 
     def reduce(self, held: Columns, groups: Groups) -> Columns:
         """The greatest rows of each group."""
-        return TopKernel(self.size, _MAX_LIST_BYTES).reduce(held, groups)
+        return TopKernel(self.size, MAX_LIST_BYTES).reduce(held, groups)
 
     def results(self, held: Columns) -> Results:
         lists = held[0]

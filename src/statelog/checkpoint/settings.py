@@ -20,10 +20,13 @@ from statelog.runs.times import NO_TIME_MS
 _log: Final = logging.getLogger(__name__)
 
 
-_CLOSED: Final = "closed_ms"
+CLOSED: Final = "closed_ms"
 """Recorded beside the settings: earlier starts have closed the windows that end up to this time."""
-_LATENESS: Final = "allowedLatenessMs"
-_AGGREGATE: Final = "aggregate "
+LATENESS: Final = "allowedLatenessMs"
+AGGREGATE: Final = "aggregate "
+"""The name of a ready-made aggregate follows."""
+VALUE_DETAIL: Final = "value of "
+"""The name of an aggregate follows whose values do not follow from its accumulator alone."""
 _TTL: Final = "TTL of state "
 _NO_TTL: Final = "none"
 
@@ -52,6 +55,10 @@ class Rule:
 
 def _refused(stored: Settings, declared: Settings) -> Verdict:
     return Verdict.REFUSE
+
+
+def _equal(stored: Settings, declared: Settings) -> Verdict:
+    return Verdict.EQUAL
 
 
 def _converted(stored: Settings, declared: Settings) -> Verdict:
@@ -97,13 +104,14 @@ RULES: Final = (
     ),
     Rule(("gap_ms",), _converted, "The rows of open sessions keep the gap that they came with."),
     Rule(("size",), _converted, "An open window that has as many rows or more is returned with its key's next row."),
-    Rule((_LATENESS,), _converted, "Windows that were closed stay closed, and all others go by the new lateness."),
+    Rule((LATENESS,), _converted, "Windows that were closed stay closed, and all others go by the new lateness."),
     Rule(
-        (_AGGREGATE,),
+        (AGGREGATE,),
         _refused,
         "Open windows have a part of the old result under this name.",
         "Give the new aggregate another alias: then it counts from now on.",
     ),
+    Rule((VALUE_DETAIL,), _equal, "Only readers of state need it: the fractions of quantiles, and types."),
     Rule(
         (_TTL,),
         _ttl,
@@ -182,14 +190,14 @@ def inherit(settings: Settings, states: Sequence[StateSchema], before: Checkpoin
         if change.verdict is Verdict.CONVERT:
             _log.info("%s: %s. %s", where, change, change.rule.effect)
     # Up to this time windows were closed as of the checkpoint; their state is gone.
-    closed_ms = int(before.settings.get(_CLOSED, NO_TIME_MS))
-    if _LATENESS in before.settings:
-        closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[_LATENESS]))
+    closed_ms = int(before.settings.get(CLOSED, NO_TIME_MS))
+    if LATENESS in before.settings:
+        closed_ms = max(closed_ms, before.watermark_ms - int(before.settings[LATENESS]))
     # Open windows still hold the results of a removed aggregate, and it may come back.
-    removed = {name: value for name, value in before.settings.items() if name.startswith(_AGGREGATE)}
+    removed = {name: value for name, value in before.settings.items() if name.startswith(AGGREGATE)}
     declared = {state.name for state in states if not state.expires_by}
     return Inherited(
-        {**removed, **settings, **({} if closed_ms == NO_TIME_MS else {_CLOSED: closed_ms})},
+        {**removed, **settings, **({} if closed_ms == NO_TIME_MS else {CLOSED: closed_ms})},
         closed_ms,
         {state.name: state.expires_by for state in before.states if state.expires_by and state.name in declared},
     )

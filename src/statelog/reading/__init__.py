@@ -5,7 +5,8 @@ A read goes these steps; `read` calls them:
 1. `source` finds the operator below a checkpointLocation or at a location of state, reads its log, and chooses the
    checkpoint. Nothing is claimed, so the query does not notice.
 2. `scan` cuts the key hashes into `parts` of bounded size, and merges each part's stored runs, as a restore does.
-3. `tables` turns merged changes into typed columns. Savepoints store the same tables.
+3. `tables` turns merged changes into typed columns. Savepoints store the same tables. `windows` makes rows of windows
+   instead, and `states` knows which of both a name means.
 
 `lookup` reads blocks of some keys instead of step 2, and `reader` keeps a checkpoint open for many reads. `savepoint`
 reads the tables of a savepoint, which its `manifest` lists. Beside states there are `changes` of batches, the `history`
@@ -18,5 +19,5 @@ Words:
 - part: a range of key hashes, the work of one call, here or in a task of a cluster.
 - table: a state's rows in typed columns. (Elsewhere in statelog a table is what a subtask reads state from.)
 
-May import `checkpoint` and the packages below it, but not Spark.
+May import `aggregates`, `checkpoint` and the packages below them, but not Spark, also not by way of `aggregates`.
 """

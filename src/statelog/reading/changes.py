@@ -22,10 +22,10 @@ from statelog.reading.former import FormerValues
 from statelog.reading.lookup import Keys, encoded_keys
 from statelog.reading.pairing import ChangedBatch
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.run_search import RunSearch, segment_parts
 from statelog.reading.scan import cut_parts, merged_rows
 from statelog.reading.source import At, Source, open_source
+from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.key_groups import subtasks_of
 from statelog.runs.merge import Garbage
 from statelog.runs.reader import Run

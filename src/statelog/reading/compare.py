@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from statelog.errors import ConfigurationError, ErrorKind
-from statelog.reading.reader import StateReader, open_state
+from statelog.reading.reader import StateReader, open_state, stored_states
 from statelog.reading.source import At
 from statelog.reading.tables import HASH, SUBTASK
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS
@@ -94,9 +94,10 @@ def compare(
         open_state(location, uid, at=at) as first,
         open_state(other, uid if other_uid is None else other_uid, at=at if other_at is None else other_at) as second,
     ):
-        if unknown := sorted(set(first.states) ^ set(second.states)):
+        states = stored_states(first)
+        if unknown := sorted(set(states) ^ set(stored_states(second))):
             raise _different(location, other, f"state '{unknown[0]}'")
-        return [_compared(first, second, state, ignore, (location, other)) for state in first.states]
+        return [_compared(first, second, state, ignore, (location, other)) for state in states]
 
 
 def _compared(

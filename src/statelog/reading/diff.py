@@ -22,9 +22,9 @@ from statelog.reading.changes import change_sizes, change_table, changeset_name,
 from statelog.reading.former import FormerValues
 from statelog.reading.pairing import PairedChanges
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.scan import PART_BYTES, ReadPart, cut_parts, merged_rows, part_sizes, scan_part
 from statelog.reading.source import At, Source, open_source
+from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.reading.tables import BEFORE, EXPIRES, HASH, TIME, map_key_fields, map_keys, prefixed
 from statelog.runs.format import EXPIRY_COLUMN, VALUE_COLUMN, Operation, change_schema
 from statelog.runs.key_groups import HashRange, hash_range

@@ -15,8 +15,8 @@ from statelog.reading.change_columns import BATCH, ChangeColumns
 from statelog.reading.changes import change_rows, change_table
 from statelog.reading.lookup import Lookup, encoded_keys
 from statelog.reading.pinned import open_pinned, reading
-from statelog.reading.read import chosen_columns, chosen_state, shown_name
 from statelog.reading.source import Source, open_source
+from statelog.reading.states import chosen_columns, chosen_state, shown_name
 from statelog.runs.schema import StateSchema
 
 STATE: Final = "state"

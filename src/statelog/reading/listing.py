@@ -13,9 +13,9 @@ from statelog.checkpoint.history import History
 from statelog.checkpoint.pins import Pin, standing_pins
 from statelog.clock import SystemClock
 from statelog.log.entry import Checkpoint
-from statelog.reading.read import read_schema, shown_name
-from statelog.reading.savepoint import open_operator, read_manifest
-from statelog.reading.source import At, find_operator, find_operators, is_savepoint, read_history
+from statelog.reading.savepoint import SavedSource, open_operator, read_manifest
+from statelog.reading.source import At, Source, find_operator, find_operators, is_savepoint, read_history
+from statelog.reading.states import tables_of
 from statelog.runs.schema import decode_schema
 from statelog.runs.times import NO_TIME_MS
 from statelog.storage import Store
@@ -72,7 +72,7 @@ class StateInfo:
     state : str
         Its name, as :func:`read_state` takes it.
     kind : str
-        Such as ``value``, ``list``, ``map`` or ``timer``.
+        Such as ``value``, ``list``, ``map`` or ``timer``; ``windows`` or their ``panes``.
     columns : tuple of str
         The columns of its rows with their types, as :func:`read_state` returns them.
     """
@@ -156,7 +156,7 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
                 location=place,
                 parallelism=newest.parallelism,
                 key=_key_of(newest.key_schema),
-                states=tuple(shown_name(stored) for stored in newest.states),
+                states=tuple(table.name for table in tables_of(Source(store, place, root, history, newest))),
                 batch=newest.batch,
                 batch_time_ms=newest.batch_time_ms,
                 state_bytes=_needed(root, history, newest.batch).state_bytes,
@@ -167,7 +167,7 @@ def list_operators(location: str | Path) -> list[OperatorInfo]:
 
 def _saved_operators(location: str) -> list[OperatorInfo]:
     """The operators of a savepoint."""
-    _, manifest = read_manifest(location)
+    store, manifest = read_manifest(location)
     return [
         OperatorInfo(
             uid=operator.uid,
@@ -175,7 +175,7 @@ def _saved_operators(location: str) -> list[OperatorInfo]:
             location=location,
             parallelism=operator.parts,
             key=_key_of(operator.key_schema),
-            states=tuple(shown_name(state.schema) for state in operator.states),
+            states=tuple(table.name for table in tables_of(SavedSource(store, location, operator))),
             batch=manifest.batch,
             batch_time_ms=operator.batch_time_ms,
             state_bytes=sum(file.length for state in operator.states for file in state.files),
@@ -217,11 +217,11 @@ def list_states(location: str | Path, uid: str | None = None, *, at: At | None =
     return [
         StateInfo(
             uid=source.uid,
-            state=shown_name(stored),
-            kind=str(stored.kind),
-            columns=tuple(_fields(read_schema(source, stored))),
+            state=table.name,
+            kind=table.kind,
+            columns=tuple(_fields(table.shown_schema)),
         )
-        for stored in source.states
+        for table in tables_of(source)
     ]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 
 from statelog.errors import ConfigurationError
 from statelog.local.restore import read_segment
-from statelog.operators.keyed.timers import TIMERS
 from statelog.operators.unkeyed.snapshot import Snapshot
 from statelog.operators.unkeyed.states import OperatorStateMode
 from statelog.progress import tracked
@@ -19,11 +17,9 @@ from statelog.reading.pinned import open_pinned, reading
 from statelog.reading.savepoint import SavedSource, open_saved, saved_rows
 from statelog.reading.scan import ReadPart, cut_parts, part_sizes, scan_part
 from statelog.reading.source import At, Source, StoredOperator, is_savepoint, open_source
-from statelog.reading.tables import HASH, ElementColumns, Positions, StateColumns
+from statelog.reading.states import StateTable, chosen_columns, chosen_table
+from statelog.reading.tables import ElementColumns, StateColumns
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
-
-TIMERS_NAME: Final = "timers"
-"""The name under which users read an operator's timers."""
 
 
 def read_state(
@@ -48,7 +44,7 @@ def read_state(
     uid : str, optional
         The operator; needed if there are several.
     state : str, optional
-        The state; needed if there are several. ``"timers"`` are the operator's timers.
+        The state; needed if there are several. ``"timers"`` are the operator's timers, ``"windows"`` its open windows.
     at : int or datetime, optional
         The batch whose checkpoint is read, or a time with its zone: then the newest checkpoint whose batch is not
         later. By default the newest one. A savepoint has one batch.
@@ -63,8 +59,8 @@ def read_state(
     pyarrow.RecordBatchReader
         A row per key, or per entry of a list or map. Columns are ``key_<field>``, ``value_<field>`` and, by kind,
         ``mapkey_<field>``, ``position``, ``time_ms`` (milliseconds since the Unix epoch), ``expires_ms`` and
-        ``subtask``; ``hash`` is the key hash. Rows of keyed state are in order of their key hash. Files are read as
-        the reader is.
+        ``subtask``; ``hash`` is the key hash. Windows have ``window_start``, ``window_end``, ``is_complete`` and
+        ``rows``. Rows of keyed state are in order of their key hash. Files are read as the reader is.
 
     Raises
     ------
@@ -75,6 +71,8 @@ def read_state(
     PinExpiredError
         If the checkpoint is given up before or, without the right to write a pin, while it is read; or if the reader
         is not read for five minutes.
+    ProcessorError
+        While rows are read: if a sum or list of a window is too large to be put together.
     CorruptionError, StorageError
         If the state is damaged or cannot be read; also while rows are read.
 
@@ -88,8 +86,8 @@ def read_state(
 
     def make() -> tuple[pa.Schema, Iterator[pa.RecordBatch | None]]:
         source = open_source(str(location), uid, at)
-        stored = chosen_state(source, state)
-        return select_columns(source, stored, columns), open_rows(source, stored, keys)
+        table = chosen_table(source, state)
+        return select_columns(source, table, columns), open_rows(source, table, keys)
 
     return open_pinned(make, is_fixed=isinstance(at, int))
 
@@ -97,51 +95,36 @@ def read_state(
 def _read_saved(
     source: SavedSource, state: str | None, keys: Keys | None, columns: Sequence[str] | None
 ) -> pa.RecordBatchReader:
-    stored = chosen_state(source, state)
-    schema = select_columns(source, stored, columns)
+    table = chosen_table(source, state)
+    schema = select_columns(source, table, columns)
     if keys is not None:
         _require_keys(source)
-    rows = saved_rows(source, stored, _table_of(source, stored).schema, schema.names, keys)
+    if table.windows is None:
+        rows = saved_rows(source, table.stored, table.schema, schema.names, keys)
+    else:
+        made = table.rows(_saved_entries(source, table.stored, keys))
+        rows = (batch.select(schema.names) for batch in made)
     return pa.RecordBatchReader.from_batches(schema, rows)
 
 
-def select_columns(source: StoredOperator, stored: StateSchema, columns: Sequence[str] | None) -> pa.Schema:
+def _saved_entries(source: SavedSource, stored: StateSchema, keys: Keys | None) -> Iterator[pa.RecordBatch]:
+    """The entries of a saved keyed state, or of some keys, as puts in run order, which is that of the files."""
+    columns = StateColumns(decode_schema(source.key_schema), StateDescriptor.from_stored(stored))
+    for rows in saved_rows(source, stored, columns.schema, columns.schema.names, keys):
+        yield from columns.to_changes(pa.Table.from_batches([rows]))
+
+
+def select_columns(source: StoredOperator, table: StateTable, columns: Sequence[str] | None) -> pa.Schema:
     """The columns of a state that a user has named; ConfigurationError if there is no such column."""
-    return chosen_columns(_table_of(source, stored).schema, columns, f"State '{shown_name(stored)}' of {source.name}")
-
-
-def read_schema(source: StoredOperator, stored: StateSchema) -> pa.Schema:
-    """The columns that a reader of a state returns by default."""
-    schema = _table_of(source, stored).schema
-    return pa.schema([field for field in schema if field.name != HASH])
-
-
-_Table = StateColumns | ElementColumns
-
-
-def _table_of(source: StoredOperator, stored: StateSchema) -> _Table:
-    if not source.key_schema:
-        return ElementColumns(stored)
-    return StateColumns(decode_schema(source.key_schema), StateDescriptor.from_stored(stored))
-
-
-def chosen_columns(schema: pa.Schema, columns: Sequence[str] | None, name: str) -> pa.Schema:
-    """The columns that a user has named, by default all but the hash; ConfigurationError if there is no such column."""
-    if columns is None:
-        columns = [field for field in schema.names if field != HASH]
-    if unknown := [column for column in columns if column not in schema.names]:
-        raise ConfigurationError(
-            f"{name} has no column {_quoted(unknown)}.", hint=f"Its columns are {_quoted(schema.names)}."
-        )
-    return pa.schema([schema.field(column) for column in columns])
+    return chosen_columns(table.schema, columns, f"State '{table.name}' of {source.name}")
 
 
 def open_rows(
-    source: Source, stored: StateSchema, keys: Keys | None = None, part: ReadPart | None = None
+    source: Source, table: StateTable, keys: Keys | None = None, part: ReadPart | None = None
 ) -> Iterator[pa.RecordBatch | None]:
     """The rows of a state, of some keys or of a part; the first step pins the checkpoint and yields None."""
     with reading(source.store, source.root, source.history, source.checkpoint.batch) as keep:
-        found = found_rows(source, stored, keys, part)
+        found = found_rows(source, table, keys, part)
         yield None
         keep()
         for rows in found:
@@ -151,21 +134,19 @@ def open_rows(
 
 def found_rows(
     source: Source,
-    stored: StateSchema,
+    table: StateTable,
     keys: Keys | None = None,
     part: ReadPart | None = None,
     lookup: Lookup | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a state, of some keys or of a part, without a pin; `lookup` may have been used before."""
-    table = _table_of(source, stored)
-    if isinstance(table, ElementColumns):
+    if isinstance(table.columns, ElementColumns):
         if keys is not None:
             _require_keys(source)
-        return _elements(source, stored, table)
+        return _elements(source, table.stored, table.columns)
     if keys is None:
-        return _entries(source, stored, table, part)
-    positions = Positions()
-    return (table.to_rows(changes, positions) for changes in (lookup or Lookup(source, stored)).find(keys))
+        return table.rows(_entries(source, table.stored, part))
+    return table.rows((lookup or Lookup(source, table.stored)).find(keys))
 
 
 def _require_keys(source: StoredOperator) -> None:
@@ -176,43 +157,11 @@ def _require_keys(source: StoredOperator) -> None:
         )
 
 
-def chosen_state(source: StoredOperator, name: str | None) -> StateSchema:
-    """The state that a user has named; ConfigurationError if there is none, or several and no name."""
-    own = {stored.name: stored for stored in source.states}
-    timers = own.pop(TIMERS, None)
-    # A user's state of this name is the one that is meant.
-    known = own if timers is None else {TIMERS_NAME: timers} | own
-    if name is None and own:
-        known = own
-    if name is None and len(known) == 1:
-        return next(iter(known.values()))
-    if name is None:
-        raise ConfigurationError(
-            f"{source.name} has {f'the states {_quoted(known)}' if known else 'no states'}.",
-            hint="Pass one of them as state." if known else "There is nothing to read.",
-        )
-    if name not in known:
-        raise ConfigurationError(f"{source.name} has no state '{name}'.", hint=f"It has {_quoted(known) or 'none'}.")
-    return known[name]
-
-
-def shown_name(stored: StateSchema) -> str:
-    """The name under which users read a state."""
-    return TIMERS_NAME if stored.name == TIMERS else stored.name
-
-
-def _quoted(names: Sequence[str] | dict[str, StateSchema]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _entries(
-    source: Source, stored: StateSchema, table: StateColumns, part: ReadPart | None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a keyed state, or of a part of it."""
-    positions = Positions()
+def _entries(source: Source, stored: StateSchema, part: ReadPart | None) -> Iterator[pa.RecordBatch]:
+    """The entries of a keyed state, or of a part of it, as puts in run order."""
     for one in tracked(cut_parts(source.history, source.checkpoint) if part is None else [part], part_sizes):
         for _, changes in scan_part(source.store, one, source.checkpoint, [stored.name]):
-            yield table.to_rows(changes, positions)
+            yield changes
 
 
 def _elements(source: Source, stored: StateSchema, table: ElementColumns) -> Iterator[pa.RecordBatch]:

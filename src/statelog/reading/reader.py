@@ -14,9 +14,9 @@ from statelog.checkpoint.held_pin import gone
 from statelog.errors import ConfigurationError, CorruptionError, PinExpiredError, StorageError
 from statelog.reading.lookup import Keys, Lookup
 from statelog.reading.pinned import is_given_up, reading
-from statelog.reading.read import chosen_state, found_rows, select_columns, shown_name
+from statelog.reading.read import found_rows, select_columns
 from statelog.reading.source import At, Source, open_source
-from statelog.runs.schema import StateSchema
+from statelog.reading.states import StateTable, chosen_table, shown_name, tables_of
 
 _ATTEMPTS = 5
 
@@ -68,7 +68,7 @@ class StateReader:
     @property
     def states(self) -> list[str]:
         """The names of the states."""
-        return [shown_name(stored) for stored in self._source.checkpoint.states]
+        return [table.name for table in tables_of(self._source)]
 
     def read(
         self, state: str | None = None, *, keys: Keys | None = None, columns: Sequence[str] | None = None
@@ -95,22 +95,22 @@ class StateReader:
             As of :func:`read_state`; ConfigurationError also if the reader is closed.
         """
         self._require_open()
-        stored = chosen_state(self._source, state)
-        schema = select_columns(self._source, stored, columns)
+        table = chosen_table(self._source, state)
+        schema = select_columns(self._source, table, columns)
         try:
             self._keep()
         except PinExpiredError:
             self._hold()  # nothing is gone if the checkpoint is still retained
-        rows = self._rows(stored, keys)
+        rows = self._rows(table, keys)
         return pa.RecordBatchReader.from_batches(schema, (batch.select(schema.names) for batch in rows))
 
-    def _rows(self, stored: StateSchema, keys: Keys | None) -> Iterator[pa.RecordBatch]:
+    def _rows(self, table: StateTable, keys: Keys | None) -> Iterator[pa.RecordBatch]:
         source = self._source
         lookup = None
         if keys is not None and not source.checkpoint.is_whole:
-            lookup = self._lookups.setdefault(stored.name, Lookup(source, stored))
+            lookup = self._lookups.setdefault(table.stored.name, Lookup(source, table.stored))
         try:
-            for rows in found_rows(source, stored, keys, lookup=lookup):
+            for rows in found_rows(source, table, keys, lookup=lookup):
                 yield rows
                 self._require_open()
                 self._keep()
@@ -127,6 +127,11 @@ class StateReader:
         """Let the checkpoint go."""
         self._is_closed = True
         self._pin.close()
+
+
+def stored_states(reader: StateReader) -> list[str]:
+    """The states that the checkpoint stores; windows are made of one of them."""
+    return [shown_name(stored) for stored in reader._source.states]
 
 
 def open_state(location: str | Path, uid: str | None = None, *, at: At | None = None) -> StateReader:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from statelog.errors import ConfigurationError, CorruptionError, ErrorKind, StateMissingError
+from statelog.log.entry import Settings
 from statelog.log.open import open_location
 from statelog.progress import tracked
 from statelog.reading.lookup import Keys, encoded_keys
@@ -66,6 +67,21 @@ class SavedSource:
     def states(self) -> Sequence[StateSchema]:
         """The operator's states."""
         return [state.schema for state in self.operator.states]
+
+    @property
+    def batch_time_ms(self) -> int:
+        """Spark's time of the batch, milliseconds since the Unix epoch."""
+        return self.operator.batch_time_ms
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark in the batch, milliseconds since the Unix epoch."""
+        return self.operator.watermark_ms
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the state depends on."""
+        return self.operator.settings
 
 
 def open_operator(location: str, uid: str | None, at: At | None) -> StoredOperator:

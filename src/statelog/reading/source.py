@@ -13,7 +13,7 @@ from statelog.checkpoint.pins import pinned_history, standing_pins
 from statelog.checkpoint.query_operators import operators_of
 from statelog.clock import SystemClock
 from statelog.errors import ConfigurationError, ErrorKind, StateMissingError
-from statelog.log.entry import Checkpoint
+from statelog.log.entry import Checkpoint, Settings
 from statelog.log.open import LOG_FOLDER, STATE_FOLDER, open_location, open_log, operator_folder
 from statelog.options import Options
 from statelog.reading.manifest import MANIFEST
@@ -65,6 +65,21 @@ class StoredOperator(Protocol):
         """The operator's states."""
         ...
 
+    @property
+    def batch_time_ms(self) -> int:
+        """Spark's time of the batch, milliseconds since the Unix epoch."""
+        ...
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark in the batch, milliseconds since the Unix epoch."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the state depends on."""
+        ...
+
 
 @dataclass(frozen=True)
 class Source:
@@ -96,6 +111,21 @@ class Source:
     def states(self) -> Sequence[StateSchema]:
         """The operator's states."""
         return self.checkpoint.states
+
+    @property
+    def batch_time_ms(self) -> int:
+        """Spark's time of the batch, milliseconds since the Unix epoch."""
+        return self.checkpoint.batch_time_ms
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark in the batch, milliseconds since the Unix epoch."""
+        return self.checkpoint.watermark_ms
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that the state depends on."""
+        return self.checkpoint.settings
 
 
 def open_source(location: str, uid: str | None, at: At | None) -> Source:

@@ -21,9 +21,9 @@ from statelog.reading.footers import SectionSizes, StoredSizes, measure_keyed, m
 from statelog.reading.key_sizes import KeySizes
 from statelog.reading.pinned import reading
 from statelog.reading.pinning import stored_pins
-from statelog.reading.read import shown_name
 from statelog.reading.scan import cut_parts, part_sizes, scan_part
 from statelog.reading.source import Source, choose_checkpoint, find_operator, find_operators, read_history
+from statelog.reading.states import shown_name
 from statelog.runs.byte_slices import bytes_before
 from statelog.runs.key_groups import GROUP_SHIFT, KEY_GROUPS, hash_range
 from statelog.runs.keys import KeyCodec

@@ -246,6 +246,12 @@ def _key_at(changes: pa.RecordBatch, row: int) -> tuple[int, bytes]:
 
 def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The position of each row among the rows of its key."""
+    rows = np.arange(changes.num_rows)
+    return rows - np.maximum.accumulate(np.where(first_rows(changes), rows, 0))
+
+
+def first_rows(changes: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Mask of the rows whose key is not that of the row before."""
     count = changes.num_rows
     is_first = np.ones(count, bool)
     if count > 1:
@@ -253,8 +259,7 @@ def _ranks(changes: pa.RecordBatch) -> npt.NDArray[np.int64]:
         keys = changes.column(1)
         same = pc.equal(keys.slice(1), keys.slice(0, count - 1)).to_numpy(zero_copy_only=False)
         is_first[1:] = ~same | (hashes[1:] != hashes[:-1])
-    rows = np.arange(count)
-    return rows - np.maximum.accumulate(np.where(is_first, rows, 0))
+    return is_first
 
 
 def _in_run_order(batches: Sequence[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:

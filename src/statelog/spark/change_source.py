@@ -15,8 +15,8 @@ from statelog.log.open import open_location
 from statelog.reading.change_columns import ChangeColumns
 from statelog.reading.changes import SubtaskChanges, change_table, changed_rows
 from statelog.reading.consumer import ChangeConsumer, Position, open_consumer
-from statelog.reading.read import chosen_columns, shown_name
 from statelog.reading.source import Source
+from statelog.reading.states import chosen_columns, shown_name
 from statelog.runs.schema import StateDescriptor, StateSchema, decode_schema
 from statelog.spark.newer_streaming import ReadMaxBytes, SupportsTriggerAvailableNow
 from statelog.spark.source_options import SourceOptions

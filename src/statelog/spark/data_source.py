@@ -24,9 +24,10 @@ from statelog.reading.listing import (
     list_states,
 )
 from statelog.reading.pinning import PinInfo, list_pins
-from statelog.reading.read import chosen_state, open_rows, select_columns
+from statelog.reading.read import open_rows, select_columns
 from statelog.reading.scan import ReadPart, cut_parts
 from statelog.reading.source import At, Source, open_source
+from statelog.reading.states import chosen_table
 from statelog.runs.schema import decode_schema
 from statelog.spark.change_source import ChangeReader, change_columns
 from statelog.spark.source_options import Show, SourceOptions, misuse
@@ -94,7 +95,7 @@ class StateSource(DataSource):
         source = open_source(options.location, options.uid, options.at)
         if options.show == Show.CHANGES:
             return from_arrow_schema(change_columns(source, options))
-        return from_arrow_schema(select_columns(source, chosen_state(source, options.state), options.columns))
+        return from_arrow_schema(select_columns(source, chosen_table(source, options.state), options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of one checkpoint."""
@@ -183,8 +184,8 @@ class _Reader(DataSourceReader):
                 f"{source.name}: batch {partition.batch} was repeated after a repair while its state was read.",
                 hint="Read again.",
             )
-        stored = chosen_state(source, self._options.state)
-        for rows in open_rows(source, stored, partition.keys, partition.part):
+        table = chosen_table(source, self._options.state)
+        for rows in open_rows(source, table, partition.keys, partition.part):
             if rows is not None:
                 yield rows.select(self._names)
 

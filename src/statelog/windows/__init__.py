@@ -6,7 +6,7 @@ below, that operator is a processor like any other: accumulators are its state a
 checkpoints, restarts and rescaling need no code here.
 
 Ready-made aggregates are processors of columns: `aggregated_panes`, `aggregated_sessions` and `aggregated_counts` on
-the base in `aggregated`; `pane_columns` groups rows and merges panes. With the user's functions a batch passes so:
+the base in `aggregated`; the package `aggregates` merges panes. With the user's functions a batch passes so:
 
 1. `codec` and `panes` sort the rows of each key by time and cut them into groups, one per pane or session.
 2. `time`, `session` or `count`, on the base in `operator`, finds the state that a group belongs to. Rows whose windows

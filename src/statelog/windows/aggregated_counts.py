@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups
+from statelog.checkpoint.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.operators.keyed.columns import ValueColumns
 from statelog.operators.keyed.indexing import IndexedRows
 from statelog.runs.times import Moment
 from statelog.windows.aggregated import AggregatedWindows, WindowShape
-from statelog.windows.count import COUNT_FIELD, COUNT_STATE
 from statelog.windows.operator import Clock, schema_behind
 
 

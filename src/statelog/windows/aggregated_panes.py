@@ -11,6 +11,9 @@ import pyarrow as pa
 from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
+from statelog.aggregates.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes, taken
+from statelog.aggregates.pane_grid import Panes
+from statelog.checkpoint.window_settings import PANES_STATE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns
@@ -20,10 +23,8 @@ from statelog.runs.byte_slices import BUDGET
 from statelog.runs.times import Moment
 from statelog.tables.table import KeyBatch
 from statelog.windows.aggregated import AggregatedWindows, Mask, WindowMoment, WindowShape
-from statelog.windows.assigners import Panes
 from statelog.windows.operator import Clock
-from statelog.windows.pane_columns import PaneMerge, TimeGroups, group_rows, next_ends, pair_codes, taken
-from statelog.windows.time import PANES_STATE, pane_field
+from statelog.windows.time import pane_field
 
 _Panes = tuple[Int64s, Int64s]
 """The owners and the starts of panes."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from statelog.aggregates.accumulators import Accumulators
 from statelog.aggregates.groups import Groups, Int64s
 from statelog.aggregates.kernels import Columns
+from statelog.checkpoint.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.convert.codecs import ColumnCodecs
 from statelog.operators.keyed.column_caller import DueTimers
 from statelog.operators.keyed.columns import TimerColumns
@@ -22,7 +23,6 @@ from statelog.runs.times import Moment
 from statelog.tables.table import KeyBatch
 from statelog.windows.aggregated import AggregatedWindows, Mask, TimedRows, WindowMoment, WindowShape
 from statelog.windows.operator import Clock, schema_behind
-from statelog.windows.session import END_FIELD, SESSIONS_STATE
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AggregatedSessions(AggregatedWindows):
     ) -> None:
         super().__init__(accumulators, clock, shape, codecs)
         self._gap_ms = gap_ms
-        self._schema = schema_behind(END_FIELD, accumulators.schema)
+        self._schema = schema_behind(SESSION_END_FIELD, accumulators.schema)
 
     def init(self, handle: Any) -> None:
         super().init(handle)

@@ -8,8 +8,10 @@ from typing import Any, Final, get_args
 
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from statelog.aggregates.accumulators import Accumulators, bind_aggregates
+from statelog.aggregates.accumulators import Accumulators, bind_aggregates, value_details
 from statelog.aggregates.functions import Aggregate, stored_type
+from statelog.checkpoint.settings import AGGREGATE, LATENESS, VALUE_DETAIL
+from statelog.checkpoint.window_settings import WindowKind, WindowResults
 from statelog.convert.codecs import ColumnCodecs
 from statelog.convert.python_values import exact_type
 from statelog.convert.times import TimeMode
@@ -99,7 +101,10 @@ class WindowDefinition:
     def aggregated(self, aggregates: Sequence[Aggregate]) -> WindowPlan:
         """Plan windows with ready-made aggregates."""
         accumulators = bind_aggregates(aggregates, self.schema, ansi=self.ansi)
-        settings = self._settings("agg") | {f"aggregate {one.output_name}": str(one) for one in aggregates}
+        settings = self._settings(WindowResults.AGG)
+        settings |= {AGGREGATE + one.output_name: str(one) for one in aggregates}
+        details = value_details(aggregates, accumulators.result)
+        settings |= {VALUE_DETAIL + name: detail for name, detail in details.items()}
         codecs = ColumnCodecs(
             settings=settings, drops_late=False, completes_in_batch=True, adds_floats=accumulators.adds_floats
         )
@@ -124,7 +129,7 @@ class WindowDefinition:
             )
         result = parse_schema(result_type, "resultType", self.parse)
         schema = parse_schema(accumulator, "accumulatorSchema", self.parse)
-        return self._with_window(Folded(schema, function, result.names), result, "aggregate")
+        return self._with_window(Folded(schema, function, result.names), result, WindowResults.AGGREGATE)
 
     def reduced(
         self, function: Callable[[Row, Row], Row], value_schema: Any, value_of: Callable[[Any], Row] | None
@@ -137,7 +142,9 @@ class WindowDefinition:
             )
         value = parse_schema(value_schema, "valueSchema", self.parse)
         if value_of is not None:
-            return self._with_window(Reduced(value, function, value_of, (), are_normal=False), value, "reduce")
+            return self._with_window(
+                Reduced(value, function, value_of, (), are_normal=False), value, WindowResults.REDUCE
+            )
         unknown = [name for name in value.names if name not in self.schema.names]
         if unknown:
             raise ConfigurationError(
@@ -149,7 +156,7 @@ class WindowDefinition:
             field.dataType == self.schema[position].dataType and exact_type(field.dataType) is not None
             for field, position in zip(value, positions, strict=True)
         )
-        return self._with_window(Reduced(value, function, None, positions, are_normal), value, "reduce")
+        return self._with_window(Reduced(value, function, None, positions, are_normal), value, WindowResults.REDUCE)
 
     def processed(self, processor: WindowProcessor, output_type: Any) -> WindowPlan:
         """Plan windows whose rows go to the user's processor."""
@@ -160,7 +167,7 @@ class WindowDefinition:
             )
         rows = StructType([StructField(field.name, stored_type(field.dataType)) for field in self.schema])
         contents = Collected(processor, rows, GivenRows(_plain(self.schema), self.zone), self._overlap)
-        return self._plan(contents, parse_output(output_type, self.parse), [], "process")
+        return self._plan(contents, parse_output(output_type, self.parse), [], WindowResults.PROCESS)
 
     # ---- Parts ----
 
@@ -169,19 +176,19 @@ class WindowDefinition:
         """Whether a row may belong to several windows."""
         return isinstance(self.windows, SlidingWindows) and not self.windows.panes().are_windows
 
-    def _settings(self, results: str) -> dict[str, int | str]:
+    def _settings(self, results: WindowResults) -> dict[str, int | str]:
         """The settings that the stored state depends on; checkpoints record them."""
-        settings: dict[str, int | str] = {"results": results}
+        settings: dict[str, int | str] = {"results": str(results)}
         if isinstance(self.windows, CountWindows):
-            return settings | {"windows": "counts", "size": self.windows.size}
+            return settings | {"windows": str(WindowKind.COUNTS), "size": self.windows.size}
         if isinstance(self.windows, SessionWindows):
-            settings |= {"windows": "sessions", "gap_ms": self.windows.gap_ms}
+            settings |= {"windows": str(WindowKind.SESSIONS), "gap_ms": self.windows.gap_ms}
         else:
             panes = self.windows.panes()
-            settings |= {"windows": "of time", "size_ms": panes.size_ms, "slide_ms": panes.slide_ms}
+            settings |= {"windows": str(WindowKind.OF_TIME), "size_ms": panes.size_ms, "slide_ms": panes.slide_ms}
             settings["offset_ms"] = panes.offset_ms
         if self.time_mode is TimeMode.EVENT_TIME:
-            settings["allowedLatenessMs"] = self.allowed_lateness_ms
+            settings[LATENESS] = self.allowed_lateness_ms
         return settings
 
     @property
@@ -198,7 +205,7 @@ class WindowDefinition:
         assert self.time_column is not None
         return EventTime(self.schema.names.index(self.time_column), drops_late=False)
 
-    def _with_window(self, contents: Contents, result: StructType, results: str) -> WindowPlan:
+    def _with_window(self, contents: Contents, result: StructType, results: WindowResults) -> WindowPlan:
         """Plan an operator that returns the grouping columns, the window's bounds, and the fields of the result."""
         fields = self._window_fields
         kept = list(range(len(self.keys), len(fields)))
@@ -218,7 +225,7 @@ class WindowDefinition:
             )
         return output
 
-    def _plan(self, contents: Contents, output: StructType, kept: list[int], results: str) -> WindowPlan:
+    def _plan(self, contents: Contents, output: StructType, kept: list[int], results: WindowResults) -> WindowPlan:
         """`kept` are the output columns with values in stored form."""
         output = self._output(output)
         codecs = WindowCodecs(

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Final
 
 from pyspark.sql.types import LongType, StructField, StructType
 
+from statelog.checkpoint.window_settings import ROWS_STATE
 from statelog.windows.accumulators import Bounds, Contents
 from statelog.windows.codec import GivenRows
 from statelog.windows.panes import RowGroup
 from statelog.windows.processor import TimeWindow, WindowContext, WindowHandle, WindowProcessor
 
-ROWS_STATE: Final = "window.rows"
 _COUNTED: Final = StructType([StructField("rows", LongType())])
 
 Row = tuple[Any, ...]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
+from statelog.checkpoint.window_settings import COUNT_FIELD, COUNT_STATE
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup
-
-COUNT_STATE: Final = "window.count"
-COUNT_FIELD: Final = "window_rows"
-"""The number of rows so far; it precedes the accumulator's fields in the stored window."""
 
 Row = tuple[Any, ...]
 

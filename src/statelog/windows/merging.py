@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from statelog.aggregates.pane_grid import Panes
 from statelog.runs.byte_slices import BUDGET
-from statelog.windows.assigners import Panes
 
 Row = tuple[Any, ...]
 Pane = tuple[int, Row]

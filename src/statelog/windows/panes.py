@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.aggregates.pane_grid import Panes
 from statelog.aggregates.stored import stored_column
 from statelog.convert.input import RowInput
 from statelog.operators.event_time import EventTime
 from statelog.operators.keyed.grouping import KeyChunk
-from statelog.windows.assigners import Panes
 
 _US_PER_MS: Final = 1000
 _WITHOUT_TIME_MS: Final = 1 << 62

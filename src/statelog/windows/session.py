@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
+from statelog.checkpoint.window_settings import SESSION_END_FIELD, SESSIONS_STATE
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
 from statelog.windows.operator import Clock, WindowOperator, schema_behind
 from statelog.windows.panes import RowGroup
-
-SESSIONS_STATE: Final = "window.sessions"
-END_FIELD: Final = "session_end_ms"
-"""The end of the session; it precedes the accumulator's fields in the stored session."""
 
 Row = tuple[Any, ...]
 
@@ -41,7 +38,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, gap_ms: int, contents: Contents, clock: Clock, codecs: ProcessorCodecs) -> None:
         super().__init__(contents, clock, codecs)
         self._gap_ms = gap_ms
-        self._schema = schema_behind(END_FIELD, contents.schema)
+        self._schema = schema_behind(SESSION_END_FIELD, contents.schema)
 
     def init(self, handle: Any) -> None:
         self._sessions = handle.getTimeline(SESSIONS_STATE, "start_ms long", self._schema)

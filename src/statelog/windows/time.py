@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
+from statelog.aggregates.pane_grid import Panes
+from statelog.checkpoint.window_settings import PANES_STATE
 from statelog.convert.codecs import ProcessorCodecs
 from statelog.windows.accumulators import Contents
-from statelog.windows.assigners import Panes
 from statelog.windows.merging import Pane, WindowMerge, filled_windows
 from statelog.windows.operator import Clock, WindowOperator, WindowTimes
 from statelog.windows.panes import RowGroup
 from statelog.windows.processor import WindowContext
-
-PANES_STATE: Final = "window.panes"
 
 Row = tuple[Any, ...]
 

@@ -1,0 +1,184 @@
+"""Aggregates as a checkpoint describes them: found again without the query, by their text and their stored fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from statelog.aggregates.groups import Groups
+from statelog.aggregates.hyperloglog import DEFAULT_RSD, HyperLogLogKernel, lg_k_of
+from statelog.aggregates.kernels import (
+    MAX_PRECISION,
+    MEAN_DIGITS,
+    SUM_DIGITS,
+    Columns,
+    CountKernel,
+    ExtremeKernel,
+    FirstLastKernel,
+    Kernel,
+    MeanKernel,
+    SumKernel,
+    VarianceKernel,
+)
+from statelog.aggregates.list_kernels import MAX_LIST_BYTES, DistinctKernel, ListKernel
+from statelog.aggregates.quantiles import DEFAULT_COMPRESSION, QuantilesKernel
+from statelog.aggregates.stored import to_given
+
+_VALUE: Final = ("",)
+_MOMENTS: Final = ("count", "mean", "m2")
+_BY_TIME: Final = ("", "time_ms")
+_BY_COLUMN: Final = ("", "by")
+_QUANTILES: Final = "quantiles"
+_DOUBLES: Final = pa.list_(pa.field("element", pa.float64(), nullable=False))
+_TEXT: Final = re.compile(r"(\w+)(?:\((.*)\))?", re.DOTALL)
+_RSD: Final = re.compile(r", rsd=([\d.e-]+)$")
+_COMPRESSION: Final = re.compile(r", (\d+)$")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the accumulators of one kind of aggregate are stored."""
+
+    fields: tuple[tuple[str, ...], ...]
+    """The suffixes of the fields, see :class:`statelog.aggregates.functions.BoundAggregate`; one of several choices."""
+    kernel: Callable[[str, pa.DataType], Kernel]
+    """Makes the kernel, given what is in the brackets of the text and the type of the first field."""
+
+
+def _rsd(inner: str) -> float:
+    found = _RSD.search(inner)
+    return DEFAULT_RSD if found is None else float(found[1])
+
+
+def _compression(inner: str) -> int:
+    found = _COMPRESSION.search(inner)
+    return DEFAULT_COMPRESSION if found is None else int(found[1])
+
+
+def _mean_type(sums: pa.DataType) -> pa.DataType:
+    """The type of a mean, as Spark chooses it; of sums with the most digits it has as many."""
+    if not pa.types.is_decimal(sums):
+        return sums
+    most = MAX_PRECISION
+    digits = most if sums.precision == most else sums.precision - SUM_DIGITS + MEAN_DIGITS
+    return pa.decimal128(min(digits, most), min(sums.scale + MEAN_DIGITS, most))
+
+
+def _moments(*, is_sample: bool, is_deviation: bool) -> _Kind:
+    return _Kind((_MOMENTS,), lambda inner, kind: VarianceKernel(is_sample=is_sample, is_deviation=is_deviation))
+
+
+_KINDS: Final = {
+    "count": _Kind((_VALUE,), lambda inner, kind: CountKernel()),
+    "sum": _Kind((_VALUE,), lambda inner, kind: SumKernel(kind, wraps=False)),
+    "mean": _Kind((("sum", "count"),), lambda inner, kind: MeanKernel(kind, _mean_type(kind), wraps=False)),
+    "var_samp": _moments(is_sample=True, is_deviation=False),
+    "var_pop": _moments(is_sample=False, is_deviation=False),
+    "stddev_samp": _moments(is_sample=True, is_deviation=True),
+    "stddev_pop": _moments(is_sample=False, is_deviation=True),
+    "min": _Kind((_VALUE,), lambda inner, kind: ExtremeKernel(is_max=False)),
+    "max": _Kind((_VALUE,), lambda inner, kind: ExtremeKernel(is_max=True)),
+    "first": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind: FirstLastKernel(is_last=False)),
+    "last": _Kind((_BY_TIME, _BY_COLUMN), lambda inner, kind: FirstLastKernel(is_last=True)),
+    "collect": _Kind((_VALUE,), lambda inner, kind: ListKernel(MAX_LIST_BYTES)),
+    "count_distinct": _Kind((_VALUE,), lambda inner, kind: DistinctKernel(MAX_LIST_BYTES)),
+    "approx_count_distinct": _Kind((_VALUE,), lambda inner, kind: HyperLogLogKernel(lg_k_of(_rsd(inner)))),
+    _QUANTILES: _Kind((_VALUE,), lambda inner, kind: _SketchOfQuantiles((), _compression(inner), _DOUBLES)),
+}
+"""By the name with which the text of an aggregate begins."""
+
+
+class _SketchOfQuantiles(QuantilesKernel):
+    """Quantiles whose fractions are unknown: the value is the sketch."""
+
+    def result(self, held: Columns) -> pa.Array:
+        return held[0]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One aggregate of several."""
+
+    kernel: Kernel
+    columns: tuple[int, ...]
+    """Its fields in the stored row."""
+    given_type: pa.DataType | None = None
+    """The type of its values, if it is not the one that they are stored in."""
+
+    def result(self, held: Columns) -> pa.Array:
+        values = self.kernel.result([held[column] for column in self.columns])
+        return values if self.given_type is None else to_given(values, self.given_type)
+
+
+@dataclass(frozen=True)
+class StoredAggregates:
+    """Merges the stored accumulators of several aggregates, and makes their values."""
+
+    result: pa.Schema
+    """The aggregates' values."""
+    _parts: tuple[_Part, ...]
+
+    @classmethod
+    def of(
+        cls, described: Mapping[str, str], stored: pa.Schema, details: Mapping[str, str] | None = None
+    ) -> StoredAggregates | None:
+        """The aggregates with these names and texts that have fields in a stored row; None if a field has none.
+
+        `details` are those of :func:`statelog.aggregates.accumulators.value_details`. A value without any is in stored
+        form; quantiles are a sketch.
+        """
+        parts: dict[str, _Part] = {}
+        for name, text in described.items():
+            part = _part(name, text, stored, (details or {}).get(name))
+            if part is not None:
+                parts[name] = part
+        order = sorted(parts, key=lambda name: parts[name].columns)
+        if sorted(column for part in parts.values() for column in part.columns) != list(range(len(stored))):
+            return None
+        held = [pa.array([], field.type) for field in stored]
+        fields = [pa.field(name, parts[name].result(held).type) for name in order]
+        return cls(pa.schema(fields), tuple(parts[name] for name in order))
+
+    def reduce(self, held: Columns, groups: Groups) -> Columns:
+        """Merge the accumulators of each group, in their order."""
+        merged = list(held)
+        for part in self._parts:
+            own = part.kernel.reduce([held[column] for column in part.columns], groups)
+            for column, values in zip(part.columns, own, strict=True):
+                merged[column] = values
+        return merged
+
+    def results(self, held: Columns) -> Columns:
+        """The aggregates' values of accumulators."""
+        return [part.result(held) for part in self._parts]
+
+
+def _part(name: str, text: str, stored: pa.Schema, detail: str | None) -> _Part | None:
+    """One aggregate; None if its text is not known, or the stored row has no fields of it."""
+    found = _TEXT.fullmatch(text)
+    kind = None if found is None else _KINDS.get(found[1])
+    if found is None or kind is None:
+        return None
+    inner = found[2] or ""
+    for suffixes in kind.fields:
+        columns = tuple(stored.get_field_index(f"{name}.{suffix}" if suffix else name) for suffix in suffixes)
+        if min(columns) < 0:
+            continue
+        if detail is not None and found[1] == _QUANTILES:
+            fractions = [float(each) for each in detail.split(",")]
+            return _Part(QuantilesKernel(fractions, _compression(inner), _DOUBLES), columns)
+        kernel = kind.kernel(inner, stored.field(columns[0]).type)
+        return _Part(kernel, columns, None if detail is None else _given_type(detail))
+    return None
+
+
+def _given_type(text: str) -> pa.DataType:
+    """The type of timestamps, or of an array of them, from Spark's name."""
+    inner = re.fullmatch(r"array<(.*)>", text)
+    if inner is not None:
+        return pa.list_(_given_type(inner[1]))
+    return pa.timestamp("us", None if text == "timestamp_ntz" else "UTC")
