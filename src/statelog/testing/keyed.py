@@ -17,6 +17,7 @@ from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.keyed_task import BatchInput, KeyedTask
 from statelog.convert.arrow import ArrowProcessor
 from statelog.convert.codecs import ArrowCodecs, FrameCodecs, ProcessorCodecs, RowCodecs, recorded_settings
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.errors import ConfigurationError
@@ -39,7 +40,6 @@ from statelog.spark.keyed_plan import check_processor
 from statelog.spark.keyed_spec import NO_ROWS, KeyedSpec
 from statelog.spark.worker import pickled_processor
 from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.query import MicroBatches
 from statelog.testing.rows import ColumnReader, ColumnWriter
 from statelog.testing.state_view import StateView
