@@ -92,7 +92,7 @@ class Options:
         again for one key; at most `retained_checkpoints` - 2. Every subtask with rows writes one more object per
         batch. Only keyed operators with a processor of yours have samples. See docs/reading-state.md.
     sample_max_bytes : int
-        A subtask with larger input rows in a batch (in memory) stores no sample of them.
+        Input rows of a subtask in one batch that take more memory than this are left out of the sample.
     changelog : bool
         Whether a checkpoint of keyed state holds its changes only, with the full state materialized from time to
         time. Without a changelog every checkpoint stores the new and merged runs of its subtasks before it is

@@ -35,6 +35,7 @@ class ChangeColumns:
         times = [pa.field(BATCH, pa.int64()), pa.field(BATCH_TIME, pa.int64()), pa.field(OPERATION, pa.string())]
         expiry = [pa.field(EXPIRES, pa.int64())] if state.expires_by is not None else []
         keys = prefixed("key", key_schema)
+        self.key_names = [field.name for field in keys]
         self.schema = pa.schema([pa.field(HASH, pa.int64()), *times, *keys, *entry_fields, *value_fields, *expiry])
 
     def to_rows(
