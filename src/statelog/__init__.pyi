@@ -69,6 +69,7 @@ from .streams.fall_back import FellBack, fall_back
 from .streams.keyed import KeyedStream, key_by
 from .streams.orphans import delete_orphans, list_orphans
 from .streams.repair import Rewound, rewind
+from .streams.replay import Replay, replay
 from .streams.save_restore import Restored, Savepoint, restore, savepoint
 from .streams.unkeyed import process
 from .streams.windowed import WindowedStream, late, on_time
@@ -124,6 +125,7 @@ __all__ = [
     "ProtocolError",
     "Quantiles",
     "Recorded",
+    "Replay",
     "RestoreMetrics",
     "RestoreProgress",
     "Restored",
@@ -174,6 +176,7 @@ __all__ = [
     "read_history",
     "read_state",
     "register_store",
+    "replay",
     "restore",
     "rewind",
     "savepoint",

@@ -27,6 +27,7 @@ from benchmarks.processors import Append, Count, CountItems, Time
 from statelog import Options
 from statelog.aggregates.build import KeyedDefinition, plan_aggregates, plan_deduplication
 from statelog.clock import SystemClock
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.convert.types import key_schema
 from statelog.operators.keyed.operator import BatchContext
@@ -35,7 +36,6 @@ from statelog.runs.reader import Run
 from statelog.runs.times import Moment
 from statelog.tables.runs import RunsTable
 from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import KeyedQuery
 from statelog.windows.build import WindowDefinition
 

@@ -10,10 +10,10 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from statelog.convert.codecs import FrameCodecs, RowCodecs
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.types import state_codecs
 from statelog.errors import ConfigurationError, ProcessorError
 from statelog.runs.keys import MapKeyCodec
-from statelog.testing.ddl import parse_ddl
 from tests.conversions.answers import STATELOG, Answers, write
 from tests.conversions.cases import TYPES, VALUES, ZONE, show, value
 from tests.conversions.probes import STATES, frame_of

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 import statelog
+from statelog.convert.ddl import parse_ddl
 from statelog.spark import internals
 from statelog.spark.arrow_batches import stay_below
-from statelog.testing.ddl import parse_ddl
 from tests.spark.faults import wait_until
 
 pytestmark = pytest.mark.spark

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog import ConfigurationError
+from statelog.convert.ddl import parse_ddl
 from statelog.spark.lossless_casts import converted_columns, require_convertible
-from statelog.testing.ddl import parse_ddl
 
 pytestmark = pytest.mark.spark
 

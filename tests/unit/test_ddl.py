@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from statelog.testing.ddl import parse_ddl
+from statelog.convert.ddl import parse_ddl
 
 _plain = st.sampled_from(
     [

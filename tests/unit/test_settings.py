@@ -16,6 +16,7 @@ import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.checkpoint.history import History
 from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, require_convertible
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Checkpoint
 from statelog.log.open import open_log
@@ -29,7 +30,6 @@ from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
 from statelog.testing.clock import ManualClock
-from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.model.test_aggregates_model import planned
 from tests.model.windows_model import INPUT, KINDS, instant, window_harness, window_operator

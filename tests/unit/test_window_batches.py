@@ -17,10 +17,10 @@ from pyspark.sql import Row
 
 import statelog
 from statelog import SessionWindows, SlidingWindows, TumblingWindows, Watermark
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition, WindowPlan
 from tests.model.windows_model import grid, instant
 

@@ -13,6 +13,7 @@ import pytest
 import statelog
 from statelog import SessionWindows, SlidingWindows, TumblingWindows
 from statelog.clock import SystemClock
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.operators.keyed.operator import BatchContext
 from statelog.operators.keyed.subtask import KeyedSubtask
@@ -24,7 +25,6 @@ from statelog.spark.keyed_spec import NO_ROWS
 from statelog.tables.runs import RunsTable
 from statelog.tables.table import EntryPage, EntryRange, EntryRows, KeyBatch, KeyEntries
 from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import KeyedQuery
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, instant

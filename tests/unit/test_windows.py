@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import statelog
 from statelog import ConfigurationError, ProcessorError
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.testing import Harness
 from statelog.testing.arguments import read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.windows.build import WindowDefinition
 from tests.model.windows_model import INPUT, KINDS, Rows, instant, window_harness
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import statelog
 from statelog import ErrorKind, Options, ProcessorError
 from statelog.clock import SystemClock
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.output import RowOutput
 from statelog.convert.times import TimeMode
 from statelog.operators.keyed.grouping import KeyChunk
@@ -30,7 +31,6 @@ from statelog.runs.times import Moment
 from statelog.tables.runs import RunsTable
 from statelog.testing import Harness
 from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import KeyedQuery
 from statelog.testing.unkeyed import UnkeyedQuery
 from statelog.windows.build import WindowDefinition

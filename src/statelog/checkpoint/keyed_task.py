@@ -15,6 +15,8 @@ from statelog.checkpoint.attempt import Attempt, require_reply
 from statelog.checkpoint.changeset import Changeset, ChangesetWriter
 from statelog.checkpoint.progress import Restoring
 from statelog.checkpoint.protocol import Ack, Acked, Begun, Fetch, Fetched, JobOutcome
+from statelog.checkpoint.sample import SampledOperator
+from statelog.checkpoint.sampling import store_sample
 from statelog.local.materializer import Materialized, Materializer
 from statelog.local.restore import restore_runs
 from statelog.local.restore_plan import RestorePlan
@@ -120,6 +122,8 @@ class KeyedTask:
 
     attempt: Attempt
     operator: KeyedOperator
+    sampled: SampledOperator | None = None
+    """The operator as its samples describe it; None if it has no samples."""
 
     def run(self, read: BatchInput) -> Iterator[pa.RecordBatch]:
         """Process the batch and yield the output.
@@ -135,13 +139,16 @@ class KeyedTask:
             with self._table(view, runs, restoring) as (table, is_own):
                 subtask = KeyedSubtask(view.operator, table, self._context(view.begun), clock)
                 with ChangesetWriter(subtask.changes, self.attempt, view.begun) as writer:
-                    last_output = yield from self._process(subtask, writer, read, _initial(view))
+                    initial = _initial(view)
+                    last_output = yield from self._process(subtask, writer, read, initial)
                     started_s = clock.monotonic_s()
                     changeset, materialized = self._changeset(writer, maintenance, len(read.rows.hashes))
             # After the ack is sent, an entry may reference the attempt's objects even if we never see the reply. So
             # they are deleted only before it.
             done = materialized or Materialized([], "")
             outcome = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
+            if self.sampled is not None and view.begun.sample_folder:
+                store_sample(self.attempt, view.begun, self.sampled, read.rows, initial)
             if last_output is not None:
                 yield last_output
             if materialized is None and is_own:

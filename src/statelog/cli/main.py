@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import click
 
-from statelog.cli import compare_command, pin_commands, query_commands, state_commands, stats_command, verify_command
+from statelog.cli import (
+    compare_command,
+    pin_commands,
+    query_commands,
+    replay_command,
+    state_commands,
+    stats_command,
+    verify_command,
+)
 from statelog.errors import StatelogError
 
 
@@ -28,6 +36,7 @@ for _command in (
     stats_command.stats,
     verify_command.verify,
     compare_command.compare,
+    replay_command.replay,
     pin_commands.pin,
     pin_commands.pins,
     pin_commands.unpin,

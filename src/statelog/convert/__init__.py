@@ -16,6 +16,7 @@ A value on its way:
 5. ``output`` makes columns of the declared output type from the rows or frames that the processor returns.
 
 An ``ArrowProcessor`` gets and returns columns; ``arrow`` names them, and checks those that it returns or writes.
+``ddl`` parses schemas for those who have no session.
 
 Words:
 

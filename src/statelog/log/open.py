@@ -22,6 +22,7 @@ LOG_FOLDER = "log"
 CHANGES_FOLDER = "changes"
 RUNS_FOLDER = "runs"
 INITIAL_FOLDER = "initial"
+SAMPLES_FOLDER = "samples"
 """The folders of an operator, in its own."""
 
 

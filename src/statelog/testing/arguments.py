@@ -8,10 +8,10 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
+from statelog.convert.ddl import parse_ddl
 from statelog.errors import ConfigurationError
 from statelog.runs.times import Watermark
 from statelog.spark.checks import parse_schema
-from statelog.testing.ddl import parse_ddl
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 from pyspark.sql.types import Row
 
 from statelog.checkpoint.batch import BatchTime
+from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.errors import ProcessorError, StatelogError
 from statelog.operators.event_time import EventTime
@@ -28,7 +29,6 @@ from statelog.spark.checks import check_output_mode
 from statelog.spark.declare import declare_keyed_states_of
 from statelog.spark.event_times import time_domains
 from statelog.spark.states import bind_states
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.keyed import LocalKeyedOperator
 from statelog.testing.query import LocalQuery, MicroBatches, discard, new_directory
 from statelog.testing.state_view import StateView

@@ -13,6 +13,7 @@ from statelog.checkpoint.admission import OperatorConfig
 from statelog.checkpoint.attempt import Attempt
 from statelog.checkpoint.history import History
 from statelog.checkpoint.unkeyed_task import UnkeyedTask
+from statelog.convert.ddl import parse_ddl
 from statelog.errors import ConfigurationError, ErrorKind
 from statelog.local.restore import read_segment
 from statelog.operators.unkeyed.processor import OperatorProcessor
@@ -29,7 +30,6 @@ from statelog.spark.unkeyed_spec import BROADCAST_COLUMN, UnkeyedSpec
 from statelog.spark.worker import HASH_COLUMN, SUBTASK_COLUMN, TIME_COLUMN, pickled_processor
 from statelog.storage import LocalStore
 from statelog.testing.arguments import OperatorArguments, read_schema
-from statelog.testing.ddl import parse_ddl
 from statelog.testing.rows import ColumnReader, ColumnWriter
 
 _ANY_PARALLELISM: Final = 1
