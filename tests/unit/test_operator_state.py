@@ -25,6 +25,7 @@ from statelog.operators.unkeyed.snapshot import (
     encode_snapshot,
     join_elements,
     section_schema,
+    section_sizes,
 )
 from statelog.operators.unkeyed.states import (
     BroadcastState,
@@ -228,6 +229,22 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
     assert codec().decode(read["units"].rows) == [("a", 1), ("ü", -(2**63))]
     assert (read["z"].count, read["z"].rows.num_rows) == (0, 0)
     assert encode_snapshot(list(read.values())) == data
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_the_sizes_of_a_snapshot_are_read_from_its_index(count: int) -> None:
+    """Also if that is longer than what is read at first."""
+    states = [StateSchema(f"state {number:03}", "operator-list", b"", bytes(100)) for number in range(count)]
+    sections = [StateElements(state, bytes(1000 + place), place, b"") for place, state in enumerate(states)]
+    data, read = encode_snapshot(sections), 0
+
+    def read_first(length: int) -> bytes:
+        nonlocal read
+        read += length
+        return data[:length]
+
+    assert section_sizes(read_first, "x") == {state.name: (place, 1000 + place) for place, state in enumerate(states)}
+    assert read < 4096 + 200 * count
 
 
 def test_slices_are_joined_in_order() -> None:

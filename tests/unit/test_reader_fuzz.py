@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptionError, StorageError
 from statelog.log.entry import FRAME_MAGIC, encode_frame
 from statelog.log.numbered import NumberedLog
-from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot
+from statelog.operators.unkeyed.snapshot import Snapshot, StateElements, encode_snapshot, section_sizes
 from statelog.runs.schema import StateSchema
 from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
@@ -87,3 +87,5 @@ def test_a_snapshot_of_any_bytes(noise: bytes, at: int) -> None:
     with contextlib.suppress(CorruptionError):
         for section in Snapshot(bytes(data), "x").sections.values():
             assert bytes(section.data) == b"x" * 70 or xxhash.xxh3_128_digest(section.data) != section.checksum
+    with contextlib.suppress(CorruptionError):
+        assert section_sizes(lambda count: bytes(data[:count]), "x") == {"units": (1, 70)}
