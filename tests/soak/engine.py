@@ -306,7 +306,7 @@ class Life:
             return
         if rng.random() >= self._mood.unrest:
             return
-        match rng.randrange(7):
+        match rng.randrange(8):
             case 0 | 1:
                 self._note("stop and start")
                 self._stop(rng)
@@ -320,7 +320,7 @@ class Life:
                     self._cluster.lose_host(host)
             case 4:
                 self._go_on_from_savepoint(rng)
-            case 5:
+            case 5 | 6:
                 self._branch(rng)
             case _:
                 self._go_back(rng)
