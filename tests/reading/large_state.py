@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from statelog.checkpoint.history import History
-from statelog.log.references import StoredRun
+from statelog.log.references import SegmentRef, StoredRun
 from statelog.runs import digests
+from statelog.runs.key_groups import subtasks_of
 from statelog.storage import LocalStore, Store
 from tests.model.engine import Key
-from tests.reading.story import Story
+from tests.reading.story import Story, hash_of
 from tests.stores import WholeObjects
 
 PARALLELISM = 2
@@ -60,3 +63,20 @@ def levels_of(history: History, subtask: int) -> list[list[StoredRun]]:
     assert checkpoint is not None
     genesis = digests.genesis(checkpoint.query_id, checkpoint.uid, subtask, PARALLELISM)
     return [level.runs for level in history.levels(genesis, subtask, PARALLELISM, checkpoint.batch)]
+
+
+def subtask_of(key: Key) -> int:
+    [subtask] = subtasks_of(np.array([hash_of(key)], np.uint64), PARALLELISM).tolist()
+    return int(subtask)
+
+
+def changes_since(history: History, subtask: int) -> list[SegmentRef]:
+    """The changes of a subtask since its base, up to the newest checkpoint."""
+    record = history.latest_record
+    assert record is not None
+    assert record.base_map is not None
+    first = record.base_map.view_of(b"", subtask, PARALLELISM).first_batch
+    found = [
+        one for checkpoint in history.between(first, record.batch) for one in checkpoint.segments_of(subtask, subtask)
+    ]
+    return [segment for segment in found if segment.rows]

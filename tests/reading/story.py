@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def hash_of(key: Key) -> int:
     return int(row_hashes([pa.array([key[0]], pa.int64()), pa.array([key[1]], pa.string())])[0])
 
 
-def random_commands(rng: random.Random, count: int) -> list[tuple[Key, Command]]:
+def random_commands(rng: random.Random, count: int, keys: Sequence[Key] = KEYS) -> list[tuple[Key, Command]]:
     made: list[tuple[Key, Command]] = []
     for number in range(count):
         command = rng.choice(
@@ -40,7 +40,7 @@ def random_commands(rng: random.Random, count: int) -> list[tuple[Key, Command]]
                 ("replace", f"r{number}"),
             ]
         )
-        made.append((rng.choice(KEYS), command))
+        made.append((rng.choice(keys), command))
     return made
 
 
@@ -55,8 +55,10 @@ class Story:
         open_store: Callable[[str], Store] = LocalStore,
         inline_budget_bytes: int | None = None,
         merge_fan_in: int = 2,
+        keys: Sequence[Key] = KEYS,
         **options: Any,
     ) -> None:
+        self.keys = keys
         self.engine = Engine(
             directory,
             hash_of,
@@ -91,7 +93,7 @@ class Story:
     def run_batches(self, count: int, rng: random.Random) -> None:
         """Run some batches of random commands."""
         for _ in range(count):
-            self.run(len(self.models), random_commands(rng, 40))
+            self.run(len(self.models), random_commands(rng, 40, self.keys))
 
     def run(self, batch: int, commands: list[tuple[Key, Command]]) -> None:
         model = self.models[-1].copy() if self.models else Model()

@@ -23,6 +23,8 @@ from tests.reading.story import KEYS, STATES, Story, random_commands
 from tests.reading.test_changes import Rows, replayed
 from tests.reading.test_pins import Stop
 
+FEW_KEYS = KEYS[:8]
+"""Each of them changes in most batches."""
 _NAMES = ["key_a", "key_b", "mapkey_field"]
 
 
@@ -58,7 +60,7 @@ def require_removed_elements(rows: Rows, known: list[tuple[Any, ...]], now: list
 @pytest.fixture(scope="module", params=["inline", "objects", "materialized"])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """A query that was restarted with other parallelisms."""
-    options: dict[str, Any] = {"inline_budget_bytes": 0 if request.param == "objects" else None}
+    options: dict[str, Any] = {"inline_budget_bytes": 0 if request.param == "objects" else None, "keys": FEW_KEYS}
     if request.param == "materialized":
         options |= {"retained_checkpoints": 6, "materialization_interval_s": 0.0, "max_file_bytes": 4000}
         options |= {"log_min_age_s": 0.0}
@@ -86,6 +88,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         case "halves":
             monkeypatch.setattr(former, "FOUND_BYTES", 400)
         case "slices":
+            monkeypatch.setattr(former, "GROUP_BYTES", 300)
             monkeypatch.setattr("statelog.reading.scan.SLICE_ROWS", 3)
     return str(request.param)
 
@@ -121,7 +124,7 @@ def test_the_same_changes_without_what_was_before(story: Story, state: str) -> N
 def test_some_keys_some_batches_and_some_columns(story: Story) -> None:
     everything = changes(story, "map")
     last = len(story.models) - 1
-    keys = random.Random(1).sample(KEYS, 7)
+    keys = random.Random(1).sample(FEW_KEYS, 3)
     own = [row for row in everything if (row["key_a"], row["key_b"]) in keys]
     assert own
     assert changes(story, "map", keys=keys) == own
@@ -158,6 +161,7 @@ def test_a_reader_stopped_at_any_request_reads_exactly(
         materialization_interval_s=0.0,
         max_file_bytes=1,
         log_min_age_s=0.0,
+        keys=FEW_KEYS,
     )
     story.run_batches(7, random.Random(1))
     for number in itertools.count(1, 2):

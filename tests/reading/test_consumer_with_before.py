@@ -19,7 +19,7 @@ from statelog.clock import SystemClock
 from statelog.reading import former
 from statelog.reading.source import open_source
 from statelog.storage import LocalStore
-from tests.reading.story import STATES, Story
+from tests.reading.story import KEYS, STATES, Story
 from tests.reading.test_changes_with_before import require_before
 from tests.reading.test_consumer import FORGETFUL, Feed, files, require_all, stopping
 from tests.reading.test_pins import ReadOnly, Stop
@@ -32,7 +32,13 @@ def test_a_consumer_knows_what_was_before_every_change(
     rng = random.Random(seed)
     monkeypatch.setattr(former, "GROUP_BYTES", rng.choice([1, 3000, 1 << 20]))
     monkeypatch.setattr(former, "FOUND_BYTES", rng.choice([400, 1 << 20]))
-    query = Story(tmp_path, inline_budget_bytes=rng.choice([None, 0]), parallelism=rng.choice([1, 3]), **FORGETFUL)
+    query = Story(
+        tmp_path,
+        inline_budget_bytes=rng.choice([None, 0]),
+        parallelism=rng.choice([1, 3]),
+        keys=KEYS[: rng.choice([4, 12, 60])],
+        **FORGETFUL,
+    )
     query.run_batches(rng.randrange(1, 5), rng)
     feeds = [Feed(query.location, state, max(0, len(query.models) - 2), with_before=True) for state in STATES]
     before = feeds[0].position.batch
@@ -166,6 +172,18 @@ def test_a_pin_of_another_state_does_not_vouch_for_one(tmp_path: Path) -> None:
     query.run_batches(5, random.Random(1))
     with pytest.raises(PinExpiredError, match="not retained"):
         pin_state(query, history, 9)
+
+
+def test_a_state_from_before_the_one_that_is_kept_is_missed(tmp_path: Path) -> None:
+    query = Story(tmp_path)
+    query.run_batches(6, random.Random(1))
+    feed = Feed(query.location, after=1, with_before=True)
+    start = feed.position
+    feed.step(max_bytes=1)
+    feed.clock.advance(61)
+    feed.step(max_bytes=1)
+    with pytest.raises(StateMissingError, match="the changes of batch 2 are gone"):
+        feed.consumer.states(start, 3)
 
 
 def test_only_unread_changes_count_against_the_limit(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
 import statelog
@@ -14,11 +13,19 @@ from statelog.checkpoint.history import History
 from statelog.local.restore_plan import SHARED_BYTES
 from statelog.log.references import SegmentRef
 from statelog.reading.source import open_source
-from statelog.runs.key_groups import subtasks_of
 from statelog.runs.writer import STORED_BLOCK_BYTES
 from statelog.storage import Store
 from statelog.storage.wrapper import StoreWrapper
-from tests.reading.large_state import LEVELS, PARALLELISM, LargeState, key_of, levels_of, objects
+from tests.reading.large_state import (
+    LEVELS,
+    PARALLELISM,
+    LargeState,
+    changes_since,
+    key_of,
+    levels_of,
+    objects,
+    subtask_of,
+)
 from tests.reading.story import hash_of
 from tests.stores import CountedStore, Requests
 
@@ -44,10 +51,6 @@ def test_a_look_up_makes_two_requests_per_level_and_one_per_log_file_since(
     for number in range(5):
         query.run_keys([key_of(number)])
     source = open_source(query.location, None, None)
-    base = source.history.latest_record
-    assert base is not None
-    assert base.base_map is not None
-    since = source.checkpoint.batch - base.base_map.through
     for subtask in range(PARALLELISM):
         found = levels_of(source.history, subtask)
         assert len(found) == len(LEVELS)
@@ -55,7 +58,12 @@ def test_a_look_up_makes_two_requests_per_level_and_one_per_log_file_since(
     levels = len(LEVELS)
     with statelog.open_state(query.location) as reader:
         store.take()
-        for number, most in ((7, 2 * levels + since), (4011, 2 * levels + since), (8, levels), (7, levels)):
+        seen: set[int] = set()
+        for number in (7, 4011, 8, 12, 7):
+            subtask = subtask_of(key_of(number))
+            since = len(changes_since(source.history, subtask))
+            most = levels if subtask in seen else 2 * levels + since
+            seen.add(subtask)
             [value] = reader.read("value", keys=[key_of(number)]).read_all()["value_field"].to_pylist()
             assert value == query.models[-1].keys[key_of(number)][0]
             requests = store.take()
@@ -90,17 +98,7 @@ def test_the_requests_of_a_look_up_are_made_at_once(query: LargeState, monkeypat
     query.run_keys([key])
     history = open_source(query.location, None, None).history
     last = len(query.models) - 1
-    [subtask] = subtasks_of(np.array([hash_of(key)], np.uint64), PARALLELISM).tolist()
-    record = history.record(last)
-    assert record is not None
-    assert record.base_map is not None
-    gap = record.base_map.view_of(b"", subtask, PARALLELISM).first_batch
-    since = [
-        segment
-        for checkpoint in history.between(gap, last)
-        for segment in checkpoint.segments_of(subtask, subtask)
-        if segment.rows
-    ]
+    since = changes_since(history, subtask_of(key))
     assert since
     with statelog.open_state(query.location) as reader:
         made.hold(min(16, len(LEVELS) + len(since)))
@@ -195,7 +193,7 @@ def test_equal_checkpoints_and_untouched_subtasks_read_no_state(
         store.take()
         assert difference(query, *sides) == []
         assert state_reads(store.take()) == []
-    [subtask] = subtasks_of(np.array([hash_of(key)], np.uint64), PARALLELISM).tolist()
+    subtask = subtask_of(key)
     other = {run.name for runs in levels_of(history, 1 - subtask) for run in runs}
     stored = [one for batch in range(before + 3) for one in stored_changes(history, batch)]
     other |= {one.name for one in stored if one.subtask != subtask}

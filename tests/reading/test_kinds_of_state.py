@@ -9,6 +9,7 @@ import pytest
 
 import statelog
 from statelog import ConfigurationError, Options
+from statelog.reading import diff
 from statelog.testing import Harness
 from statelog.testing.harness import parts_of
 
@@ -119,6 +120,13 @@ def test_what_expires_is_a_difference_and_no_change() -> None:
         assert differences(harness, 0, 1, "timers") == [("changed", "b", 2, 2, 110, 160)]
         assert differences(harness, 1, 2, "timers") == [("removed", "a", 1, None, 110, None)]
         assert differences(harness, 2, 1, "timers") == [("added", "a", None, 1, None, 110)]
+
+
+def test_a_checkpoint_compared_with_itself_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with visits(Visits()) as harness:
+        harness.push([("a", 1)], processingTimeMs=10)
+        monkeypatch.delattr(diff, "scan_part")
+        assert differences(harness, 0, 0, "timers") == []
 
 
 def test_what_is_deleted_as_a_whole_is_a_difference_and_no_change() -> None:

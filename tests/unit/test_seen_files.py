@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from statelog import StorageError
 from statelog.clock import SystemClock
+from statelog.log.entry import Fence
 from statelog.log.numbered import NumberedLog
 from statelog.log.open import open_log
 from statelog.options import Options
 from statelog.storage import LocalStore, Store
+from statelog.testing.clock import ManualClock
+from statelog.testing.faults import FaultPlan, FaultStore
+from tests.contract.log_contract import PREFIX, make_checkpoint, make_claim
 from tests.reading.story import Story
 from tests.stores import CountedStore, WholeObjects
 
@@ -26,6 +31,10 @@ STORES: dict[str, Callable[[str], Store]] = {
 
 def log_of(store: Store, merging: str, *, remembers: bool) -> NumberedLog:
     return open_log(store, "op", Options(file_merging=merging), SystemClock(), remembers=remembers)
+
+
+def tokens(log: NumberedLog) -> list[bytes]:
+    return [entry.token for entry in log.read() if not isinstance(entry, Fence)]
 
 
 @pytest.fixture(params=STORES)
@@ -87,3 +96,28 @@ def test_only_what_is_new_is_read(merging: str, tmp_path: Path) -> None:
     # Where files can grow, the start of one is read too, which tells it from another one.
     assert one.reads == (1 if merging == "within" else 2)
     assert one.read_bytes() < whole.read_bytes() / 2
+
+
+def test_a_longer_log_in_place_of_another_one_is_read_from_its_start(tmp_path: Path) -> None:
+    query = Story(tmp_path / "query")
+    query.run_batches(1, random.Random(1))
+    store = LocalStore(query.location)
+    log = log_of(store, "across", remembers=True)
+    before = log.read()
+    shutil.rmtree(tmp_path / "query")
+    Story(tmp_path / "query").run_batches(3, random.Random(2))
+    assert log.read() == log_of(store, "across", remembers=False).read() != before
+
+
+def test_an_entry_that_was_read_before_a_fence_cut_it_off_does_not_count(tmp_path: Path) -> None:
+    """The writer does not know whether its second append has worked, and goes on in the next file."""
+    store = FaultStore(LocalStore(tmp_path), FaultPlan.at("append", call=2, when="after"))
+    writer = NumberedLog(store, PREFIX, ManualClock(), appends=True)
+    writer.claim(make_claim("a"))
+    writer.append(*make_checkpoint("a", 1, 0))
+    with pytest.raises(StorageError):
+        writer.append(*make_checkpoint("a", 1, 1, "lost"))
+    log = NumberedLog(LocalStore(tmp_path), PREFIX, ManualClock(), appends=True, remembers=True)
+    assert tokens(log)[-1] == b"a 1 1 lost"
+    writer.append(*make_checkpoint("a", 1, 1, "again"))
+    assert tokens(log)[1:] == [b"a 1 0 ", b"a 1 1 again"]

@@ -49,7 +49,8 @@ class FormerValues:
         """
         group: list[Changes] = []
         for batch, slices in batches:
-            first = list(itertools.islice(slices, 2))
+            parts = _joined(slices)
+            first = list(itertools.islice(parts, 2))
             is_whole = len(first) < 2
             size_bytes = size_of([changes.rows for changes in group]) + size_of(first)
             if group and not (is_whole and size_bytes <= GROUP_BYTES and self._has_same_name(group[-1].of, batch)):
@@ -59,7 +60,7 @@ class FormerValues:
             if is_whole:
                 group += [Changes(batch, rows) for rows in first]
                 continue
-            for rows in itertools.chain(first, slices):
+            for rows in itertools.chain(first, parts):
                 yield from self._paired([Changes(batch, rows)], self._parts)
             self._parts = [*self._parts, *segment_parts(batch.segments)]
         if group:
@@ -106,6 +107,18 @@ class FormerValues:
             return []
         wanted = distinct_keys(hashes, keys)
         return list(rows_of(state, wanted, self._search.find(parts, state.name, wanted.hashes, keep, max_bytes)))
+
+
+def _joined(slices: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Slices in fewer and larger ones, of a group's size at most unless one is larger."""
+    held: list[pa.RecordBatch] = []
+    for rows in slices:
+        if held and size_of([*held, rows]) > GROUP_BYTES:
+            yield pa.concat_batches(held)
+            held = []
+        held.append(rows)
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _after(parts: list[SearchedPart], group: Sequence[Changes]) -> list[SearchedPart]:
