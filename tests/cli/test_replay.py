@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,12 @@ import pytest
 
 import statelog
 from statelog.__main__ import main
+from statelog.log.open import open_location
+from statelog.storage import LocalStore
 from tests.reading.replayed import Commands, Restless, Sampled
+from tests.s3.server import BUCKET
+
+pytest_plugins = ("tests.s3.plugin",)
 
 PROCESSOR = "tests.reading.replayed:Commands"
 INSTANCE = Commands()
@@ -26,6 +32,19 @@ def query() -> Iterator[Sampled]:
         made.run([("ann", "timer", 2), ("ann", "put", 1)], 1_780_000_000_000)
         made.run([("ann", "append", 3), ("bob", "set", 1), ("ann", "remove", 1)], 1_780_000_001_000)
         yield made
+
+
+@pytest.fixture(params=["directory", "s3"])
+def location(request: pytest.FixtureRequest, query: Sampled, tmp_path: Path) -> str:
+    """The query's location, or its objects in a bucket."""
+    if request.param == "directory":
+        return query.location
+    request.getfixturevalue("s3_server")
+    bucket = f"s3://{BUCKET}/{tmp_path.name}-{os.getpid()}"
+    source, target = LocalStore(query.location), open_location(bucket)
+    for info in source.list():
+        target.put(info.name, source.read(info.name))
+    return bucket
 
 
 def test_both_sides_are_shown(query: Sampled, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +62,10 @@ def test_both_sides_are_shown(query: Sampled, capsys: pytest.CaptureFixture[str]
     assert "bob" not in shown
 
 
-def test_json_has_the_fields_of_the_result(query: Sampled, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", query.location, "--batch", "1", "--key", "ann", "--processor", PROCESSOR, "--json"]) == 0
+def test_json_has_the_fields_of_the_result(location: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", location, "--batch", "1", "--key", "ann", "--processor", PROCESSOR, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    again = statelog.replay(query.location, 1, "ann", Commands())
+    again = statelog.replay(location, 1, "ann", Commands())
     assert set(found) == set(vars(again)) | {"different_states"}
     assert found["rows"] == again.rows.to_pylist()
     assert found["logged"] == {state: rows.to_pylist() for state, rows in again.logged.items()}
