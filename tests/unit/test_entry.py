@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement
 
+import msgspec
 import pytest
 import xxhash
 from msgspec.structs import replace
@@ -63,7 +64,7 @@ def test_a_reader_knows_where_in_the_object_each_part_is() -> None:
     found = decode_index(header, index, name="op/log/7.log", offset=100, number=7)
     assert isinstance(found, Checkpoint)
     payload = 100 + len(parts[0])
-    assert found.number == 7
+    assert (found.number, found.offset) == (7, 100)
     assert [(one.name, one.offset) for one in found.segments] == [("op/log/7.log", payload), ("op/changes/1/0/x", 7)]
     [base] = found.bases
     assert [[(run.name, run.offset) for run in level.runs] for level in base.levels] == [
@@ -89,3 +90,9 @@ def test_an_index_of_another_form_is_damage() -> None:
     with pytest.raises(CorruptionError, match="log entry at offset 7 is of an unknown form") as caught:
         decode_index(header, index, name="x.log", offset=7, number=1)
     assert caught.value.kind is ErrorKind.FORMAT
+
+
+def test_repeated_materialized_states_keep_their_stored_name() -> None:
+    """Entries of earlier versions have it, too."""
+    index = encode_frame(replace(checkpoint(1), base_ranges=[]), [])[0][FRAME_HEADER_BYTES:]
+    assert "cover" in msgspec.msgpack.decode(index)
