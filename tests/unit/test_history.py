@@ -230,6 +230,7 @@ def test_changes_are_all_there_from_a_first_batch_before_which_nothing_was() -> 
     assert History([checkpoint(0), checkpoint(1)]).begins_empty
     for entries in ([], [checkpoint(1)], [founding, checkpoint(0)], [replace(checkpoint(0), bases=[base(-1)])]):
         assert not History(entries).begins_empty
+    assert not History.on_base([], [checkpoint(5)]).begins_empty
 
 
 # ---- What goes ----
