@@ -217,6 +217,22 @@ def test_a_log_of_version_1_retains_nothing_of_which_the_base_is_not_known() -> 
     assert History().whole_from(lambda name: True) == INITIAL_BATCH
 
 
+def test_changes_of_a_state_count_from_it_on_whatever_was_materialized_meanwhile() -> None:
+    entries = [checkpoint(4, number=4), replace(checkpoint(5), bases=[base(4)], base_ranges=ranges(base(3)))]
+    history = History.on_base(ranges(base(2)), [*entries, checkpoint(6)])
+    assert batches(history.records) == [4, 5, 6]
+    assert [record.base_map and list(record.base_map.ranges) for record in history.records] == [ranges(base(2))] * 3
+    assert [one.number for one in history.checkpoints] == [4, 0, 0]
+
+
+def test_changes_are_all_there_from_a_first_batch_before_which_nothing_was() -> None:
+    founding = replace(checkpoint(INITIAL_BATCH), base_ranges=ranges(base(INITIAL_BATCH)))
+    assert History([checkpoint(0), checkpoint(1)]).begins_empty
+    for entries in ([], [checkpoint(1)], [founding, checkpoint(0)], [replace(checkpoint(0), bases=[base(-1)])]):
+        assert not History(entries).begins_empty
+    assert not History.on_base([], [checkpoint(5)]).begins_empty
+
+
 # ---- What goes ----
 
 

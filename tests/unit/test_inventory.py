@@ -285,6 +285,14 @@ def test_a_file_of_the_log_is_deleted_once(tmp_path: Path) -> None:
     assert [name for name in deleted if "/log/" in name] == [log.name_of(number) for number in range(1, 5)]
 
 
+@pytest.mark.parametrize(("sample_batches", "folder"), [(0, ""), (1, "op/samples/3/7")])
+def test_samples_are_only_asked_for_if_the_option_says_so(tmp_path: Path, sample_batches: int, folder: str) -> None:
+    store, options, clock = LocalStore(tmp_path), Options(sample_batches=sample_batches), ManualClock(NOW_S)
+    made = Inventory(store, "op", "operator 'op'", options, clock, deletes_in_background=False)
+    made.open([], 3, "run", clock)
+    assert made.sample_folder(7) == folder
+
+
 def test_a_run_that_ends_has_deleted_what_it_leaves(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     before = set(threading.enumerate())
@@ -327,10 +335,11 @@ def test_only_a_store_that_charges_for_lists_makes_deletions_wait(tmp_path: Path
         store.put(f"op/runs/1/0/{number}.run", b"x")
         made.deleter.delete([f"op/runs/1/0/{number}.run"])
         is_soon = store.has_deleted.wait(0.5)
-        assert is_soon or is_bucket or store.has_deleted.wait(60), "a slow machine"
+        assert is_soon or (is_bucket and number > 0) or store.has_deleted.wait(60)
         return is_soon
 
-    assert is_soon_gone(0) or is_bucket, "the first round is at once"
+    is_soon_gone(0)  # the first round waits for none
+    # On a slow machine some may take longer for no reason.
     assert any(map(is_soon_gone, [1] if is_bucket else range(1, 5))) is not is_bucket
     made.close()
     assert store.list() == []

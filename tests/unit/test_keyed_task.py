@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from statelog import Observer, ProtocolError, Step
 from statelog.checkpoint import keyed_task
-from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, read_initial
+from statelog.checkpoint.keyed_task import BatchInput, KeyedTask, Maintenance, as_stored, read_initial
 from statelog.checkpoint.protocol import Ack, Acked, Begin, Begun, Fetch, JobOutcome, Reply, Request
 from statelog.clock import Clock
 from statelog.local.materializer import Materialized, Materializer
@@ -22,10 +22,11 @@ from statelog.local.shared_reads import SHARED_FOLDER
 from statelog.local.use import SPARE_BATCHES, in_use
 from statelog.metrics import Metric, Recorded
 from statelog.operators.keyed.changes import ChangeBuffer
-from statelog.operators.keyed.operator import BatchContext, KeyedOperator
+from statelog.operators.keyed.operator import BatchContext, KeyedOperator, KeyedRows
 from statelog.operators.keyed.subtask import KeyedSubtask
 from statelog.runs import digests
 from statelog.runs.byte_slices import Budget
+from statelog.runs.schema import TimeDomain, stored_name
 from statelog.runs.times import Moment
 from statelog.storage import LocalStore
 from statelog.tables.rocksdb import RocksTable
@@ -187,6 +188,56 @@ def test_a_batch_has_the_times_that_the_coordinator_tells(
     engine.answers = {Begin: replace(begun, epoch=7, batch_time_ms=1000, **times), Ack: Acked()}
     run(engine, 0, ("set", 1))
     assert contexts[-1] == BatchContext(7, 0, Moment(1000, 950, 900), timers_after_ms=850, closed_ms=800)
+
+
+def test_an_ack_says_what_the_next_batches_have_to_know(engine: NotingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which timers have fired, and whether merges wait for their turn."""
+
+    class Noted(KeyedSubtask):
+        def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
+            yield from super().process(read, initial)
+            self.timers_to_ms = 850
+
+    monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
+    monkeypatch.setattr(Maintenance, "has_backlog", property(lambda maintenance: True))
+    engine.start(1, 0)
+    run(engine, 0, ("set", 1))
+    assert (engine.ack.timers_to_ms, engine.ack.has_backlog) == (850, True)
+
+
+def test_the_rows_of_an_initial_state_are_read_where_the_coordinator_says(
+    engine: NotingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[KeyedRows | None] = []
+
+    class Noted(KeyedSubtask):
+        def process(self, read: KeyedRows, initial: KeyedRows | None = None) -> Iterator[pa.RecordBatch]:
+            found.append(initial)
+            return super().process(read, None)
+
+    monkeypatch.setattr(keyed_task, "KeyedSubtask", Noted)
+    engine.start(1, 0)
+    LocalStore(engine.location).put("op/initial/a", initial_of(3))
+    engine.coordinator.offer_initial_state(["op/initial/a"])
+    for batch in range(2):
+        run(engine, batch, ("set", 1))
+    assert [initial and initial.rows.num_rows for initial in found] == [3, None]
+
+
+def test_states_are_stored_under_the_names_and_with_the_expiry_that_the_coordinator_tells(
+    engine: NotingEngine,
+) -> None:
+    assert isinstance(engine.operator, LocalKeyedOperator)
+    operator = engine.operator.make()
+    first, *others = [binding.name for binding in operator.states]
+    for generations, expires_by in (({}, {}), ({first: 2}, {}), ({}, {first: "event"}), ({first: 2}, {first: "event"})):
+        made = as_stored(operator, generations, expires_by)
+        assert [binding.name for binding in made.states] == [first, *others]
+        stored = [binding.descriptor for binding in made.states]
+        before = [binding.descriptor for binding in operator.states]
+        assert stored[0].name == stored_name(first, generations.get(first, 0))
+        assert stored[0].expires_by == (TimeDomain.EVENT if expires_by else before[0].expires_by)
+        assert stored[1:] == before[1:]
 
 
 def test_a_state_is_materialized_after_the_ack(engine: NotingEngine) -> None:

@@ -12,13 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import statelog
 from statelog import ConfigurationError, CorruptionError, Options, StateMissingError, Step
 from statelog.aggregates.build import KeyedDefinition, plan_deduplication
+from statelog.checkpoint.batch import Batch, BatchTime
 from statelog.checkpoint.garbage import Inventory
 from statelog.checkpoint.history import History
+from statelog.checkpoint.kept_samples import KeptSamples
 from statelog.checkpoint.sample import (
     Sample,
     SampledOperator,
@@ -29,14 +32,13 @@ from statelog.checkpoint.sample import (
     sample_name,
 )
 from statelog.convert.types import key_schema
-from statelog.log.entry import Checkpoint
-from statelog.log.references import SegmentRef
 from statelog.storage import LocalStore
 from statelog.testing import Harness
 from statelog.testing.clock import ManualClock
 from statelog.testing.faults import Call, Fault, FaultPlan
 from statelog.testing.harness import parts_of
 from tests.reading.replayed import OUTPUT, USERS, Commands, Sampled, sample_objects
+from tests.unit.test_history import checkpoint, segment
 
 ROWS = [(user, "append", number) for number, user in enumerate(USERS)]
 OPERATOR = SampledOperator(columns=["user", "n"], key_columns=[0], output="{}", session_zone="UTC", time_mode="None")
@@ -172,20 +174,35 @@ def test_a_rewound_query_gives_up_those_of_the_batches_that_it_repeats() -> None
         assert {name.split("/")[2] for name in names if "/3-" in name or "/4-" in name} == {"2"}
 
 
+def test_of_the_samples_that_exist_those_of_the_newest_batches_are_kept(tmp_path: Path) -> None:
+    def name(epoch: int, batch: int, attempt: int) -> str:
+        return f"op/samples/{epoch}/0/{batch}-{attempt}.arrow"
+
+    store, kept = LocalStore(tmp_path), KeptSamples(LocalStore(tmp_path), "op", 2)
+    assert not kept.need(name(1, 0, 0))
+    for batch, attempt in ((0, 0), (1, 0), (2, 0), (2, 9)):
+        store.put(name(1, batch, attempt), b"x")
+    history = History([checkpoint(batch, segment(0), segment(1), parallelism=2) for batch in range(3)])
+    assert kept.open(history, 3) == [name(1, 0, 0), name(1, 2, 9)], "the second subtask has none"
+    assert [kept.need(name(1, batch, 0)) for batch in range(3)] == [False, True, True]
+    durable = structs.replace(checkpoint(3, structs.replace(segment(0), attempt=7)), epoch=2)
+    assert kept.certain(Batch(3, BatchTime(0, 0), {6: 0, 7: 0}, durable=durable), 2) == [name(1, 1, 0), name(2, 3, 6)]
+    assert [kept.need(name(1, 2, 0)), kept.need(name(2, 3, 7))] == [True, True]
+
+
 def test_the_gate_holds_back_a_sample_that_is_kept(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     inventory = Inventory(store, "op", "op", Options(sample_batches=1), ManualClock(0), deletes_in_background=False)
-    segments = [SegmentRef(0, 7, b"c", 0, 1, 1, 1)]
-    checkpoint = Checkpoint(1, 4, 0, "query", "run", "op", 1, segments, b"keys", [], 0, 0, b"")
+    newest = checkpoint(4, structs.replace(segment(0), attempt=7))
     names = [sample_name(sample_folder("op", 1, 0), 4, attempt) for attempt in (7, 8)]
     for name in names:
         store.put(name, b"x")
-    inventory.open([checkpoint], 2, "run", ManualClock(0))
+    inventory.open([newest], 2, "run", ManualClock(0))
     inventory.deleter.delete(inventory.samples.open(inventory.history, 5))
     assert [info.name for info in store.list()] == names[:1]
     inventory.deleter.delete(names)
     assert [info.name for info in store.list()] == names[:1]
-    assert inventory.samples.open(History([checkpoint]), 6) == names[:1]
+    assert inventory.samples.open(History([newest]), 6) == names[:1]
 
 
 # ---- What is in the way of a batch ----

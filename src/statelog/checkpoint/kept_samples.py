@@ -39,8 +39,9 @@ class KeptSamples:
 
     def certain(self, batch: Batch, epoch: int) -> list[str]:
         """A batch of this start is certain: returns the samples that may go now, whether they exist or not."""
-        if not self._batches or batch.durable is None:
+        if not self._batches:
             return []
+        assert batch.durable is not None
         own = {
             sample_name(sample_folder(self._root, epoch, subtask), batch.number, attempt)
             for attempt, subtask in batch.begun.items()
