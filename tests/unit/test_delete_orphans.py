@@ -58,6 +58,16 @@ def test_objects_of_starts_before_the_newest_checkpoints_go(stored: Stored) -> N
     assert deleted(stored) == ["op/runs/1/0/a"]
 
 
+def test_a_start_is_fenced_by_the_newest_checkpoint_whatever_older_ones_there_are(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1)
+    stored.claim(3, 2)
+    stored.checkpoint(4, 2, 1, 1)
+    for epoch in (1, 2):
+        stored.put(f"op/changes/{epoch}/0/a")
+    assert deleted(stored) == ["op/changes/1/0/a"]
+
+
 def test_without_a_checkpoint_nothing_goes(stored: Stored) -> None:
     stored.claim(1, 1)
     stored.claim(2, 2)
