@@ -98,7 +98,11 @@ def test_what_the_log_before_its_newest_entry_needs_stays(stored: Stored, scheme
     for name in (orphan, *needed):
         stored.put(name)
     stored.log_file(1, make_claim("run")(1), stored.entry(1, 0, 1, needed[0]))
-    claim, before, newest = make_claim("run")(2), stored.entry(2, 1, 1, needed[1]), stored.entry(2, 1, 2, needed[2])
+    claim, before, newest = (
+        make_claim("another run")(2),
+        stored.entry(2, 1, 1, needed[1]),
+        stored.entry(2, 1, 2, needed[2]),
+    )
     if is_same_file:
         stored.log_file(2, claim, before, newest)
     else:
