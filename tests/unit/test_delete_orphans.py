@@ -58,6 +58,16 @@ def test_objects_of_starts_before_the_newest_checkpoints_go(stored: Stored) -> N
     assert deleted(stored) == ["op/runs/1/0/a"]
 
 
+def test_a_start_is_fenced_by_the_newest_checkpoint_whatever_older_ones_there_are(stored: Stored) -> None:
+    stored.claim(1, 1)
+    stored.checkpoint(2, 1, 0, 1)
+    stored.claim(3, 2)
+    stored.checkpoint(4, 2, 1, 1)
+    for epoch in (1, 2):
+        stored.put(f"op/changes/{epoch}/0/a")
+    assert deleted(stored) == ["op/changes/1/0/a"]
+
+
 def test_without_a_checkpoint_nothing_goes(stored: Stored) -> None:
     stored.claim(1, 1)
     stored.claim(2, 2)
@@ -80,18 +90,27 @@ def test_what_the_checkpoint_before_the_newest_needs_stays(stored: Stored) -> No
 
 
 @pytest.mark.parametrize("scheme", ["", "kept:"], ids=["directory", "without appends"])
-def test_what_an_entry_before_the_newest_one_in_the_same_file_needs_stays(stored: Stored, scheme: str) -> None:
-    """Also in a log that was copied to where nobody can append."""
+@pytest.mark.parametrize("is_same_file", [False, True])
+def test_what_the_log_before_its_newest_entry_needs_stays(stored: Stored, scheme: str, is_same_file: bool) -> None:
+    """Also if that log begins earlier, and where a log with several entries per file was copied to an object store."""
     statelog.register_store("kept", KeptStore)
-    first, second, third = (f"op/changes/1/0/{name}" for name in "abc")
-    for name in (first, second, third):
+    orphan, *needed = (f"op/changes/1/0/{name}" for name in "abcd")
+    for name in (orphan, *needed):
         stored.put(name)
-    stored.log_file(1, make_claim("run")(1), stored.entry(1, 0, 1, first))
-    stored.log_file(2, make_claim("run")(2), stored.entry(2, 0, 2, second), stored.entry(2, 0, 2, third))
-    location, clock = f"{scheme}{stored.directory}", ManualClock(1060)
-    found = statelog.delete_orphans(location, min_age_s=60, clock=clock)
-    assert [info.name for info in found] == [first, f"op/log/{1:020}.log"]
-    assert statelog.delete_orphans(location, min_age_s=60, clock=clock) == []
+    stored.log_file(1, make_claim("run")(1), stored.entry(1, 0, 1, needed[0]))
+    claim, before, newest = (
+        make_claim("another run")(2),
+        stored.entry(2, 1, 1, needed[1]),
+        stored.entry(2, 1, 2, needed[2]),
+    )
+    if is_same_file:
+        stored.log_file(2, claim, before, newest)
+    else:
+        stored.log_file(2, claim, before)
+        stored.log_file(3, newest)
+    clock = ManualClock(1060)
+    found = statelog.delete_orphans(f"{scheme}{stored.directory}", min_age_s=60, clock=clock)
+    assert [info.name for info in found] == [orphan]
 
 
 def test_if_the_log_of_the_entry_before_the_newest_is_gone_what_is_left_of_it_counts(stored: Stored) -> None:

@@ -245,11 +245,10 @@ def _before_newest(store: Store, root: str, entries: Sequence[Entry], clock: Clo
 
 
 class _EarlierLog(StoreWrapper):
-    """A store whose log ends at an offset of one of its files."""
+    """A store for reading a log that ends at an offset of one of its files."""
 
     def __init__(self, inner: Store, folder: str, number: int, offset: int) -> None:
         super().__init__(inner)
-        self._folder = folder
         self._last = f"{folder}{base_name(number)}"
         self._end = offset
 
@@ -257,11 +256,9 @@ class _EarlierLog(StoreWrapper):
         return self._end if name == self._last else super().size_bytes(name)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        return [
-            replace(info, size_bytes=self._end) if info.name == self._last else info
-            for info in super().list(prefix)
-            if not info.name.startswith(self._folder) or (info.name, 1) <= (self._last, self._end)
-        ]
+        listed = super().list(prefix)
+        last = [replace(info, size_bytes=self._end) for info in listed if info.name == self._last and self._end]
+        return [info for info in listed if info.name < self._last] + last
 
 
 def _log_start(entries: Iterable[Entry]) -> int:
