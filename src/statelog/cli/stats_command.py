@@ -36,7 +36,7 @@ _SCANNED: Final = {
 @click.option("--scan", is_flag=True, help="Read all state: rows, keys, and the largest keys.")
 @JSON
 def stats(location: str, uid: str | None, scan: bool, as_json: bool) -> None:
-    """Show how large the state is: per operator and state, by subtask and key group, and what keeps it."""
+    """Show the size of the state: per operator and state, by subtask and key group, and why its files stay."""
     with shown_progress():
         found = measures.stats(location, uid, scan=scan)
     if as_json:

@@ -53,7 +53,7 @@ class ChangeColumns:
         operation: str | None = None,
         former: pa.RecordBatch | None = None,
     ) -> pa.RecordBatch:
-        """Make rows from changes in run order, and from what was before if the columns are there.
+        """Make rows from changes in run order, and from the former values if the columns are there.
 
         `operation` is shown instead of theirs.
         """

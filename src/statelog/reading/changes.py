@@ -149,7 +149,7 @@ def _first_batch(source: Source, after: int | None, with_before: bool) -> int:
 def change_rows(
     source: Source, first: int, stored: StateSchema, table: ChangeColumns, wanted: KeyBatch | None
 ) -> Iterator[pa.RecordBatch | None]:
-    """The changes of each batch, with what was before if the table has it; the first step pins all and yields None."""
+    """The changes of each batch, with former values if the table has them; the first step pins all and yields None."""
     last = source.checkpoint.batch
     former = _state_before(source, first) if table.with_before and first <= last else None
     with ExitStack() as pins:
@@ -208,7 +208,7 @@ def changed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The changes of successive batches as rows; those of a batch come in slices, in run order.
 
-    `before` is that of :class:`FormerValues` if the table tells what was before.
+    `before` is that of :class:`FormerValues` if the table has former values.
     """
     if before is not None:
         for paired in FormerValues(store, stored, before).pair(batches):

@@ -92,7 +92,7 @@ class ChangeConsumer:
     def first(self, after: int | None) -> Position:
         """The position of a new consumer: after a batch, or before all changes that are still stored.
 
-        One that needs what was before begins after a retained checkpoint. Raises StateMissingError if changes since
+        One that needs former values begins after a retained checkpoint. Raises StateMissingError if changes since
         `after` are gone, or if there is no such batch yet.
         """
         for _ in range(_ATTEMPTS - 1):

@@ -246,7 +246,7 @@ def _generation(source: Source, stored: StateSchema) -> int:
 def _paired(
     older: Source, newer: Source, changes: Sequence[Checkpoint], stored: StateSchema
 ) -> Iterator[PairedChanges]:
-    """The changes between two checkpoints, as if of one batch, with what was before."""
+    """The changes between two checkpoints, as if of one batch, with their former values."""
     former = FormerValues(older.store, stored, plans_of(older))
     yield from former.pair([(newer.checkpoint, _merged(newer, changes, stored))])
 

@@ -32,7 +32,7 @@ FOUND_BYTES: Final = 64 << 20
 
 
 class FormerValues:
-    """Finds what was before the changes of successive batches.
+    """Finds the former values of the changes of successive batches.
 
     `plans` are the state before the first of them, each of other keys; together of all keys that the batches may have.
     """
@@ -43,7 +43,7 @@ class FormerValues:
         self._parts = [part for plan in plans for part in parts_of(plan)]
 
     def pair(self, batches: Iterable[tuple[ChangedBatch, Iterator[pa.RecordBatch]]]) -> Iterator[PairedChanges]:
-        """The changes with what was before, batch after batch.
+        """The changes with their former values, batch after batch.
 
         Those of a batch come in slices, in run order. Raises the errors of :func:`read_stored`.
         """

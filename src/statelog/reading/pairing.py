@@ -80,7 +80,7 @@ class PairedChanges:
 def pair_changes(
     state: StateDescriptor, group: Sequence[Changes], found: Sequence[pa.RecordBatch]
 ) -> Iterator[PairedChanges]:
-    """The changes of a group, in order, with what was before.
+    """The changes of a group, in order, with their former values.
 
     `found` are the rows of the state before the group, as puts, that its changes may replace or clear.
     """

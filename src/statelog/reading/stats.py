@@ -285,7 +285,7 @@ def _levels(source: Source) -> int:
 
 
 class _Objects:
-    """The objects of an operator, and what keeps them."""
+    """The objects of an operator, and why they stay."""
 
     def __init__(self, source: Source) -> None:
         store, root, history = source.store, source.root, source.history

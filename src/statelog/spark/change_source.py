@@ -43,7 +43,7 @@ class _Partition(InputPartition):
     state: StateSchema
     changes: list[SubtaskChanges]
     before: RestorePlan | None
-    """The subtask's state before them, if they are to tell what was before."""
+    """The subtask's state before them, if former values are asked for."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
