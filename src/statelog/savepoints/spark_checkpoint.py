@@ -135,7 +135,7 @@ class SparkCheckpoint:
             raise ConfigurationError(
                 f"{self.location} holds a checkpoint of a Spark query already.",
                 kind=ErrorKind.OTHER_OWNER,
-                hint="Restore into an empty directory; remove what a restore that was interrupted has left.",
+                hint="Pass an empty directory; remove the remains of an interrupted restore or branch first.",
             )
 
     def restore(self, manifest: Manifest, saved: Store, saved_location: str, *, query_id: str, clock_id: str) -> None:
