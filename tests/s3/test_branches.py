@@ -50,6 +50,7 @@ def branch_of(parent: Story, location: str, directory: Path) -> Story:
         f"{parent.location}-checkpoint", f"{location}-checkpoint", location=parent.location, new_location=location
     )
     story: Story = object.__new__(Story)
+    story.__dict__ = dict(parent.__dict__)
     story.engine = engine_at(location, directory, parent)
     story.engine.query_id = made.query_id
     story.location, story.parallelism = location, parent.parallelism

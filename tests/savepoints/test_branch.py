@@ -68,6 +68,7 @@ def branch_of(parent: Story, directory: Path, at: int | None = None) -> Story:
     branched.clock = ManualClock(parent.engine.clock.now_s())
     branched.times = dict(parent.engine.times)
     story: Story = object.__new__(Story)
+    story.__dict__ = dict(parent.__dict__)
     story.engine, story.location, story.parallelism = branched, branched.location, parent.parallelism
     story.models = parent.models[: made.next_batch]
     return story
@@ -136,7 +137,7 @@ def test_a_branch_is_made_however_fast_its_parent_forgets(tmp_path: Path, monkey
     """Before each request in turn, the parent makes more checkpoints than it retains; and all it forgets is deleted."""
     story = Story(tmp_path / "story", inline_budget_bytes=0, **OPTIONS)
     story.run_batches(6, random.Random(1))
-    for number in itertools.count(1, 3):
+    for number in itertools.count(1, 5):
         parent = story.copied(tmp_path / f"{number}-parent")
         parent.start(keep_local=False)
 

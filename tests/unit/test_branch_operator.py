@@ -80,13 +80,13 @@ def test_a_branch_begins_with_the_entries_that_its_checkpoint_needs(tmp_path: Pa
     parent = parents_log()
     branch_operator(parent.history(), PARENT, target(tmp_path, max_file_bytes=1))
     [claim, *_] = read(tmp_path)
-    assert claim == Claim(1, "branch", "branching", "uid", b"token 4", 5000)
+    assert claim == Claim(2, "branch", "branching", "uid", b"token 4", 5000)
     found, originals = checkpoints(tmp_path), list(parent.history().between(3, 5))
     assert [entry.batch for entry in found] == [3, 4, 5]
     for entry, original, token in zip(found, originals, (b"token 1", b"token 2", b"token 3"), strict=True):
         assert entry == replace(
             original,
-            epoch=1,
+            epoch=2,
             query_id="branch",
             run_id="branching",
             revision=0,

@@ -95,10 +95,11 @@ class HeldPin:
 
     def _replace(self) -> None:
         """Write the pin anew while it holds, and remove the former one."""
-        former, former_s = self.name, self._made_s
-        self.name, self._made_s = self._write()
+        former = self.name
+        self.name, made_s = self._write()
         self._remove(former)
-        self._require_time_left(former_s)  # it must have stood until the new one did
+        self._require_time_left(self._made_s)  # it must have stood until the new one did
+        self._made_s = made_s
 
     def _write(self) -> tuple[str, float]:
         """Store the pin under a new name; returns it, and a time before the pin's own."""
@@ -129,6 +130,7 @@ class HeldPin:
         """Make the pin anew once half of its time is over; PinExpiredError if all of it is."""
         if self._lasts_s is None:
             return
+        self._require_time_left(self._made_s)
         if self._clock.monotonic_s() - self._made_s > self._lasts_s / 2:
             self._replace()
 
