@@ -222,7 +222,7 @@ def test_a_query_stopped_at_any_request_keeps_what_a_consumer_needs(tmp_path: Pa
     made = Story(tmp_path / "made", **FORGETFUL)
     made.run_batches(5, random.Random(1))
     delivered = 0
-    for number in itertools.count(1, 7):
+    for number in itertools.count(1, 11):
         feeds: list[Feed] = []
         begin = partial(Feed, str(tmp_path / str(number) / "location"), "map", after=None, with_before=True)
         stop = Stop(number, lambda begin=begin, feeds=feeds: feeds.append(begin()))  # type: ignore[misc]
