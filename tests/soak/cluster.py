@@ -46,7 +46,7 @@ class Cluster:
     run : Run or None
         The current run; None if there is none.
     now_s : float
-        The time of all clocks.
+        The time of all clocks, from that of the begin on.
     """
 
     def __init__(self, subject: Subject, counts: Counter[str]) -> None:
@@ -63,6 +63,7 @@ class Cluster:
         self._faults = 0
         self.run: Run | None = None
         self.now_s = 0.0
+        self._began_s = time.monotonic()
 
     # ---- Runs ----
 
@@ -78,9 +79,14 @@ class Cluster:
         if self._driver is None:
             self._driver = Remote(partial(Driver, self._subject))
             self._faults = 0
-        self._port = self._of_driver("start", run, times, harm)
+        self._catch_up()
+        self._port = self._of_driver("start", run, times, self.now_s, harm)
         self.run = run
         self._hosts.clear()
+
+    def _catch_up(self) -> None:
+        """Let no clock fall behind the file system's, which dates objects and pins."""
+        self.now_s = max(self.now_s, time.monotonic() - self._began_s)
 
     def stop(self, harm: Harm) -> bool:
         """End the run in good order, if there is one; return whether the driver survived that."""
@@ -153,6 +159,7 @@ class Cluster:
 
     def begin(self, batch: int, at: BatchTime, harm: Harm) -> None:
         """Tell the driver of a batch that is about to run; raises what :meth:`start` does."""
+        self._catch_up()
         faults = self._of_driver("begin", batch, at, self.now_s, harm)
         self._counts["faults of the store"] += faults - self._faults
         self._faults = faults

@@ -228,8 +228,9 @@ class Driver:
         self._start_s = subject.clock_start_s
         self._server = RpcServer("127.0.0.1", 0, _SECRET, self._query.call)
 
-    def start(self, run: Run, times: dict[int, BatchTime], harm: Harm) -> int:
+    def start(self, run: Run, times: dict[int, BatchTime], now_s: float, harm: Harm) -> int:
         """Start a run, and return the port that its tasks call."""
+        self._advance(now_s)
         self._query.harmed.begin(harm)
         self._query.take_over(run)
         self._query.times = times
@@ -241,8 +242,11 @@ class Driver:
         """A batch is about to begin; return the number of faults so far."""
         self._query.harmed.begin(harm)
         self._query.times[batch] = time
-        self._clock.advance(self._start_s + now_s - self._clock.now_s())
+        self._advance(now_s)
         return self._query.harmed.faults
+
+    def _advance(self, now_s: float) -> None:
+        self._clock.advance(self._start_s + now_s - self._clock.now_s())
 
     def save(self, batch: int, target: str) -> SavedOperator | None:
         """Write a savepoint; None if the checkpoint is not retained any more."""
