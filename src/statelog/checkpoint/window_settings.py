@@ -1,4 +1,4 @@
-"""What is stored of windows: their states and fields by name, and their settings in a checkpoint."""
+"""The stored names of windows: their states and fields, and their settings in a checkpoint."""
 
 from __future__ import annotations
 
