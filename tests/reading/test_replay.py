@@ -22,7 +22,7 @@ from statelog.storage import LocalStore
 from statelog.testing.clock import ManualClock
 from statelog.testing.harness import parts_of
 from tests.model.operator_engine import OperatorEngine
-from tests.reading.replayed import Commands, Restless, Sampled, random_rows
+from tests.reading.replayed import USERS, Commands, Restless, Sampled, random_rows
 
 
 @pytest.mark.parametrize(("table", "seed"), [("runs", 0), ("memory", 1), ("runs", 2)])
@@ -262,6 +262,7 @@ def test_batch_0_has_the_rows_of_the_initial_state() -> None:
     with Sampled(Starting(), initialState=initial, parallelism=8) as query:
         query.run([("ann", "append", 1)])
         query.run([("ann", "append", 2)])
+        assert [sum(batch == number for batch, _ in query.samples()) for number in (0, 1)] == [8, 1]
         assert "100, 1, 2" in query.of(0, "ann")[0].what
         for user, batch in (("ann", 0), ("bob", 0), ("ann", 1)):
             again = statelog.replay(query.location, batch, user, Starting())
@@ -271,6 +272,17 @@ def test_batch_0_has_the_rows_of_the_initial_state() -> None:
         for user in ("dora", "erik", "fred", "gina", "hugo"):
             with pytest.raises(ConfigurationError, match=f"Nothing happened to .*'{user}'"):
                 statelog.replay(query.location, 0, user, Starting())
+
+
+def test_batch_0_of_a_subtask_with_rows_but_none_of_the_initial_state(caplog: pytest.LogCaptureFixture) -> None:
+    initial = ("user string, start long", [("ann", 100)])
+    with Sampled(Starting(), initialState=initial, parallelism=8) as query:
+        query.run([(user, "append", 1) for user in USERS])
+        for user in USERS:
+            again = statelog.replay(query.location, 0, user, Starting())
+            assert again.is_equal
+            assert [Row(**row) for row in again.output.to_pylist()] == query.of(0, user)
+    assert "could not be stored" not in caplog.text
 
 
 def test_samples_tell_that_there_was_no_initial_state() -> None:

@@ -14,7 +14,7 @@ from statelog.checkpoint.grants import Grants
 from statelog.checkpoint.materialization import MaterializationPolicy
 from statelog.checkpoint.protocol import Begun, JobOutcome, TaskId
 from statelog.local.materializer import MaintenanceRequest
-from statelog.log.references import Level
+from statelog.log.references import Base, Level
 from statelog.storage import LocalStore, ObjectInfo
 from statelog.testing.clock import ManualClock
 from tests.model.engine import Engine
@@ -126,6 +126,19 @@ def test_what_lies_in_a_wasteful_file_is_stored_again_before_it_is_due() -> None
     assert first.grant is not None
     assert first.grant.known == OLDER[:1], "the job takes up the rest"
     assert request(1) is None
+
+
+def test_a_subtask_rests_by_what_was_stored_anew_and_not_by_its_whole_state() -> None:
+    run: object = SimpleNamespace(query_id="query", uid="op", parallelism=1)
+    options = dataclasses.replace(NOT_DUE, changelog=False, replay_budget_s=NEVER_S)
+    orders = MaterializationPolicy(run, Wasteful(), options, ManualClock(), 1, "operator 'op'")  # type: ignore[arg-type]
+    [run_of_10_mb] = [replace(one, length=10_000_000) for one in OLDER[0].runs]
+    levels = [replace(OLDER[0], runs=[run_of_10_mb]), replace(OLDER[1], runs=[])]
+    checkpoint: object = SimpleNamespace(revision=0, bases=[Base(0, 1, levels)])
+    ack = SimpleNamespace(ack=SimpleNamespace(total_bytes=100_000_000, has_backlog=False))
+    orders.committed(checkpoint, [ack])  # type: ignore[arg-type,list-item]
+    orders.committed(SimpleNamespace(revision=0, bases=[]), [ack])  # type: ignore[arg-type,list-item]
+    assert orders.schedule.grant(0, 1, 0.0) is True
 
 
 # ---- Whose outcome counts ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,19 +212,34 @@ def test_the_gate_holds_back_a_sample_that_is_kept(tmp_path: Path) -> None:
 def test_large_rows_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with Sampled(parallelism=1, options={"sample_max_bytes": 2000}) as query:
         query.run([("ann", "append", 1)])
+        assert "left out" not in caplog.text
+        texts = [random.Random(number).randbytes(250).hex() for number in range(10)]
         for _ in range(3):
-            query.run([("ann", "x" * 500, number) for number in range(10)])
+            query.run([("ann", text, number) for number, text in enumerate(texts)])
         warnings = [record.message for record in caplog.records if "left out of its sample" in record.message]
         assert len(warnings) == 2, "one for each of the two workers"
         assert "sample_max_bytes=2000" in warnings[0]
         assert statelog.replay(query.location, 0, "ann", Commands()).is_equal
         with pytest.raises(StateMissingError, match=r"left out, because its rows took 5,\d+ bytes.*sample_max_bytes"):
             statelog.replay(query.location, 2, "ann", Commands())
-        rows = pa.table({"user": ["ann"] * 10, "command": ["x" * 500] * 10, "n": range(10)})
+        rows = pa.table({"user": ["ann"] * 10, "command": texts, "n": range(10)})
         assert statelog.replay(query.location, 2, "ann", Commands(), rows=rows).is_equal
         sizes = {info.name: info.size_bytes for info in LocalStore(query.location).list() if "/samples/" in info.name}
         assert len(sizes) == 4
-        assert max(sizes.values()) < 5000
+        assert max(sizes.values()) < 2500
+
+
+@pytest.mark.parametrize("fewer_bytes", [0, 1])
+def test_rows_of_as_many_bytes_as_a_sample_may_have_are_stored(
+    fewer_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Sampled(parallelism=1, options={"sample_max_bytes": 1}) as query:
+        query.run(ROWS)
+    [size_bytes] = {int(size) for size in re.findall(r"its input rows take (\d+) bytes", caplog.text)}
+    caplog.clear()
+    with Sampled(parallelism=1, options={"sample_max_bytes": size_bytes - fewer_bytes}) as query:
+        query.run(ROWS)
+    assert ("left out" in caplog.text) == (fewer_bytes > 0)
 
 
 def test_a_store_that_does_not_take_samples_fails_no_batch(caplog: pytest.LogCaptureFixture) -> None:
@@ -289,13 +305,13 @@ def test_values_of_the_options(values: dict[str, Any], problem: str) -> None:
     Options(sample_batches=8)
 
 
-def make_sample(rows: int, initial: int | None, **header: Any) -> Sample:
+def make_sample(rows: int, initial: int | None, version: int = 1) -> Sample:
     table = pa.table({"user": ["ann"] * rows, "n": list(range(rows))})
     more = None if initial is None else pa.table({"user": ["bob"] * initial})
     operator = SampledOperator(
         **{name: getattr(OPERATOR, name) for name in OPERATOR.__struct_fields__} | {"initial_columns": ["user"]}
     )
-    return Sample(SampleHeader(3, operator, initial is not None, **header), table, more)
+    return Sample(SampleHeader(3, operator, initial is not None, 0, version), table, more)
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
@@ -303,6 +319,18 @@ def make_sample(rows: int, initial: int | None, **header: Any) -> Sample:
 def test_a_sample_is_read_as_it_was_written(codec: str | None, rows: int, initial: int | None) -> None:
     sample = make_sample(rows, initial)
     assert decode_sample(encode_sample(sample, codec), "name") == sample
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_samples_are_compressed(codec: str) -> None:
+    sample = make_sample(10_000, None)
+    assert 4 * len(encode_sample(sample, codec)) < 3 * len(encode_sample(sample, None))
+
+
+@pytest.mark.parametrize("size_bytes", [0, 7])
+def test_a_part_of_a_checksum_is_no_sample(size_bytes: int) -> None:
+    with pytest.raises(CorruptionError, match=f"op/name: the {size_bytes} bytes"):
+        decode_sample(SAMPLE[-size_bytes:] if size_bytes else b"", "op/name")
 
 
 SAMPLE = encode_sample(make_sample(3, 2), "lz4")

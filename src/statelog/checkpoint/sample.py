@@ -57,9 +57,9 @@ class SampleHeader(msgspec.Struct, frozen=True):
 
     batch: int
     operator: SampledOperator
-    has_initial: bool = False
+    has_initial: bool
     """Whether rows of an initial state follow the input rows."""
-    left_out_bytes: int = 0
+    left_out_bytes: int
     """The size of the rows if they are too many for a sample, and therefore left out; otherwise 0."""
     version: int = _VERSION
 
@@ -90,7 +90,6 @@ def sample_names(root: str, checkpoints: Iterable[Checkpoint]) -> set[str]:
     return {
         sample_name(sample_folder(root, checkpoint.epoch, segment.subtask), checkpoint.batch, segment.attempt)
         for checkpoint in checkpoints
-        if checkpoint.key_schema
         for segment in checkpoint.segments
     }
 
@@ -110,7 +109,7 @@ def encode_sample(sample: Sample, codec: str | None) -> bytes:
 def decode_sample(data: bytes, name: str) -> Sample:
     """Read a sample; CorruptionError if it is not as written, ConfigurationError if it is of a later version."""
     body = memoryview(data)[:-_CHECKSUM_BYTES]
-    if len(data) < _CHECKSUM_BYTES or digests.checksum(body) != data[-_CHECKSUM_BYTES:]:
+    if digests.checksum(body) != data[-_CHECKSUM_BYTES:]:
         raise CorruptionError(
             f"{name}: the {len(data)} bytes of the sample are not those that were written.",
             hint="Pass the batch's rows to replay as rows=.",
