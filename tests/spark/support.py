@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -202,14 +203,23 @@ class Job:
         return [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(self.input.iterdir())]
 
     def batches_of_spark(self) -> list[list[Order]]:
-        """The input by batch. After a rewind Spark may read several files in one, so its offsets decide."""
-        files, first, batches = self.batches(), 0, []
-        for name in sorted((self.checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
-            end = json.loads(name.read_text().splitlines()[2])["logOffset"] + 1
-            batches.append([row for rows in files[first:end] for row in rows])
-            first = end
-        assert first == len(files), "Spark has not read all input"
-        return batches
+        """The input by batch, for a query that has read all of it."""
+        ends = self.ends()
+        assert ends[max(ends)] == len(self.batches()), "Spark has not read all input"
+        return self.batches_up_to(ends)
+
+    def ends(self) -> dict[int, int]:
+        """The number of files read up to each batch that Spark's offset log has.
+
+        After a rewind, or after a death between two of its logs, Spark reads several files in one batch.
+        """
+        names = (self.checkpoint / "offsets").glob("[0-9]*")
+        return {int(name.name): json.loads(name.read_text().splitlines()[2])["logOffset"] + 1 for name in names}
+
+    def batches_up_to(self, ends: Mapping[int, int]) -> list[list[Order]]:
+        """The input by batch; `ends` are the numbers of files read up to each batch from 0."""
+        files, bounds = self.batches(), [0, *[ends[batch] for batch in range(len(ends))]]
+        return [[row for rows in files[first:end] for row in rows] for first, end in pairwise(bounds)]
 
     def read(self, session: SparkSession, schema: str = ORDERS) -> DataFrame:
         """The input as a stream, one file per batch."""

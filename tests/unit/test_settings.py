@@ -16,6 +16,7 @@ import statelog
 from statelog import ConfigurationError, CountWindows, ErrorKind, SessionWindows, SlidingWindows, TumblingWindows
 from statelog.checkpoint.history import History
 from statelog.checkpoint.settings import RULES, Verdict, changes, inherit, require_convertible
+from statelog.checkpoint.window_settings import WindowSettings
 from statelog.convert.ddl import parse_ddl
 from statelog.convert.times import TimeMode
 from statelog.log.entry import Checkpoint
@@ -174,6 +175,27 @@ def test_a_conversion_is_told_and_nothing_else(caplog: pytest.LogCaptureFixture)
         assert caplog.text == ""
         inherit({**settings, "size": 8}, [], checkpoint(**settings), "here")
     assert "here: the state was written with size=7, and the operator now has size=8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        {},
+        {"windows": "none", "results": "agg"},
+        {"windows": "counts"},
+        {"windows": "counts", "results": "of a later version"},
+    ],
+)
+def test_operators_without_windows_and_those_of_old_checkpoints_have_no_windows_settings(
+    recorded: dict[str, str],
+) -> None:
+    assert WindowSettings.of(recorded) is None
+
+
+def test_windows_without_event_time_take_no_late_rows() -> None:
+    read = WindowSettings.of({"windows": "counts", "results": "agg"})
+    assert read is not None
+    assert (read.is_event_time, read.lateness_ms, read.closed_ms) == (False, 0, NO_TIME_MS)
 
 
 def test_windows_stay_closed_over_any_number_of_runs() -> None:
