@@ -322,6 +322,18 @@ def test_a_changeset_in_a_foreign_object_is_refused(attempts: Attempts) -> None:
     assert attempts.ack(0, b"", name=f"{begun.upload_prefix}/0-a.run") is JobOutcome.NONE
 
 
+@pytest.mark.parametrize("change", [{"subtask": 1}, {"attempt": 5}])
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_a_changeset_of_another_attempt_is_refused(attempts: Attempts, change: dict[str, int], is_inline: bool) -> None:
+    begun = attempts.begin(0)
+    message = make_ack(
+        attempts.task(0), digests.checksum(b"x"), 1, name="" if is_inline else f"{begun.upload_prefix}/0-a.run"
+    )
+    message.segments[0] = replace(message.segments[0], **change)
+    with pytest.raises(ProtocolError, match="which is not below .* or not of attempt"):
+        attempts.engine.coordinator.ack(message, b"x" if is_inline else b"")
+
+
 def test_without_changelog_a_foreign_level_fails_the_task(engine: Engine) -> None:
     engine.options = _options(engine.options, changelog=False)
     engine.start(1, 0)

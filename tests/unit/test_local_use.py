@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from statelog.checkpoint.attempt import WorkerMemory
+from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.snapshots import LocalSnapshots
 from statelog.local.use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
@@ -255,6 +257,19 @@ def test_maps_of_subtasks_that_a_process_does_not_run_any_more_are_released(tmp_
     assert mapped() is None
     assert released == [first]
     assert isinstance(cache.at(first, 12), LocalRuns)
+
+
+def test_a_worker_forgets_the_tables_of_subtasks_that_have_moved_away(tmp_path: Path) -> None:
+    policy = MergePolicy(slice_rows=7)
+    memory = WorkerMemory(policy)
+    first, second = (tmp_path / "operator" / "2" / str(subtask) for subtask in range(2))
+    local = memory.local.at(first, 0)
+    assert local.policy is policy
+    table = memory.tables.at(local, [], EDGE.before)
+    memory.local.at(second, SPARE_BATCHES)
+    assert memory.tables.at(local, [], EDGE.before) is table
+    memory.local.at(second, 1 + SPARE_BATCHES)
+    assert memory.tables.at(local, [], EDGE.before) is not table
 
 
 def test_snapshots_that_later_attempts_write_are_left_alone(tmp_path: Path) -> None:

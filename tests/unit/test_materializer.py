@@ -233,6 +233,7 @@ def test_a_job_that_failed_is_not_tried_again_under_its_grant(tmp_path: Path) ->
         assert done is not None
         assert (done.levels, done.job) == ([], grant.job)
         assert "injected fault" in done.failure
+        assert stat.S_IMODE(subtask.job.stat().st_mode) == 0o700
     assert subtask.opened == 1
     assert subtask.stored_state(subtask.materialize("2-8")) == {1: "a"}
 
