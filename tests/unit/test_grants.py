@@ -102,8 +102,11 @@ def test_a_job_that_leaves_nothing_is_not_swept_up_after() -> None:
 def test_a_run_that_is_over_has_no_grants() -> None:
     grants = Grants(lambda subtask: f"op/runs/1/{subtask}")
     grants.open(0, "5-9", b"3", OLDER)
+    grants.take(0)
     grants.end_all()
     assert (grants.of(0), grants.has(0), grants.is_open(f"{FOLDER}/4-a-0.run")) == (None, False, False)
+    grants.open(0, "6-9", b"3", OLDER)
+    assert not grants.end_pending(0)
 
 
 # ---- Through the coordinator ----

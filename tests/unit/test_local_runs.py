@@ -272,6 +272,7 @@ def test_a_damaged_run_is_not_kept_open(tmp_path: Path) -> None:
         run.verify()  # what another process has removed already
     write_run(LocalRuns(tmp_path), local_run, good, "of another process")
     local.open(local_run).verify()
+    assert local.open(local_run) is local.open(local_run)
 
 
 def test_truncated_local_run_is_discarded_and_fetched(engine: Engine) -> None:

@@ -196,6 +196,7 @@ def test_windows_without_event_time_take_no_late_rows() -> None:
     read = WindowSettings.of({"windows": "counts", "results": "agg"})
     assert read is not None
     assert (read.is_event_time, read.lateness_ms, read.closed_ms) == (False, 0, NO_TIME_MS)
+    assert (read.aggregates, read.value_details) == ({}, {})
 
 
 def test_windows_stay_closed_over_any_number_of_runs() -> None:

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from statelog import CorruptionError, ErrorKind, StatelogError, StorageError
-from statelog.local.stored_reader import RunMemory, read_ahead, read_run
+from statelog.local.stored_reader import TAIL_BYTES, RunMemory, StoredBytes, read_ahead, read_run, read_threads
 from statelog.log.references import StoredRun
 from statelog.runs import digests
 from statelog.runs.format import MAGIC, Operation, change_schema
 from statelog.runs.key_groups import HashRange
 from statelog.runs.merge import clip_run
 from statelog.runs.reader import Run
+from statelog.runs.schema import StateSchema
 from statelog.runs.writer import StateChanges, encode_run
 from statelog.storage import LocalStore
 from statelog.testing.faults import Call, Fault, FaultPlan, FaultStore
@@ -75,6 +76,7 @@ class Counting(LocalStore):
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
         data = super().read(name, offset=offset, length=length)
         self.read_bytes += len(data)
+        self.requests.append((offset, offset + len(data)))
         return data
 
     def read_into(self, buffer: memoryview, name: str, *, offset: int = 0) -> int:
@@ -229,6 +231,78 @@ def test_a_part_that_is_cut_short_is_an_error(tmp_path: Path) -> None:
     store.put("object", store.read("object")[: -(len(DATA) // 2)])
     with pytest.raises(CorruptionError, match="object"):
         read_run(store, stored, "a run", HashRange(0, LAST // 2))
+
+
+@pytest.mark.parametrize("state", [VALUE, MAP])
+@pytest.mark.parametrize("within", [None, HashRange(LAST // 3, LAST // 2)])
+def test_one_state_of_a_run(tmp_path: Path, state: StateSchema, within: HashRange | None) -> None:
+    store = Counting(tmp_path)
+    stored = put(store, DATA)
+    found = read_run(store, stored, "a run", within, states=[state.name])
+    part = within or HashRange(0, LAST)
+    whole = rows(clip_run(Run(pa.py_buffer(DATA), "whole"), part))
+    assert rows(clip_run(found, part)) == {state.name: whole[state.name]}
+    assert store.read_bytes < 0.7 * len(DATA) / (1 if within is None else 3)
+
+
+def test_a_directory_is_read_by_one_thread_and_an_object_store_by_several(tmp_path: Path) -> None:
+    class ObjectStore(LocalStore):
+        can_append = False
+
+    assert read_threads(LocalStore(tmp_path)) == 1
+    assert read_threads(ObjectStore(tmp_path)) > 1
+
+
+# ---- Parts of a run as they are needed ----
+
+
+def test_of_a_large_run_its_end_is_read_first_and_then_only_the_slices_before(tmp_path: Path) -> None:
+    store = Counting(tmp_path)
+    size = len(DATA)
+    data = StoredBytes(store, put(store, DATA), "a run", size - 1)
+    tail_at = size - TAIL_BYTES
+    assert store.requests == [(100 + tail_at, 100 + size)]
+    assert data.size == size
+    for offset, length in ((tail_at, 10), (tail_at, TAIL_BYTES), (size - 5, 5), (size, 0)):
+        assert data.slice(offset, length) == DATA[offset : offset + length]
+    assert data.slice(tail_at + 1) == DATA[tail_at + 1 :]
+    assert len(store.requests) == 1
+    for offset, length in ((0, 10), (tail_at - 1, 1), (tail_at - 1, 2), (20, size - 20)):
+        assert data.slice(offset, length) == DATA[offset : offset + length]
+        assert store.requests[-1] == (100 + offset, 100 + offset + length)
+    assert data.slice() == DATA
+    assert data.slice(tail_at - 1) == DATA[tail_at - 1 :]
+    assert len(store.requests) == 7
+
+
+def test_a_small_run_is_read_and_checked_at_once(tmp_path: Path) -> None:
+    store = Counting(tmp_path)
+    size = len(DATA)
+    stored = put(store, DATA)
+    data = StoredBytes(store, stored, "a run", size)
+    assert store.requests == [(100, 100 + size)]
+    assert [data.slice(), data.slice(0, 3), data.slice(9), data.slice(9, 5)] == [DATA, DATA[:3], DATA[9:], DATA[9:14]]
+    assert len(store.requests) == 1
+    put(store, DATA[:200] + b"!" + DATA[201:])
+    with pytest.raises(CorruptionError, match="object: a run at offset 100"):
+        StoredBytes(store, stored, "a run", size)
+    StoredBytes(store, stored, "a run", size - 1)
+
+
+def test_a_slice_that_is_cut_short_or_gone_is_an_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    stored = put(store, DATA)
+    data = StoredBytes(store, stored, "a run", TAIL_BYTES)
+    store.put("object", bytes(100) + DATA[:1000])
+    assert data.slice(990, 10) == DATA[990:1000]
+    with pytest.raises(CorruptionError, match="object: a run at offset 100, .* is damaged or cut short"):
+        data.slice(990, 11)
+    with pytest.raises(CorruptionError, match="object: a run at offset 100"):
+        StoredBytes(store, stored, "a run", TAIL_BYTES)
+    store.delete(["object"])
+    with pytest.raises(CorruptionError, match="It holds a run at offset 100") as caught:
+        data.slice(0, 3)
+    assert caught.value.kind is ErrorKind.OBJECT_MISSING
 
 
 def test_reading_ahead_keeps_the_order_and_its_bounds() -> None:
