@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from statelog.checkpoint.redistribution import SnapshotView, redistribute, restored_views
@@ -172,6 +172,8 @@ def elements_of(start: SnapshotView, case: Case) -> list[Element]:
 
 
 @given(cases())
+@example(Case([LIST], [[1]], 3))
+@example(Case([LIST], [[1], [0]], 3))
 def test_starts_name_the_snapshots_that_hold_the_elements(case: Case) -> None:
     declared = {f"s{i}" for i in range(len(case.modes))}
     starts = restored_views(checkpoint(case), declared, case.parallelism)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -107,6 +108,24 @@ def test_a_longer_log_in_place_of_another_one_is_read_from_its_start(tmp_path: P
     shutil.rmtree(tmp_path / "query")
     Story(tmp_path / "query").run_batches(3, random.Random(2))
     assert log.read() == log_of(store, "across", remembers=False).read() != before
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+def test_an_older_copy_in_place_of_a_file_is_read_from_its_start(entries: int, tmp_path: Path) -> None:
+    """It begins with the same entry, and is shorter or as long."""
+    for place, token in (("here", "here"), ("copy", "copy")):
+        log = NumberedLog(LocalStore(tmp_path / place), PREFIX, ManualClock(), appends=True)
+        log.claim(make_claim("a"))
+        for batch in range(entries if place == "copy" else 2):
+            log.append(*make_checkpoint("a", 1, batch, token))
+    store = LocalStore(tmp_path / "here")
+    log = NumberedLog(store, PREFIX, ManualClock(), appends=True, remembers=True)
+    assert tokens(log)[1:] == [b"a 1 0 here", b"a 1 1 here"]
+    [info] = store.list(PREFIX)
+    path = tmp_path / "here" / info.name
+    path.write_bytes((tmp_path / "copy" / info.name).read_bytes())
+    os.utime(path, ns=(0, 0))
+    assert tokens(log)[1:] == [b"a 1 0 copy", b"a 1 1 copy"][:entries]
 
 
 def test_an_entry_that_was_read_before_a_fence_cut_it_off_does_not_count(tmp_path: Path) -> None:

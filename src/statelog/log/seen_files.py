@@ -30,9 +30,12 @@ class SeenFiles:
         """The frames of a file that need not be read again, from its first one on; `info` is from a list of now."""
         seen = self._files.get(number)
         if seen is None or seen.info != info:
-            head = self._store.read(info.name, length=FRAME_HEADER_BYTES) if self._store.can_append else b""
-            has_grown = seen is not None and head == seen.head and seen.info.size_bytes < info.size_bytes
-            kept = seen.frames if seen is not None and has_grown and self._store.can_append else ()
+            head = b""
+            kept: Sequence[Frame] = ()
+            if self._store.can_append:
+                head = self._store.read(info.name, length=FRAME_HEADER_BYTES)
+                if seen is not None and head == seen.head and seen.info.size_bytes < info.size_bytes:
+                    kept = seen.frames
             seen = self._files[number] = _Seen(info, head, kept)
         return list(seen.frames)
 
