@@ -366,8 +366,10 @@ def test_a_maker_is_told_when_all_of_the_time_is_over(log: ShortLog) -> None:
     log.clock.advance(100)
     held.keep()
     log.clock.advance(101)
+    log.store.requests.clear()
     with pytest.raises(PinExpiredError, match=r"the pin of checkpoint 5 lasted 100 s, .* for 101 s"):
         held.keep()
+    assert log.store.requests == [], "another pin would keep objects for nothing"
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
