@@ -1,8 +1,8 @@
 """Collects tests once, and runs some of them for every mutant, each time in a fork of this process.
 
 A mutant differs from the code in one function: the fork gives that function the mutant's code object, and so nothing is
-imported or collected again. One JSON object per line comes in: the tests, seconds for each, and either the source of a
-mutant or a file for the coverage. One goes out: "passed", "failed", "hung", or "elsewhere" if the mutation is in no
+imported or collected again. One JSON object per line comes in: a file for the coverage of all tests; or the source of a
+mutant, and the tests with seconds for each. One goes out: "passed", "failed", "hung", or "elsewhere" if the mutation is in no
 function.
 """
 
@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import pytest
 
 _MEMORY_BYTES = 4 << 30
+_COVERAGE_S = 600.0
 _STATUS = {0: "passed", 1: "failed", 2: "elsewhere"}
 _Place = tuple[str, int]
 
@@ -88,13 +89,14 @@ class _Loop:
 
     def _run(self, session: pytest.Session, request: dict[str, Any]) -> int:
         recorder = _Recorder(self._file) if "coverage" in request else None
-        items = [self._items[name] for name in request.get("tests") or self._items]
+        limits = dict.fromkeys(self._items, _COVERAGE_S) if recorder else request["seconds"]
+        items = [self._items[name] for name in limits]
         for item, following in zip(items, [*items[1:], None], strict=True):
             if recorder is not None:
                 recorder.begin(item.nodeid)
             # Of the processor, whatever else the machine does; and in all, for a test that waits for ever.
-            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
-            signal.setitimer(signal.ITIMER_REAL, 60 + 10 * request["seconds"])
+            signal.setitimer(signal.ITIMER_PROF, limits[item.nodeid])
+            signal.setitimer(signal.ITIMER_REAL, 30 + 4 * limits[item.nodeid])
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.testsfailed:
                 return 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import cosmic_ray.plugins
 from cosmic_ray.commands import init
@@ -24,6 +25,7 @@ from tests.mutation.operators import Provider
 
 _PROVIDER = "statelog"
 _HANGING_S = 5.0
+"""A test hangs if it needs so much longer than four times its time without a mutation."""
 
 
 class Server:
@@ -48,9 +50,16 @@ class Server:
         if self._answers.readline() != "passed\n":
             raise SystemExit(f"The tests of {file} cannot be collected:\n{self.output()}")
 
-    def run(self, seconds: float, tests: list[str], **more: str) -> str:
-        """Run tests, all if none is named, with so many seconds for each; how that ended."""
-        self._requests.write(json.dumps({"tests": tests, "seconds": seconds, **more}) + "\n")
+    def cover(self, coverage: Path) -> str:
+        """Run all tests, and write their times and lines to a file; how that ended."""
+        return self._ask({"coverage": str(coverage)})
+
+    def run(self, mutant: str, seconds: dict[str, float]) -> str:
+        """Run tests with a mutant, with so many seconds for each; how that ended."""
+        return self._ask({"mutant": mutant, "seconds": seconds})
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        self._requests.write(json.dumps(request) + "\n")
         self._requests.flush()
         return self._answers.readline().strip()
 
@@ -180,7 +189,7 @@ class Session:
             yield item.job_id, spec, mutated
 
     def _cover(self, server: Server) -> Coverage:
-        if not self._coverage_file.exists() and server.run(600.0, [], coverage=str(self._coverage_file)) != "passed":
+        if not self._coverage_file.exists() and server.cover(self._coverage_file) != "passed":
             raise SystemExit(f"The tests of {self._path} fail without a mutation:\n{server.output()}")
         recorded = json.loads(self._coverage_file.read_text())
         return Coverage(recorded["seconds"], {int(line): tests for line, tests in recorded["lines"].items()})
@@ -195,7 +204,8 @@ class Session:
         tests = coverage.of(*lines, budget_s)
         self._file.write_text(mutated)  # for tests that start processes
         try:
-            ended = server.run(_limit_s(coverage, tests), tests, mutant=mutated) if tests else "elsewhere"
+            seconds = {test: _HANGING_S + 4 * coverage.seconds[test] for test in tests}
+            ended = server.run(mutated, seconds) if tests else "elsewhere"
             if ended == "elsewhere" and (tests or not is_in_function(self._source, lines[0])):
                 ended = self._try_anew(coverage.all(budget_s))
         finally:
@@ -226,11 +236,6 @@ class Session:
             " ".join(" ".join(added).split()),
             spec.start_pos[0],
         )
-
-
-def _limit_s(coverage: Coverage, tests: list[str]) -> float:
-    """After so many seconds one of some tests hangs."""
-    return _HANGING_S + 4 * max(coverage.seconds[test] for test in tests)
 
 
 def _equal(one: list[str], other: list[str]) -> int:
