@@ -2,8 +2,8 @@
 
 A mutant differs from the code in one function: the fork gives that function the mutant's code object, and so nothing is
 imported or collected again. One JSON object per line comes in: a file for the coverage of all tests; or the source of a
-mutant, and the tests with seconds for each. One goes out: "passed", "failed", "hung", or "elsewhere" if the mutation is in no
-function.
+mutant, and the tests with seconds for each. One word goes out: passed, failed, hung, or elsewhere if the mutation is in
+no function.
 """
 
 from __future__ import annotations

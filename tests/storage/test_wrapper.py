@@ -57,6 +57,18 @@ class Named(StoreWrapper):
         return effect()
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_arguments_that_are_left_out(wrapper: str, tmp_path: Path) -> None:
+    store = WRAPPERS[wrapper](LocalStore(tmp_path))
+    store.put("x", b"data")
+    assert store.read("x") == b"data"
+    buffer = bytearray(4)
+    assert store.read_into(memoryview(buffer), "x") == 4
+    assert buffer == b"data"
+    store.delete([])
+    assert [info.name for info in store.list()] == ["x"]
+
+
 def test_the_list_of_calls_is_the_contract() -> None:
     assert CALLS.keys() | PROPERTIES == CONTRACT
 
