@@ -58,7 +58,7 @@ class SparkLife:
             is_last = leg == legs
             if leg and self._random.random() < 0.4:
                 self._go_on_from_savepoint()
-            self._add_input(3 if is_last else self._random.randint(10, 30))
+            self._add_input(3 if is_last else self._random.randint(10, 18))  # Spark keeps 100 batches of its log
             driver = self._start()
             try:
                 self._finish(driver, was_killed=not is_last and self._kill_some(driver))
@@ -133,7 +133,7 @@ class SparkLife:
 
     def _compare(self) -> None:
         """Every batch that has a result has the right one."""
-        self._ends.update(self._job.ends())  # Spark deletes old ones
+        self._ends.update(self._job.ends())  # a restored query has only the last ones
         expected = ledger_model(self._job.batches_up_to(self._ends))
         for batch, answer in self._job.results().items():
             if expected[batch] != answer:
