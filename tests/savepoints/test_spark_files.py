@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statelog import ConfigurationError, ErrorKind
+from statelog.savepoints.spark_checkpoint import SparkCheckpoint
 from statelog.savepoints.spark_files import DirectoryFiles, SparkFiles, StoreFiles
+from statelog.spark import internals
 from statelog.storage import LocalStore
+from statelog.streams import checkpoint_location
 from statelog.streams.checkpoint_location import open_checkpoint, state_location
 from statelog.testing.faults import FaultStore
 from tests.savepoints.spark_files_contract import TEXT, SparkFilesContract
@@ -76,3 +80,63 @@ def test_another_file_system_needs_a_session(location: str) -> None:
         open_checkpoint(location, None)
     assert refused.value.kind is ErrorKind.UNSUPPORTED_FEATURE
     assert location.partition(":")[0] in refused.value.hint
+
+
+class KnownFiles(StoreFiles):
+    """Stands in for the files that a session's Hadoop reaches."""
+
+    def __init__(self, session: object, location: str) -> None:
+        self.location = f"known:{location}"
+
+
+@pytest.mark.parametrize(
+    ("location", "scheme", "is_hadoops"),
+    [
+        ("viewfs://home/query", "viewfs", True),
+        ("/query", "viewfs", True),  # Hadoop's default file system
+        ("s3://bucket/query", "s3", True),
+        ("s3://bucket/query", "", False),  # Spark does not know it
+        ("/query", "file", False),
+        ("/query", "", False),
+        ("file:///query", "viewfs", False),
+    ],
+)
+def test_spark_says_of_what_file_system_a_checkpoint_location_is(
+    location: str, scheme: str, is_hadoops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internals, "file_system_scheme", lambda session, place: scheme)
+    monkeypatch.setattr(checkpoint_location, "HadoopFiles", KnownFiles)
+    opened = open_checkpoint(location, object())  # type: ignore[arg-type]
+    assert isinstance(opened.files, KnownFiles) == is_hadoops
+    expected = location.removeprefix("file://")
+    assert opened.location == (f"known:{location}" if is_hadoops else expected)
+
+
+@pytest.mark.parametrize(
+    ("session", "reason"), [(None, "no Spark session is active"), (object(), "the session's Hadoop does not know it")]
+)
+def test_a_place_that_neither_reaches_is_refused(session: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internals, "file_system_scheme", lambda session, place: "")
+    with pytest.raises(ConfigurationError, match=f"viewfs://home/query is of the scheme viewfs, and {reason}"):
+        open_checkpoint("viewfs://home/query", session)
+
+
+@pytest.mark.parametrize(
+    ("home", "location", "expected"),
+    [
+        ("/query", None, "/query/statelog"),
+        ("s3://bucket/query/", "/elsewhere", "s3://bucket/query/statelog"),
+        ("viewfs://home/query", "/elsewhere", "/elsewhere"),
+    ],
+)
+def test_state_is_below_the_checkpoint_location_where_a_store_can_be(
+    home: str, location: str | None, expected: str, tmp_path: Path
+) -> None:
+    checkpoint = SparkCheckpoint(StoreFiles(LocalStore(tmp_path)), home)
+    assert state_location(checkpoint, location) == expected
+
+
+def test_without_a_place_for_the_state_one_is_asked_for(tmp_path: Path) -> None:
+    checkpoint = SparkCheckpoint(StoreFiles(LocalStore(tmp_path)), "viewfs://home/query")
+    with pytest.raises(ConfigurationError, match="keeps no state in a place of the scheme viewfs.* Pass location="):
+        state_location(checkpoint, None)
