@@ -147,7 +147,7 @@ class KeyedTask:
             # they are deleted only before it.
             done = materialized or Materialized([], "")
             outcome = self._ack(subtask, changeset, done, maintenance, restoring, started_s)
-            if self.sampled is not None and view.begun.sample_folder:
+            if self.sampled is not None:
                 store_sample(self.attempt, view.begun, self.sampled, read.rows, initial)
             if last_output is not None:
                 yield last_output
