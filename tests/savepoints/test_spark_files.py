@@ -60,6 +60,17 @@ def test_a_move_in_a_store_loses_nothing_and_leaves_no_checksum_alone(when: When
     assert moves >= 6
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_that_was_replaced_never_has_the_checksum_of_the_one_before(number: int, tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "3").write_bytes(b"before")
+    (tmp_path / "offsets" / ".3.crc").write_bytes(b"crc")
+    with pytest.raises(Killed):
+        StoreFiles(FaultStore(LocalStore(tmp_path), KillAt(number, "after"))).write("offsets/3", TEXT)
+    assert (tmp_path / "offsets" / "3").read_bytes() == (b"before" if number == 1 else TEXT)
+    assert not (tmp_path / "offsets" / ".3.crc").exists()
+
+
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_a_directory_is_one_however_it_is_written(tmp_path: Path, scheme: str) -> None:
     checkpoint = open_checkpoint(f"{scheme}{tmp_path}/", None)

@@ -24,3 +24,11 @@ def test_the_same_changes_lead_to_the_same_state() -> None:
     first, second = (digests.extend(digests.genesis("q", "op", 0, 2), -1, [b"a"]) for _ in range(2))
     assert first == second
     assert digests.checksum(b"data") == digests.checksum(memoryview(b"data")) != digests.checksum(b"date")
+
+
+def test_a_checksum_may_be_of_parts() -> None:
+    parts = digests.Checksum()
+    assert parts.value == digests.checksum(b"")
+    for part in (b"d", b"", b"ata"):
+        parts.add(part)
+    assert parts.value == digests.checksum(b"data")

@@ -181,6 +181,11 @@ def test_whatever_is_read_is_what_the_object_holds(tmp_path: Path) -> None:
                 assert buffer == wanted
                 is_shared = name == "object" and offset >= 2 and offset + length <= 5
                 assert store.reads.total() == (0 if is_shared else 2)
+    assert [readable.read(name, offset=3) for name in ("object", "other")] == [b"def", b"jkl"]
+    assert readable.read("object") == b"abcdef"
+    buffer = bytearray(3)
+    assert readable.read_into(memoryview(buffer), "object") == 3
+    assert buffer == b"abc"
     buffer = bytearray(b"untouched")
     assert readable.read_into(memoryview(buffer), "other", offset=4) == 2
     assert buffer == b"kltouched"
