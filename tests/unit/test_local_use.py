@@ -17,7 +17,14 @@ from statelog.checkpoint.attempt import WorkerMemory
 from statelog.local.policy import MergePolicy
 from statelog.local.runs import LocalRun, LocalRuns
 from statelog.local.snapshots import LocalSnapshots
-from statelog.local.use import SPARE_BATCHES, LocalCache, in_use, is_turn_to_remove, remove_unused
+from statelog.local.use import (
+    SPARE_BATCHES,
+    LocalCache,
+    in_use,
+    is_turn_to_remove,
+    remove_other_parallelisms,
+    remove_unused,
+)
 from statelog.runs.digests import checksum
 from statelog.runs.writer import encode_run
 from tests.contract.table_contract import write_run
@@ -49,6 +56,21 @@ def test_what_has_not_run_here_for_some_batches_is_removed(tmp_path: Path) -> No
     assert names(tmp_path / "2") == ["file"], "it may come back"
     remove_unused(tmp_path / "0", 12, spare_batches=3)
     assert names(tmp_path) == ["0", "0.used", "2", "2.used", "shared"]
+
+
+def test_the_directories_of_another_parallelism_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task may remove them at the same time."""
+    own = tmp_path / "operator" / "2"
+    for folder in (own.with_name("1"), own, own.with_name("3")):
+        folder.mkdir(parents=True)
+        for subtask in ("0", "1"):
+            use(folder / subtask, 7)
+    remove_other_parallelisms(own / "1")
+    assert names(tmp_path / "operator") == ["2"]
+    assert names(own) == ["0", "0.used", "1", "1.used"]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "gone", own]))
+    remove_other_parallelisms(own / "1")
+    assert names(tmp_path / "operator") == ["2"]
 
 
 def test_each_subtask_has_its_turn_to_remove() -> None:
