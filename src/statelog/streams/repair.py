@@ -137,9 +137,10 @@ class StoppedFiles:
 
     def is_of_batch(self, log: OperatorLog, batch: int) -> bool:
         """Whether an operator retains the checkpoint that belongs to Spark's batch."""
-        checkpoint = log.history.at(batch)
-        if checkpoint is None or not log.history.has_batch(batch):
+        if not log.history.has_batch(batch):
             return False
+        checkpoint = log.history.at(batch)
+        assert checkpoint is not None
         return batch not in self.offsets or self.spark.time_ms(batch) == checkpoint.batch_time_ms
 
     def rewind_to(self, batch: int, *, dry_run: bool) -> Rewound:
@@ -174,7 +175,7 @@ class StoppedFiles:
                 hint="Pass the batch of a checkpoint that list_checkpoints shows as retained.",
             )
         for log in self.target.operators:
-            if log.history.at(batch) is not None and log.history.has_batch(batch) and not self.is_of_batch(log, batch):
+            if log.history.has_batch(batch) and not self.is_of_batch(log, batch):
                 raise StateMissingError(
                     f"{log.name}: its checkpoint {batch} is not of the batch {batch} that Spark has committed, which"
                     " was repeated since.",
