@@ -111,6 +111,15 @@ def test_checkpoints_of_which_spark_has_no_record_are_in_nobodys_way(query: Stor
     assert done.next_batch == (8 if done.damages else 9)
 
 
+def test_a_query_does_not_fall_back_to_a_checkpoint_that_it_has_given_up(query: Story, tmp_path: Path) -> None:
+    for path in Path(query.location).rglob("*.run"):
+        path.unlink()
+    if not statelog.verify(query.location).damages:
+        pytest.skip("all is in the log")
+    with pytest.raises(StateMissingError, match="no retained checkpoint is without damage"):
+        statelog.fall_back(tmp_path, location=query.location)
+
+
 def test_without_damage_nothing_is_done(query: Story, tmp_path: Path) -> None:
     done = statelog.fall_back(tmp_path, location=query.location)
     assert (done.next_batch, done.taken_back, done.damages, done.copies) == (BATCHES - 1, [], (), [])
